@@ -106,11 +106,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def chosen_peers() -> list[SideSpec]:
-    """Returns the peers that the flags name.
-
-    Raises:
-        UserError: If one is unknown, or none can have an effect.
-    """
+    """Returns the peers that the flags name."""
     names = flags.FLAGS.peers
     if flags.FLAGS.workload == _SCALE:
         if flags.FLAGS["peers"].present:
@@ -126,11 +122,7 @@ def chosen_peers() -> list[SideSpec]:
 
 
 def chosen_page() -> Optional[Page]:
-    """Returns the page that the flags name, if they do.
-
-    Raises:
-        UserError: If it has no section to replace.
-    """
+    """Returns the page that the flags name, if they do."""
     if not flags.FLAGS.page:
         return None
     page = Page(Path(flags.FLAGS.page))
@@ -139,11 +131,7 @@ def chosen_page() -> Optional[Page]:
 
 
 def output_folder() -> Path:
-    """Returns the folder for the results.
-
-    Raises:
-        UserError: If it holds something already.
-    """
+    """Returns the folder for the results."""
     if flags.FLAGS.output_dir is None:
         return claimed_folder(_RUNS, "benchmark")
     path = Path(flags.FLAGS.output_dir)

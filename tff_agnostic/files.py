@@ -44,10 +44,6 @@ def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
     Args:
         path: The file.
         owner_only: Whether nobody but its owner may ever read it, under its temporary name either.
-
-    Raises:
-        UserError: If it cannot be written, e.g. on a full disk, or is a folder; nothing is left
-            behind.
     """
     with write_errors(path):
         if path.is_dir():
@@ -71,11 +67,7 @@ def _for_owner(path: str, flags: int) -> int:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to a file of its owner; file and name are on disk when this returns.
-
-    Raises:
-        UserError: If that is not possible; a part of the line may be there.
-    """
+    """Appends a line to a file of its owner; file and name are on disk when this returns."""
     with write_errors(path):
         with open(path, "ab", opener=_for_owner) as file:
             file.write(f"{line}\n".encode())
@@ -128,12 +120,7 @@ def finite_or_none(value: float) -> Optional[float]:
 
 
 def named_path(where: str, text: str) -> Path:
-    """Returns the path that a user names at `where`, such as "--output_dir".
-
-    Raises:
-        UserError: If it is empty, as where a variable of the shell is: it would be the current
-            folder; or if no file can be called so, or JSON cannot hold the name.
-    """
+    """Returns the path that a user names at `where`, such as "--output_dir"."""
     if not text:
         raise UserError(f"{where}: expected a path, found an empty one")
     if "\0" in text:
@@ -153,9 +140,6 @@ def open_file(path: Path, what: str) -> IO[bytes]:
     Args:
         path: The file.
         what: What it has to be, for messages, such as "a JSON file".
-
-    Raises:
-        UserError: If it is something else, or cannot be read.
     """
     try:
         file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
@@ -181,9 +165,6 @@ def read_file(path: Path, what: str, most: int = _MOST_TEXT) -> bytes:
         path: The file.
         what: What it has to be.
         most: How many bytes it may have.
-
-    Raises:
-        UserError: If it has more, or as `open_file` does.
     """
     try:
         with open_file(path, what) as file:
@@ -196,11 +177,7 @@ def read_file(path: Path, what: str, most: int = _MOST_TEXT) -> bytes:
 
 
 def read_text(path: Path, what: str) -> str:
-    """Returns the text of a file in UTF-8; see `read_file`.
-
-    Raises:
-        UserError: If it is not in UTF-8, or as `read_file` does.
-    """
+    """Returns the text of a file in UTF-8; see `read_file`."""
     try:
         return read_file(path, what).decode()
     except UnicodeDecodeError as e:
@@ -209,12 +186,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the content of a JSON file that holds an object.
-
-    Raises:
-        UserError: If it is missing, unreadable or not JSON, or holds something else, a name twice
-            in one object, or a number that no float64 holds.
-    """
+    """Returns the content of a JSON file that holds an object."""
     text = read_text(path, "a JSON file")
     try:
         found = json.loads(
@@ -267,11 +239,7 @@ def csv_field_limit(characters: int) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder and its parents.
-
-    Raises:
-        UserError: If that is not possible.
-    """
+    """Creates a folder and its parents."""
     with write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
 
@@ -287,9 +255,6 @@ def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterat
 
     Yields:
         Whether this process has it now. On a file system without locks every process has.
-
-    Raises:
-        UserError: If there is no such folder, or it cannot be read.
     """
     with write_errors(path):
         descriptor = os.open(path, os.O_RDONLY)
@@ -321,11 +286,7 @@ def _locked(descriptor: int, wait: bool, deadline: float) -> bool:
 
 @contextlib.contextmanager
 def folder_to_write_in(path: Path) -> Iterator[None]:
-    """Creates a folder and its parents; those that are empty when the block ends are gone again.
-
-    Raises:
-        UserError: If that is not possible.
-    """
+    """Creates a folder and its parents; those that are empty when the block ends are gone again."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
     try:
@@ -370,11 +331,7 @@ def digest_of(facts: Any, arrays: Iterable[Any] = ()) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Returns the `digest` of a file's content, which may be larger than memory.
-
-    Raises:
-        UserError: If it cannot be read.
-    """
+    """Returns the `digest` of a file's content, which may be larger than memory."""
     found = hashlib.sha256()
     try:
         with open_file(path, "a file") as file:

@@ -18,11 +18,7 @@ from tff_agnostic.later import tf
 
 
 def check_free(folder: Path, flag: str) -> None:
-    """Checks that a folder is new or empty.
-
-    Raises:
-        UserError: If it is not; the message names `flag`.
-    """
+    """Checks that a folder is new or empty."""
     with write_errors(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{flag}: expected a new or empty folder, found {folder}")
@@ -30,11 +26,7 @@ def check_free(folder: Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(folder: Path, flag: str) -> Iterator[Path]:
-    """Yields a folder that takes the place of `folder` when the block ends without exception.
-
-    Raises:
-        UserError: If `folder` is not free, or cannot be written; nothing is left behind.
-    """
+    """Yields a folder that takes the place of `folder` when the block ends without exception."""
     check_free(folder, flag)
     parent = folder.absolute().parent
     partial = temporary_path(folder.absolute())
@@ -83,9 +75,6 @@ def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) 
         parent: Where folders without a name of their own are collected.
         name: Name of this kind of folder.
         resume: Whether to go on in the newest folder of that name, if there is one.
-
-    Raises:
-        UserError: If `parent` cannot be read, or the folder cannot be made.
     """
     known = _newest_used(parent, name) if resume and given is None else given
     if known is not None:
@@ -104,11 +93,7 @@ def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) 
 
 
 def claimed_folder(parent: Path, name: str) -> Path:
-    """Makes and returns the folder after the last one of a name: nobody else gets the same.
-
-    Raises:
-        UserError: If that is not possible.
-    """
+    """Makes and returns the folder after the last one of a name: nobody else gets the same."""
     for number in itertools.count(max(_numbered(parent, name), default=0) + 1):
         path = parent / f"{name}-{number:03d}"
         make_folder(parent)

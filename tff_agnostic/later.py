@@ -17,11 +17,7 @@ _TFF = "tensorflow_federated"
 
 
 def require_tff() -> Any:
-    """Returns TensorFlow Federated.
-
-    Raises:
-        UserError: If it is not installed.
-    """
+    """Returns TensorFlow Federated."""
     try:
         return importlib.import_module(_TFF)
     except ModuleNotFoundError as e:

@@ -24,21 +24,13 @@ class Registry(Mapping[str, T], Generic[T]):
         self._entries = dict(entries)
 
     def __getitem__(self, name: str) -> T:
-        """Returns the entry called `name`.
-
-        Raises:
-            UserError: If there is none; the message names the nearest valid names first.
-        """
+        """Returns the entry called `name`."""
         if name not in self._entries:
             raise UserError(f"unknown {self._kind} {name!r}: {self._suggestion(str(name))}")
         return self._entries[name]
 
     def given(self, where: str, name: str) -> T:
-        """Returns the entry called `name`, which a user gave at `where`, such as "--task".
-
-        Raises:
-            UserError: If there is none; the message says where the name was given.
-        """
+        """Returns the entry called `name`, which a user gave at `where`, such as "--task"."""
         try:
             return self[name]
         except UserError as e:

@@ -72,7 +72,6 @@ def setting(
     """Declares a field.
 
     Args:
-        default: The default.
         help_: The flag's help text, or what returns it.
         flag: The flag's name, if it is not the field's.
         is_path: Whether it names a file, which is the same file however it is named.
@@ -111,7 +110,6 @@ def kind_of(settings: type, field: dataclasses.Field) -> type:
 
     Args:
         settings: The dataclass; its annotations may be texts.
-        field: One of its fields.
     """
     kind = type_of(settings, field)
     return typing.get_origin(kind) or kind
@@ -137,10 +135,6 @@ def check_values(settings: Any, name_of: Callable[[dataclasses.Field], str] = fl
     Args:
         settings: The dataclass.
         name_of: Returns the name of a field's flag.
-
-    Raises:
-        UserError: Naming the flag, if a value is out of range, or is no number of the computations:
-            they are in int32 and float32.
     """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -170,9 +164,6 @@ def check_effective(settings: Any, given: Iterable[str]) -> None:
     Args:
         settings: A dataclass whose fields may have an `only_with`.
         given: Names of the fields that the user gave.
-
-    Raises:
-        UserError: Naming the first such flag and what it needs.
     """
     fields = {field.name: field for field in dataclasses.fields(settings)}
     for name in given:
@@ -307,11 +298,7 @@ class Option:
         return "" if default in (None, "", ()) else flag_text(default)
 
     def parsed(self, value: Any) -> Any:
-        """Returns a value of the option's type from a flag's value or from text.
-
-        Raises:
-            UserError: If the text is not of that type.
-        """
+        """Returns a value of the option's type from a flag's value or from text."""
         if self.kind is Path:
             return named_path(f"--{self.flag}", value)
         try:
@@ -328,11 +315,7 @@ class Option:
             ) from None
 
     def check_type(self, value: Any) -> None:
-        """Checks that a value, read from a file, is of the option's type.
-
-        Raises:
-            UserError: If it is not; None is right where it is the default.
-        """
+        """Checks that a value, read from a file, is of the option's type."""
         if value is None and self.field.default is None:
             return
         is_tuple = isinstance(value, tuple)
@@ -346,11 +329,7 @@ class Option:
             raise UserError(f"--{self.flag}: expected {self._expected()}, found {value!r:.100}")
 
     def checked(self, value: Any) -> Any:
-        """Returns a value of Python in the option's own type: a list may stand for a tuple.
-
-        Raises:
-            UserError: If it is of another type.
-        """
+        """Returns a value of Python in the option's own type: a list may stand for a tuple."""
         also = self.field.metadata.get("also")
         if also is not None and isinstance(value, also):
             return value
@@ -405,9 +384,6 @@ class OptionTable(Registry[Option]):
             kind: What an option is, for messages.
             parts: Part, name and dataclass of whoever has options; without a name everybody has
                 them.
-
-        Raises:
-            UserError: If options of one name have different types.
         """
         options: dict[str, Option] = {}
         for part, name, dataclass in parts:
@@ -434,9 +410,6 @@ class OptionTable(Registry[Option]):
             names: Which ones; all if None.
             without: Which of them not.
             default_text: Returns the default of an option for its help text.
-
-        Raises:
-            UserError: If a flag is there already, as one of absl's own is.
         """
         for flag, option in self.items():
             if (names is not None and flag not in names) or flag in without:
@@ -449,11 +422,7 @@ class OptionTable(Registry[Option]):
             option.define(default_text(option))
 
     def from_flags(self) -> dict[str, Any]:
-        """Returns what was given on the command line, by flag.
-
-        Raises:
-            UserError: If a value is not of its type.
-        """
+        """Returns what was given on the command line, by flag."""
         known = flags.FLAGS
         return {
             flag: option.parsed(known[flag].value)
@@ -462,11 +431,7 @@ class OptionTable(Registry[Option]):
         }
 
     def from_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what a caller in Python gives, by flag; None is as if it were not given.
-
-        Raises:
-            UserError: If a value is not of its type.
-        """
+        """Returns what a caller in Python gives, by flag; None is as if it were not given."""
         return {
             flag: self[flag].checked(value)
             for flag, value in arguments.items()
@@ -480,9 +445,6 @@ def make(kind: type, values: Mapping[str, Any]) -> Any:
     Args:
         kind: The dataclass.
         values: Values by flag; others than its own are left alone.
-
-    Raises:
-        UserError: If one is out of range.
     """
     fields = {flag_of(field): field.name for field in dataclasses.fields(kind)}
     return kind(**{name: values[flag] for flag, name in fields.items() if flag in values})

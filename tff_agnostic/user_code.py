@@ -47,9 +47,6 @@ class UserFile:
 
     Attributes:
         path: The file.
-
-    Raises:
-        UserError: If there is no such file, it is not Python, or it fails.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,12 +80,8 @@ class UserFile:
         """Returns a value that the file defines outside of functions and classes.
 
         Args:
-            name: Its name.
             what: What it has to be, for the message.
             is_right: Returns whether a value is that.
-
-        Raises:
-            UserError: If the value is something else, or there is none; says what there is.
         """
         if name not in vars(self._module):
             names = list(self._defined())
@@ -102,11 +95,7 @@ class UserFile:
         return value
 
     def function(self, name: str, argument: str) -> Callable[[Any], Any]:
-        """Returns a function of one argument that the file defines.
-
-        Raises:
-            UserError: If it does not; says which functions there are.
-        """
+        """Returns a function of one argument that the file defines."""
         found = vars(self._module).get(name)
         if not callable(found):
             functions = [key for key, v in self._defined().items() if inspect.isfunction(v)]
@@ -132,10 +121,6 @@ class UserFile:
             what: Names what runs, for the message.
             made_by: The function that made what runs; where none of the user's lines were running,
                 the message names the line where it begins.
-
-        Raises:
-            UserError: If anything is raised: the user's own lines, if there are any, and the
-                exception; of a `UserError` the message alone. It begins with the file's name.
         """
         with self._imports.by_name(), _said_if_long(f"{self.path}: {what}"):
             try:

@@ -22,11 +22,7 @@ class Page:
     path: Path
 
     def check(self) -> None:
-        """Finds out whether there is a section to replace.
-
-        Raises:
-            UserError: If the file cannot be read, or does not have both lines, in order.
-        """
+        """Finds out whether there is a section to replace."""
         self._parts()
 
     def replace_section(self, text: str) -> None:
@@ -34,9 +30,6 @@ class Page:
 
         Args:
             text: Blocks of Markdown.
-
-        Raises:
-            UserError: If there is no section, or the file cannot be written.
         """
         before, after = self._parts()
         write_text(self.path, f"{before}\n{text.rstrip()}\n\n{after}")

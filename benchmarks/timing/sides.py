@@ -81,11 +81,7 @@ OURS = "AgnosticFedAvg"
 
 
 def own_sides(runtime: str) -> list[SideSpec]:
-    """Returns this package's sides; the first is the one that others are compared with.
-
-    Raises:
-        UserError: If there is no such runtime.
-    """
+    """Returns this package's sides; the first is the one that others are compared with."""
     _ = RUNTIMES[runtime]
     return [
         SideSpec(title=OURS, algorithm="agnostic_fed_avg", runtime=runtime),

@@ -47,13 +47,9 @@ def from_tff(
     Args:
         factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted one, that returns
             a mean, as `tff.learning.robust_aggregator()` does.
-        others: The secure sums.
         mean_weight: What an unweighted factory takes for a client's weight: it is given the
             client's update times its weight over this one.
         only_secure: Refuse rounds in which anything but a secure sum leaves clients.
-
-    Raises:
-        UserError: If it is no such factory.
     """
     aggregation: Aggregation = _bridge().factory_sum(factory, others, mean_weight, only_secure)
     return aggregation
@@ -71,9 +67,6 @@ def named(name: str, options: ClientLimits, own: Settings, expected_clients: flo
         own: Settings of the run's aggregation. If that is secure, its sums are those beside it, and
             rounds are refused in which anything but a secure sum leaves clients.
         expected_clients: The number of clients that a round is expected to have.
-
-    Raises:
-        UserError: If there are too few clients for the noise.
     """
     only_secure = isinstance(own, SecureSumOptions)
     limits = {f.name: getattr(options, f.name) for f in dataclasses.fields(ClientLimits)}

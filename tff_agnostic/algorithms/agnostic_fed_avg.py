@@ -120,9 +120,6 @@ def agnostic_fed_avg(
         name: Name of the algorithm; variations have their own.
         lambda_losses: (the round's sums) -> the losses that lambda ascends, float32 [p]; the
             domains' mean losses in the paper.
-
-    Raises:
-        UserError: If initial domain weights or counts do not fit the number of domains.
     """
     model, optimizer = problem.model, options.build_server_optimizer()
     holdout = options.holdout(problem.seed)
@@ -197,12 +194,7 @@ def agnostic_fed_avg(
 def initial_counts(
     options: AgnosticFedAvgOptions, problem: core.Problem, holdout: core.Holdout
 ) -> np.ndarray:
-    """Returns N_0, float32 [p].
-
-    Raises:
-        UserError: If there are more or fewer initial counts than domains, a count is not positive,
-            or the window is too large to be part of every checkpoint.
-    """
+    """Returns N_0, float32 [p]."""
     p, given = problem.num_domains, options.initial_domain_counts
     most_rounds = _MAX_WINDOW_BYTES // (np.dtype(np.float32).itemsize * p)
     if options.window > most_rounds:
@@ -283,9 +275,6 @@ def build_agnostic_fed_avg(
         options: Settings of the algorithm.
         aggregation: How client outputs are summed.
         seed: Of local shuffling and dropout.
-
-    Raises:
-        UserError: If the settings do not fit `num_domains`.
     """
     problem = core.Problem.of_numbered_domains(model, num_domains, seed)
     algorithm = core.with_rate_columns(agnostic_fed_avg(problem, options), options)

@@ -254,8 +254,6 @@ def tail_work(
 
     Args:
         broadcast: What the server broadcasts.
-        clients: The clients.
-        model: The model.
         num_domains: p.
         options: How clients train.
         thresholds: Of each level.

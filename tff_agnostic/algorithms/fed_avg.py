@@ -184,11 +184,7 @@ class TargetOnlyOptions(FedAvgOptions):
 
 
 def fed_avg_target_only(problem: core.Problem, options: TargetOnlyOptions) -> core.Algorithm:
-    """Returns FedAvg on the examples of one domain.
-
-    Raises:
-        UserError: If there is no target domain, or the problem has none of its name.
-    """
+    """Returns FedAvg on the examples of one domain."""
     names = problem.domain_names
     if options.target_domain is None:
         raise UserError(
@@ -281,7 +277,6 @@ def sub_client_work(
 
     Args:
         broadcast: What the server broadcasts.
-        clients: The clients.
         train: Client work of FedAvg.
         cohort_share: theta.
     """

@@ -82,11 +82,7 @@ class FedBoostState(NamedTuple):
 
 
 def fed_boost(problem: core.Problem, options: BoostOptions) -> core.Algorithm:
-    """Returns FedBoost; its models are the ensembles of the last alpha, and of the mean.
-
-    Raises:
-        UserError: If the model is no ensemble, or the settings do not fit it.
-    """
+    """Returns FedBoost; its models are the ensembles of the last alpha, and of the mean."""
     model, p = ensemble_of(problem.model, "fed_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
 
@@ -166,11 +162,7 @@ class AflBoostState(NamedTuple):
 
 
 def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm:
-    """Returns AFLBoost; its models are the ensembles of the last alpha, and of the mean.
-
-    Raises:
-        UserError: If the model is no ensemble, or the settings do not fit it or the domains.
-    """
+    """Returns AFLBoost; its models are the ensembles of the last alpha, and of the mean."""
     if options.domain_weight_update == "cvar":
         raise UserError(
             "--domain_weight_update: AFLBoost steps along estimates of the losses, and cvar has no "

@@ -126,11 +126,7 @@ def client_work(
 
 
 def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core.Algorithm:
-    """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last one.
-
-    Raises:
-        UserError: If the initial domain weights or the set of lambda do not fit the domains.
-    """
+    """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last one."""
     model, p = problem.model, problem.num_domains
     optimizer = options.build_server_optimizer()
     steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)

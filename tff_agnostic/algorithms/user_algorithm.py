@@ -39,11 +39,7 @@ def is_user_file(name: str) -> bool:
 
 
 def algorithm_named(name: str) -> core.AlgorithmSpec:
-    """Returns a registered algorithm by its name, or a user's by the path of its file.
-
-    Raises:
-        UserError: If there is none, or the file does not define one.
-    """
+    """Returns a registered algorithm by its name, or a user's by the path of its file."""
     return load_user_algorithm(Path(name)) if is_user_file(name) else ALGORITHMS[name]
 
 
@@ -56,10 +52,6 @@ def load_user_algorithm(path: Path) -> core.AlgorithmSpec:
     """Returns the algorithm that a Python file defines.
 
     A file that has not changed is executed once, so that its settings are of one class.
-
-    Raises:
-        UserError: If the file is missing, is not Python, fails, or does not define an algorithm
-            whose settings can be flags.
     """
     return _of(path).spec
 
@@ -81,11 +73,7 @@ def algorithm_fingerprint(name: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def making_options_of(name: str) -> Iterator[None]:
-    """While an algorithm's options are made: errors of a user's own checks are told with its lines.
-
-    Raises:
-        UserError: If they are not `UserError` themselves, which say enough.
-    """
+    """While an algorithm's options are made: errors of a user's own checks have its lines."""
     if not is_user_file(name):
         yield
         return
@@ -204,9 +192,6 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
         algorithm: What the user's `build` returned.
         problem: What it was built for.
         file: The user's file.
-
-    Raises:
-        UserError: If it is no algorithm.
     """
     if not isinstance(algorithm, core.Algorithm):
         raise UserError(f"build: expected an Algorithm, found {type(algorithm).__name__}")
@@ -278,11 +263,7 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
 
 
 def trace_round(algorithm: core.Algorithm) -> None:
-    """Traces a round with a single client, for the errors that its functions raise.
-
-    Raises:
-        UserError: As the functions of `checked_algorithm` do.
-    """
+    """Traces a round with a single client, for the errors that its functions raise."""
 
     def round_(examples: Any) -> Any:
         state = algorithm.initialize()

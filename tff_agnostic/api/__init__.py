@@ -69,8 +69,6 @@ def train(
         **settings: The flags.
 
     Raises:
-        UserError: If an argument is unknown, out of range or without effect, or the data, the model
-            or the folder is not as it has to be.
         Interrupted: If Ctrl-C, or a notebook's stop button, ended it; the run was saved.
     """
     from tff_agnostic.run.train import TRAIN
@@ -128,7 +126,6 @@ def compare(
     Every flag of `./run train` is an argument, for all rows alike; see `train`.
 
     Args:
-        task: Name of the task.
         algorithms: What to compare: names, or Python files of yours.
         arms: Instead of `algorithms`: the settings of each row, `algorithm` among them, by what it
             is called: `{"mild": {"algorithm": "q_ffl", "q": 0.1}, ...}`.
@@ -141,7 +138,6 @@ def compare(
         **settings: The flags.
 
     Raises:
-        UserError: As `train` does.
         Interrupted: As `train` does.
     """
     from tff_agnostic.studies.compare import COMPARE
@@ -173,10 +169,6 @@ def import_data(show_progress: bool = True, **options: Any) -> ImportReport:
 
     Returns:
         What was read, and what became of it; `text()` is the report that the command prints.
-
-    Raises:
-        UserError: If an option is unknown, out of range or without effect, or the input is not as
-            it has to be; there is no store then.
     """
     from tff_agnostic.run.import_data import IMPORT_DATA
 
@@ -212,10 +204,6 @@ def save_model(
 
     Returns:
         The files, each with what was measured.
-
-    Raises:
-        UserError: If the checkpoint cannot be read, a format is unknown or cannot hold the model,
-            or the folder is not free.
     """
     from tff_agnostic.run.save_model import SAVE_MODEL
 

@@ -59,11 +59,7 @@ def by_domain(task: Task, runtime: Runtime, aggregation: Aggregation) -> GroupCo
 
 
 def by_client(task: Task, runtime: Runtime, aggregation: Aggregation) -> GroupCounts:
-    """Returns the counts of each client.
-
-    Raises:
-        UserError: If sums are to be secure: there is nothing to sum.
-    """
+    """Returns the counts of each client."""
     del runtime
     if aggregation.min_clients > 0:
         raise UserError(
@@ -85,11 +81,7 @@ GROUPINGS: Registry[Count] = Registry(
 
 
 def outcomes_of(task: Task) -> int:
-    """Returns the number of outcomes of a task of distributions.
-
-    Raises:
-        UserError: If it is none.
-    """
+    """Returns the number of outcomes of a task of distributions."""
     if task.model.loss is not unigram_loss:
         raise UserError(
             "--task: expected one of distributions, such as unigram: of other tasks, base "
@@ -113,9 +105,6 @@ def unigram_predictors(
         aggregation: How they are summed.
         group_by: Member of `GROUPINGS`.
         smoothing: See `smoothed_scores`.
-
-    Raises:
-        UserError: If the task is another one, or no group is large enough.
     """
     found = GROUPINGS[group_by](task, runtime, aggregation)
     if not found.counts:

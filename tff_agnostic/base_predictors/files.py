@@ -88,9 +88,6 @@ def check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[str
         path: Of the predictor.
         fingerprint: What it depends on; see `Task.fingerprint`.
         expected: That of a task.
-
-    Raises:
-        UserError: If something that both know differs.
     """
     for name, value in expected.items():
         if name != DATA and name in fingerprint and fingerprint[name] != value:
@@ -118,11 +115,7 @@ def rows_of(spec: Any) -> Any:
 
 
 def check_outputs(path: Path, found: Any, model: Model) -> None:
-    """Checks that a predictor's outputs for `rows_of` are those of the task's model.
-
-    Raises:
-        UserError: If their shape is another one.
-    """
+    """Checks that a predictor's outputs for `rows_of` are those of the task's model."""
     x = rows_of(model.example_spec["x"])
     expected = model.predict(_tensors(model.initial_weights), x, False, tf.zeros([2], tf.int32))
     if not tf.is_tensor(found) or found.shape != expected.shape or not found.dtype.is_floating:
@@ -155,11 +148,7 @@ class PredictorFile:
 
 
 def write_predictors(path: Path, predictors: PredictorFile) -> None:
-    """Writes a file atomically.
-
-    Raises:
-        UserError: If it cannot be written.
-    """
+    """Writes a file atomically."""
     header = {
         "kind": _KIND,
         "format": _FORMAT,
@@ -185,11 +174,7 @@ def is_predictor_file(arrays: Mapping[str, np.ndarray]) -> bool:
 
 
 def read_predictors(path: Path) -> PredictorFile:
-    """Reads a file.
-
-    Raises:
-        UserError: If it is missing, damaged or of another kind.
-    """
+    """Reads a file."""
     arrays = read_npz(path, "a file of base predictors")
     if not is_predictor_file(arrays):
         raise UserError(f"{path}: expected a file of base predictors, found other arrays")
@@ -233,12 +218,7 @@ def keras_predictor(
 
     Args:
         path: A .keras or .h5 file.
-        mixing: The task.
         known: Architectures of earlier files by their text: equal ones are one.
-
-    Raises:
-        UserError: If it cannot be loaded, is no function of the task's features, has other outputs
-            than the task's model, or no probabilities where that has some.
     """
     model = mixing.task.model
     if not form_of(model).are_models:
@@ -332,11 +312,6 @@ class RunPredictors:
         Args:
             path: What was named, for messages.
             folder: The folder of the run.
-            checkpoint: The checkpoint.
-
-        Raises:
-            UserError: If the run's model is not one of the task's inputs and outputs, or of another
-                vocabulary, or itself an ensemble.
         """
         fingerprint = _content(folder / "fingerprint.json")
         own = self._mixing.task
@@ -422,9 +397,6 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
     Args:
         mixing: The task, whose inputs and outputs each predictor has.
         options: Settings of any algorithm; those that mix nothing leave the task as it is.
-
-    Raises:
-        UserError: If predictors are missing, damaged, or do not fit the task.
     """
     task = mixing.task
     if not isinstance(options, EnsembleOptions) or options.base_predictors is None:

@@ -45,11 +45,7 @@ RETURNED: Registry[str] = Registry(
 
 
 def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
-    """Returns the model of a problem as an ensemble.
-
-    Raises:
-        UserError: If it is none.
-    """
+    """Returns the model of a problem as an ensemble."""
     if not isinstance(model, EnsembleModel):
         raise UserError(
             f"--base_predictors: --algorithm={algorithm} learns how to mix trained predictors: "
@@ -180,11 +176,7 @@ class BoostOptions(EnsembleOptions):
             )
 
     def estimator(self, model: EnsembleModel) -> str:
-        """Returns the gradient's estimator, of those that the ensemble's loss has.
-
-        Raises:
-            UserError: If it is not one of the loss.
-        """
+        """Returns the gradient's estimator, of those that the ensemble's loss has."""
         name = self.gradient_estimator or _BEST_ESTIMATOR[model.mixture_loss]
         wanted = GRADIENT_ESTIMATORS[name].loss
         if wanted not in (None, model.mixture_loss):
@@ -195,11 +187,7 @@ class BoostOptions(EnsembleOptions):
         return name
 
     def checked_budget(self, model: EnsembleModel) -> int:
-        """Returns C.
-
-        Raises:
-            UserError: If it is larger than the number of predictors.
-        """
+        """Returns C."""
         q = model.num_predictors
         if self.budget is not None and self.budget > q:
             raise UserError(
@@ -343,11 +331,7 @@ class AlphaSteps:
 
 
 def alpha_steps(model: EnsembleModel, options: BoostOptions, seed: int) -> AlphaSteps:
-    """Returns what moves alpha.
-
-    Raises:
-        UserError: If the settings do not fit the ensemble.
-    """
+    """Returns what moves alpha."""
     return AlphaSteps(model, options, options.checked_budget(model), seed)
 
 
@@ -458,8 +442,6 @@ def client_work(
 
     Args:
         broadcast: What the server sends.
-        clients: The clients.
-        model: The ensemble.
         num_domains: p.
         estimator: Member of `GRADIENT_ESTIMATORS`.
         room: How many predictors a message has: what is traced for one number serves no other.

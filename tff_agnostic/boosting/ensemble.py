@@ -114,11 +114,6 @@ def ensemble(
         loss: Member of `MIXTURE_LOSSES`; the log loss of distributions, and the squared loss of
             real numbers, if None.
         architectures: That of each predictor; None if all are of `model`.
-
-    Raises:
-        UserError: If a mixture of the model's predictions means nothing, is no distribution where
-            the loss is of one, or a predictor has a probability of 0, of which the log loss is
-            infinite.
     """
     form = form_of(model)
     if architectures is None:
@@ -250,11 +245,7 @@ _FORMS = (
 
 
 def form_of(model: Model) -> OutputKind:
-    """Returns the form of a model's predictions.
-
-    Raises:
-        UserError: If a mixture of them means nothing.
-    """
+    """Returns the form of a model's predictions."""
     for form in _FORMS:
         if form.is_of(model.loss):
             return form
@@ -270,10 +261,6 @@ def form_of(model: Model) -> OutputKind:
 
 
 def architecture_of(model: Model) -> Architecture:
-    """Returns the architecture of predictors that are trained models of a task.
-
-    Raises:
-        UserError: As `form_of` does.
-    """
+    """Returns the architecture of predictors that are trained models of a task."""
     form_of(model)
     return Architecture(model, from_scores=bool(takes_scores(model.loss)))

@@ -110,7 +110,6 @@ def training_output(
         trained: w^k.
         beta: beta^k.
         sums: Losses, counts and metric sums of each domain.
-        clients: The clients.
     """
 
     def weighted_delta(trained: list[tf.Tensor], beta: tf.Tensor) -> list[tf.Tensor]:
@@ -151,7 +150,6 @@ def zero_if_not_finite(output: Any, weight: tf.Tensor, clients: Clients) -> Any:
     Args:
         output: A named tuple with a field `clients`, `UNCOUNTED`, which gets the `ClientCounts`.
         weight: Weight of each client; where it is positive, the client contributes.
-        clients: The clients.
     """
     is_finite = clients.map(all_finite, [v for v in tf.nest.flatten(output) if v.dtype.is_floating])
     is_empty = tf.equal(clients.num_examples, 0)
@@ -199,7 +197,6 @@ def training_bounds(
     """Returns the function of a client's limits that bounds every value of a `TrainingOutput`.
 
     Args:
-        model: The model.
         max_weight: Bound of a client's weight, where the limits state none; its largest number of
             examples if None.
         expected_weight: What the weights of a round are expected to add up to, if that is known.

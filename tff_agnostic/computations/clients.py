@@ -249,7 +249,6 @@ def client_seeds(round_seed: tf.Tensor, clients: Clients) -> tf.Tensor:
 
     Args:
         round_seed: (seed of the run, number of the round), int32 [2].
-        clients: The clients.
     """
     num_examples = tf.reshape(clients.num_examples, [-1])
     seed = tf.fill(tf.shape(num_examples), fold_in(round_seed[0], round_seed[1]))

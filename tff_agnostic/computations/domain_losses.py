@@ -130,7 +130,6 @@ def domain_sums(
     Domain ids are in [0, p): others fail in TensorFlow, and datasets refuse them beforehand.
 
     Args:
-        model: The model.
         num_domains: p.
         weights: w, the same for every client.
         clients: Whose examples are measured.
@@ -341,7 +340,6 @@ def measure_domains(
     """CLIENT lines 2 to 6 of Algorithm 1, on the examples that are kept out, or on all.
 
     Args:
-        model: The model.
         num_domains: p.
         weights: w, the same for every client.
         clients: The clients before their training.

@@ -149,7 +149,6 @@ def evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> Ev
     """Returns what one client contributes, from its sums over each domain; or zeros.
 
     Args:
-        model: The model.
         sums: Of the client, values [p].
         is_empty: Whether it has no examples, boolean scalar.
     """
@@ -297,9 +296,6 @@ def choose_models(
     """Client work: measures r models, and chooses one; nothing in it is random but the split.
 
     Args:
-        family: The weights of each model.
-        clients: The clients.
-        model: The model.
         num_domains: p.
         holdout: Which examples a client chooses by: those that are kept out.
     """
@@ -380,7 +376,6 @@ def measurement_of_choice(
     """Returns the evaluation of a family, a tuple of weights; its sums are a `ChoiceOutput`.
 
     Args:
-        model: The model.
         num_domains: p.
         num_models: r.
         holdout: Which of its examples a client chooses by: those that are kept out.

@@ -92,7 +92,6 @@ def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
     it is interpolated linearly. (Hyndman and Fan 1996, definition 7.)
 
     Args:
-        grid: The grid.
         counts: Clients in each bin, int [num_bins].
         q: In [0, 1].
 
@@ -123,7 +122,6 @@ def superquantile(
     clients' own values up to the grid: no order statistic is further off than a single value.
 
     Args:
-        grid: The grid.
         counts: Clients in each bin, int [num_bins].
         share: In (0, 1]; with 1 it is the mean, and below 1 / n the worst client's value.
         worst_is_largest: Whether large values are bad, or small ones.

@@ -115,7 +115,6 @@ def local_sgd(
     """CLIENT lines 7 to 12: E epochs of SGD from `weights`.
 
     Args:
-        model: The model.
         options: How to train.
         weights: w, where training starts, the same for every client.
         clients: The clients with the examples that they train on.
@@ -250,7 +249,6 @@ def gradient_pass(
     The model is in training mode: dropout is active in both, from the clients' seeds.
 
     Args:
-        model: The model.
         num_domains: p.
         weights: w, the same for every client.
         clients: The clients with the examples that they train on.

@@ -119,11 +119,7 @@ class RoundStep:
 
 
 def client_result(step: CommunicationStep, result: Any) -> ClientResult:
-    """Returns what client work returned as a `ClientResult`, which it may leave out without state.
-
-    Raises:
-        UserError: If clients of the step keep a state, and it is missing.
-    """
+    """Returns what clients returned as a `ClientResult`, which work without state leaves out."""
     if isinstance(result, ClientResult) is not step.keeps_client_state:
         expected = "a ClientResult" if step.keeps_client_state else "no ClientResult"
         raise UserError(
@@ -159,7 +155,6 @@ class Round:
     further step, and `finish`; see `play`.
 
     Args:
-        algorithm: The algorithm.
         aggregation: How every step is summed.
 
     Attributes:
@@ -286,7 +281,6 @@ def play(
 
     Args:
         functions: What the server does.
-        steps: The steps of the round.
         state: Before the round.
         sum_of_step: (number of the step, message, what clients remember) -> the sum over the
             cohort, and what clients remember after it.
@@ -321,7 +315,6 @@ def play_on_specs(round_: Round, sum_of_step: Callable[[int, Message, Any], Clie
     """Plays a round on specs of tensors, up to its last sum.
 
     Args:
-        round_: The round.
         sum_of_step: See `play`; of specs.
     """
     start, next_step = (
@@ -332,12 +325,7 @@ def play_on_specs(round_: Round, sum_of_step: Callable[[int, Message, Any], Clie
 
 
 def check_bounds(step: str, output: Any, bounds: Any) -> None:
-    """Checks that every value that a client sends has a bound.
-
-    Raises:
-        UserError: If it is no named tuple of float32 and int64 tensors, or the bounds are
-            not in its structure.
-    """
+    """Checks that every value that a client sends has a bound."""
     fields = getattr(output, "_fields", None)
     if fields is None:
         raise UserError(
@@ -377,11 +365,7 @@ def _check_field(where: str, values: Any, bounds: Any, field: str) -> None:
 
 
 def check_state(before: Any, after: Any) -> None:
-    """Checks that a round leaves a state of the structure, shapes and dtypes that it found.
-
-    Raises:
-        UserError: Otherwise; names the first difference.
-    """
+    """Checks that a round leaves a state of the structure, shapes and dtypes that it found."""
     try:
         tf.nest.assert_same_structure(before, after, check_types=False)
     except (TypeError, ValueError):

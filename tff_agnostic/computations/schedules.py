@@ -133,11 +133,7 @@ def rate_of(options: Any, whose: str) -> Rate:
 
 
 def check_schedule(options: Any, whose: str) -> None:
-    """Checks the fields of a schedule against one another.
-
-    Raises:
-        UserError: Naming the flag.
-    """
+    """Checks the fields of a schedule against one another."""
     rate, flag = rate_of(options, whose), f"--{whose}_schedule"
     if rate.is_constant or not isinstance(rate.schedule, str):
         return
@@ -184,7 +180,6 @@ def with_rate_columns(algorithm: Algorithm, options: Any) -> Algorithm:
     """Returns the algorithm, which reports each of its rates that has a schedule.
 
     Args:
-        algorithm: An algorithm.
         options: What it was built with.
     """
     columns = [_column(whose, rate) for whose, rate in _falling(options)]
@@ -201,10 +196,6 @@ def tabulated(values: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     Args:
         values: Settings by flag.
         rounds: T of the run.
-
-    Raises:
-        UserError: If a rate is given beside a function that has it, is not a positive number, or
-            changes too often.
     """
     found = dict(values)
     for whose in _RATES:

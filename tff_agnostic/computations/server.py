@@ -49,7 +49,6 @@ def average_and_apply(
     has a positive weight leaves weights and optimizer as they are.
 
     Args:
-        optimizer: The server optimizer.
         state: A named tuple with w_{t-1} as `weights`, and the `optimizer_state`.
         weighted_delta: Sum of beta^k (w - w^k) over the cohort.
         beta: Sum of beta^k.
@@ -99,11 +98,9 @@ def training_columns(
     0, so that all is finite: see the number of examples.
 
     Args:
-        model: The model.
         is_held_out: Whether losses and metrics are of examples that are kept out of training.
         domain_weights: What the algorithm reports of the weights of domains.
         finalizer: What it reports of its server step, beside the norm of the update.
-        norm: That norm.
         output: The sum over the cohort that has `domain_sums` and `clients`.
         while_training: Whether losses and metrics are those of the first epoch, each example's
             before its batch's step; otherwise they are those of w_{t-1}, before the training.

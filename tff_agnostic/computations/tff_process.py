@@ -165,7 +165,6 @@ class _PlacedStates:
     """The states of placed aggregations in the state of a learning process; mostly there are none.
 
     Args:
-        round_: The round.
         placed: Its steps.
         state_type: Type of the state without them.
 

@@ -107,11 +107,7 @@ def security_report(computation: tff.Computation) -> SecurityReport:
 
 
 def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
-    """Returns the report of a computation that sends secure sums only.
-
-    Raises:
-        UserError: If anything else reaches the server; the message names it.
-    """
+    """Returns the report of a computation that sends secure sums only."""
     report = security_report(computation)
     if not report.is_secure:
         names = _names_in_plain_aggregations(computation)
@@ -121,11 +117,7 @@ def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
 
 
 def require_no_plain_sums(computation: tff.Computation) -> None:
-    """Checks the source of a computation that TFF's forms cannot hold: one of several steps.
-
-    Raises:
-        UserError: If values of clients reach the server in anything but a secure sum.
-    """
+    """Checks the source of a computation that TFF's forms cannot hold: one of several steps."""
     found: list[str] = []
 
     def visit(block: Any) -> tuple[Any, bool]:
@@ -215,14 +207,7 @@ def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
 
 
 def require_secrets_stay(round_: Round) -> None:
-    """Checks every message of a round, without TFF.
-
-    Args:
-        round_: The round.
-
-    Raises:
-        UserError: If a message is made of a secret.
-    """
+    """Checks every message of a round, without TFF."""
     state_spec = specs_of(_traced(round_.initialize).structured_outputs)
     function: Callable[..., Any] = round_.start
     arguments: tuple[Any, ...] = (state_spec,)
@@ -420,9 +405,6 @@ def check_guarantees(
 
     Returns:
         What reaches the server, or None if nothing is declared.
-
-    Raises:
-        UserError: If a guarantee does not hold in a step, or has no check.
     """
     reports = {}
     of_single_steps = aggregation.guarantees - ROUND_CHECKS.keys()

@@ -28,9 +28,6 @@ def from_tff(source: Any, domain_of: Optional[DomainOf] = None) -> ClientDataset
             clients are called "0", "1" and so on, with as many zeros before as sort them. Elements
             are single examples: (x, y), or a mapping of "x", "y" and "domain_id".
         domain_of: Gives the domain where examples do not have it as "domain_id".
-
-    Raises:
-        UserError: If it is something else, or examples have no domain.
     """
     clients: ClientDataset = _bridge().clients_from_tff(source, domain_of)
     return clients
@@ -45,9 +42,6 @@ def cohort(
         source: As for `from_tff`.
         client_ids: Which of them; all if None.
         domain_of: As for `from_tff`.
-
-    Raises:
-        UserError: As `from_tff` does, or if there is no client of an id.
     """
     clients = from_tff(source, domain_of)
     strangers = sorted({*(client_ids or ())} - {*clients.client_ids})
@@ -70,9 +64,6 @@ def to_store(
         splits: For "train", "heldout" and "test" the clients, as `from_tff` takes them.
         domain_of: As for `from_tff`; it may return a name.
         feature_name: What the store calls x.
-
-    Raises:
-        UserError: As `from_tff` does, or if the file cannot be written.
     """
     _bridge().store_from_tff(path, splits, domain_of, feature_name)
 
@@ -80,11 +71,7 @@ def to_store(
 def to_same_store(
     path: Path, splits: Mapping[str, Any], domain_of: Optional[DomainOf] = None
 ) -> None:
-    """Does what `to_store` does; a file that is there already may hold just these clients.
-
-    Raises:
-        UserError: As `to_store` does, or if there is another file.
-    """
+    """Does what `to_store` does; a file that is there already may hold just these clients."""
     if not path.exists():
         to_store(path, splits, domain_of)
         return
@@ -105,9 +92,6 @@ def to_tff(store: Store, split: str = "train") -> Any:
     """Returns a split of a store as a `tff.simulation.datasets.ClientData`.
 
     Elements are the features that the store has, "domain" among them.
-
-    Raises:
-        UserError: If the split has no clients.
     """
     return _bridge().client_data_of(store, split)
 
@@ -119,7 +103,6 @@ def source(clients: ClientDataset, process: Any, seed: int = 0) -> Any:
     the seed and of how many were drawn before, so that a resumed program goes on with the next one.
 
     Args:
-        clients: The clients.
         process: The learning process, whose type of clients they have.
         seed: Of the draws.
     """

@@ -445,10 +445,6 @@ def lambda_ascent(
         domain_names: Of the p domains.
         expected_counts: Examples of each domain in a round, whose shares are the training mixture;
             uniform if None.
-
-    Raises:
-        UserError: If lambda_0 does not fit the domains, is no point of the simplex or not in the
-            set, or if the set is empty.
     """
     p = len(domain_names)
     counts = np.ones([p]) if expected_counts is None else np.asarray(expected_counts, np.float64)
@@ -476,11 +472,7 @@ def lambda_ascent(
 def per_domain(
     flag: str, values: Optional[Sequence[float]], length: int, default: float
 ) -> np.ndarray:
-    """Returns values of a flag as a float64 vector with an entry per domain.
-
-    Raises:
-        UserError: Naming the flag, if there are more or fewer.
-    """
+    """Returns values of a flag as a float64 vector with an entry per domain."""
     if values is None:
         return np.full([length], default)
     vector = np.asarray(values, np.float64)

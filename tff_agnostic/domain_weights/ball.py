@@ -55,11 +55,7 @@ class Ball:
         return self._on_surface(point, _entropic)
 
     def start(self, initial: np.ndarray) -> np.ndarray:
-        """Returns lambda_0.
-
-        Raises:
-            UserError: If lambda_0 is outside of the ball.
-        """
+        """Returns lambda_0."""
         distance = _chi2_of_arrays(initial, np.array(self.center))
         if distance > self.radius + _TOLERANCE:
             raise UserError(

@@ -69,9 +69,6 @@ class LambdaSet(Protocol):
 
         Args:
             initial: lambda_0 as the settings have it, float64 [p].
-
-        Raises:
-            UserError: If lambda_0 is not in the set.
         """
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
@@ -225,11 +222,7 @@ class Box:
         return tf.cast(tf.clip_by_value(scale * y, lower, upper), point.dtype)
 
     def start(self, initial: np.ndarray) -> np.ndarray:
-        """Returns lambda_0.
-
-        Raises:
-            UserError: If lambda_0 is outside of the box.
-        """
+        """Returns lambda_0."""
         lower, upper = np.array(self.lower), np.array(self.upper)
         if np.any(initial < lower - _TOLERANCE) or np.any(initial > upper + _TOLERANCE):
             raise UserError(
@@ -303,10 +296,6 @@ def read_mixtures(
 
     Returns:
         The mixtures' names, and their weights of all domains in the order of `domain_names`.
-
-    Raises:
-        UserError: If it cannot be read, names a domain that there is not, holds something that is
-            no mixture, or holds a mixture or a domain of it twice.
     """
     try:
         content = read_json(Path(path))
@@ -460,9 +449,6 @@ class LambdaSetOptions(Settings):
         Args:
             domain_names: Of the p domains.
             training_mixture: m_bar, the domains' shares of the training examples, float64 [p].
-
-        Raises:
-            UserError: If the set is empty, or does not fit the domains.
         """
         return LAMBDA_SETS[self.lambda_set](self, domain_names, training_mixture)
 

@@ -184,9 +184,6 @@ def store_path(
         data_dir: Folder of raw files, or whatever folder the task reads itself.
         data: A client store.
         folder: Where a store is made.
-
-    Raises:
-        UserError: If both are given or both are missing where raw files are read.
     """
     if data is not None and data_dir is not None:
         raise UserError("--data and --data_dir: expected one of them, found both")
@@ -207,9 +204,6 @@ def prepare(experiment: Experiment, data_dir: Optional[Path], store: Optional[Pa
         experiment: What is reproduced.
         data_dir: Folder of raw files.
         store: What `store_path` returned.
-
-    Raises:
-        UserError: If the raw files are not as they have to be.
     """
     if experiment.raw_data is None or data_dir is None or store is None or store.exists():
         return

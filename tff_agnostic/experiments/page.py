@@ -133,7 +133,6 @@ def table(experiment: Experiment, comparison: Comparison, measure: str, table_fo
     Args:
         experiment: What was run.
         comparison: Its trials, by arm.
-        measure: The measure.
         table_format: A format of tabulate.
     """
     rows = []

@@ -123,9 +123,6 @@ def trial_specs(
         trials: Runs of each arm.
         store: The data, if the task reads a store.
         folder: Where the trials go, and with them what arms mix.
-
-    Raises:
-        UserError: If a flag is out of range, or has no effect on any of the arms.
     """
     settings, further = given.settings, overrides(given, tuple(experiment.arms))
     read = None if experiment.raw_data is not None else given.own.data_dir

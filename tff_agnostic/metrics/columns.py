@@ -27,14 +27,9 @@ class TrainingColumns:
     Args:
         quantities: What rounds report; see `Training.quantities`.
         tracked_weights: Single weights of the main model; see `Task.tracked_weights`.
-        domain_names: Names of the domains.
 
     Attributes:
         columns: The columns, in the order of `quantities`, then the weights.
-
-    Raises:
-        UserError: If a quantity is said to be of the domains in the round, and none counts their
-            examples.
     """
 
     def __init__(
@@ -81,7 +76,6 @@ class EvaluationColumns:
         models: Names of the models, the main one first.
         measures: The models' measures, by name.
         clipped: What secure sums count that exceeded its bound, by the field of clients' answers.
-        domain_names: Names of the domains.
         split: Whose clients are evaluated.
         percentiles: Which percentiles over clients evaluations report.
 
@@ -211,11 +205,7 @@ def with_role(quantities: Iterable[ReportField], role: Role) -> Optional[ReportF
 
 
 def distinct(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """Returns the columns of a whole run.
-
-    Raises:
-        UserError: If two of them have the same name.
-    """
+    """Returns the columns of a whole run."""
     by_name: dict[str, Column] = {}
     for column in columns:
         if column.name == ROUND or column.name in by_name:
@@ -304,13 +294,9 @@ class RunRows:
         """Adds the row of a round, and returns its numbers.
 
         Args:
-            round_num: The round.
             report: What it reported.
             weights: The main model after it.
             reports: The evaluation of each model, by its name; None if there was none.
-
-        Raises:
-            UserError: If it cannot be written.
         """
         values = self._of_training.values(report, weights)
         return self.history.append(round_num, {**values, **self._of_evaluations.values(reports)})

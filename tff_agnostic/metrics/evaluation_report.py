@@ -413,7 +413,6 @@ def evaluation_report(
 
     Args:
         model: What was evaluated.
-        domain_names: Names of the domains.
         summed: The sum of the clients' answers.
         clipped: Of secure sums, how many values of each field exceeded their bounds.
         split: Whose clients were evaluated.

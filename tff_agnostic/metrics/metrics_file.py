@@ -95,9 +95,6 @@ class History:
         What was written after the checkpoint from which the run goes on, or only half, is dropped.
         Rows of an earlier release get today's columns: what it called differently is found under
         its earlier name, what it did not have is empty, and what it had beside stays.
-
-        Raises:
-            UserError: If one of those rows is missing or damaged.
         """
         rows = _read_whole_lines(self._path) if self._path.exists() else []
         rows = rows[:completed_rounds]
@@ -124,11 +121,7 @@ class History:
             self._lines.append(csv_text([[row[ROUND], *cells]]))
 
     def write(self) -> None:
-        """Writes all rows anew.
-
-        Raises:
-            UserError: If that is not possible; the file stays as it was.
-        """
+        """Writes all rows anew."""
         lines = [self._header()] if self._lines else []
         write_text(self._path, "".join([*lines, *self._lines]))
 
@@ -136,11 +129,7 @@ class History:
         """Adds the row of a round, and returns its numbers.
 
         Args:
-            round_num: The round.
             values: The value of every column, by its name; None if the round has none.
-
-        Raises:
-            UserError: If it cannot be written.
         """
         cells = [_format(values[column.name]) for column in self._own]
         beside = [""] * (len(self.columns) - len(self._own))
@@ -169,11 +158,7 @@ class History:
             os.fsync(file.fileno())
 
     def largest_in_file(self, name: str) -> float:
-        """Returns the largest value of a column, also in rows that `load` dropped; 0 of none.
-
-        Raises:
-            UserError: If the file cannot be read.
-        """
+        """Returns the largest value of a column, also in rows that `load` dropped; 0 of none."""
         rows = _read_whole_lines(self._path) if self._path.exists() else []
         return max((float(row.get(name) or 0) for row in rows if _is_whole(row)), default=0.0)
 
@@ -193,11 +178,7 @@ class History:
 
 
 def read_history(path: Path) -> dict[str, np.ndarray]:
-    """Returns the columns of a metrics.csv as float64 [rounds], NaN for empty cells.
-
-    Raises:
-        UserError: If the file cannot be read, or a row is damaged.
-    """
+    """Returns the columns of a metrics.csv as float64 [rounds], NaN for empty cells."""
     rows = _read_whole_lines(path)
     for number, row in enumerate(rows, start=1):
         if not _is_whole(row):

@@ -23,9 +23,6 @@ def from_tff(model: Any, metrics: Sequence[Metric] = (), seed: int = 0) -> Model
             a `VariableModel`, which has to be a pure function of its weights.
         metrics: What to measure beside the loss.
         seed: Seeds the initial weights of a `VariableModel`.
-
-    Raises:
-        UserError: If the model is no pure function of its weights, or has no loss per example.
     """
     converted: Model = importlib.import_module(_BRIDGE).model_from_tff(model, metrics, seed)
     return converted
@@ -35,9 +32,6 @@ def to_tff(model: Model) -> Any:
     """Returns a `tff.learning.models.FunctionalModel` of the same loss, metrics and weights.
 
     Its loss is the mean over a batch. Random layers draw anew in each call.
-
-    Raises:
-        UserError: If a regularizer is part of the loss: TFF's losses do not see the weights.
     """
     return importlib.import_module(_BRIDGE).model_to_tff(model)
 

@@ -182,7 +182,6 @@ def noise_for_epsilon(
     Args:
         mechanisms: Returns what is released at a noise multiplier.
         counts: How often each of it is released.
-        delta: The delta that it is for.
         accountant: See `PrivacyAccountant`.
     """
     name = accountant_name(mechanisms(1.0), accountant)
@@ -235,7 +234,6 @@ def rounds_for_budget(
     """Returns the most rounds after which epsilon is at most the target.
 
     Args:
-        delta: The delta that it is for.
         accountant: See `PrivacyAccountant`.
     """
     known = PrivacyAccountant([mechanism], delta, accountant)

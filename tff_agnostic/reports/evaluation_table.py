@@ -31,7 +31,6 @@ def evaluation_table(
     and superquantiles are, which domains are not counted, and what was clipped, if anything was.
 
     Args:
-        report: The evaluation.
         domain_weights: The weight of each domain, to stand beside it; none if empty.
         weights_name: What the weights are called.
     """

@@ -153,7 +153,6 @@ def figure_of(
 
     Args:
         quantity: What is drawn.
-        columns: Its columns.
         values: The columns of metrics.csv.
     """
     figure = new_figure(8, 4.5)
@@ -226,7 +225,6 @@ def plot_spread(
         x: Rounds, [rounds].
         by_trial: The course of each trial, [trials, rounds]; NaN where it has no value.
         index: Position of the series.
-        label: Its name.
     """
     with np.errstate(invalid="ignore"):  # The spread of what is infinite, as perplexity may be.
         mean, std = by_trial.mean(axis=0), by_trial.std(axis=0)

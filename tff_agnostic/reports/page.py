@@ -180,7 +180,6 @@ class Source:
     """A JSON file whose numbers are shown.
 
     Args:
-        file: Its name.
         content: What is in it.
         path: Keys below which it is looked at.
     """

@@ -35,13 +35,9 @@ def draw_run(
 
     Args:
         folder: Where to.
-        task: The task.
         columns: The columns of metrics.csv.
         values: Their values.
         further: What draws further figures, by what they are of.
-
-    Raises:
-        UserError: If the folder cannot be written.
     """
     make_folder(folder)
     for quantity in dict.fromkeys(c.quantity for c in columns if c.quantity.is_drawn):

@@ -56,7 +56,6 @@ def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
     """Returns the page.
 
     Args:
-        run: The run.
         command: What trains it again; None if that is not known.
     """
     task = str(run.result["task"])
@@ -425,9 +424,6 @@ def write_run_report(
         folder: The folder of a complete run.
         measures: See `read_run`.
         command: What trains it again; None if that is not known.
-
-    Raises:
-        UserError: If a file of the run is missing or damaged, or the report cannot be written.
     """
     path = folder / REPORT
     write_text(path, rendered(run_page(read_run(folder, measures), command)))

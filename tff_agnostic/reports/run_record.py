@@ -122,13 +122,8 @@ def read_run(
     """Returns what a run left in its folder.
 
     Args:
-        folder: The folder.
         measures: What is measured, as it stands in result.json since runs say so themselves.
         where: See `RunRecord`.
-
-    Raises:
-        UserError: If a file is missing or damaged, the run goes on after that result, or nobody
-            says what is measured.
     """
     path = folder / RESULT
     if not path.is_file():
@@ -170,11 +165,7 @@ def read_run(
 
 
 def _check_values(path: Path, result: Mapping[str, Any], facts: Mapping[str, Measure]) -> None:
-    """Checks that what a page shows are numbers that a run can have, and domains that it has.
-
-    Raises:
-        UserError: Naming the first that is none, by its place in the file.
-    """
+    """Checks that what a page shows are numbers that a run can have, and domains that it has."""
     # Noise may bring numbers below 0, or above 1.
     is_exact = "evaluation" not in (result.get("privacy") or {})
     numbers = _Numbers(path)

@@ -106,15 +106,10 @@ def run_parts(
     """Builds what a run is made of.
 
     Args:
-        spec: The run.
         folder: Where its files are.
         saved: The run there that it goes on with, if any.
         runtime: Executes the rounds; entered by the caller.
         load_task: Returns the task of a run.
-
-    Raises:
-        UserError: If data, settings and runtime do not go together, or not with the run in the
-            folder.
     """
     config = spec.config
     task = load_task(spec)
@@ -201,11 +196,7 @@ def _clipped(task: Task, aggregation: Aggregation, privacy: Optional[RunPrivacy]
 
 
 def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
-    """Returns the algorithm of a run, for its task.
-
-    Raises:
-        UserError: If the settings do not fit the task.
-    """
+    """Returns the algorithm of a run, for its task."""
     problem = Problem(
         model=model_to_start_from(spec.config.initial_model, task.model, spec.config.trust),
         domain_names=task.domain_names,
@@ -220,9 +211,6 @@ def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
     """Returns the mixtures of which a run minimises the worst; None if it is one of all mixtures.
 
     The centre of a ball is the training mixture of `task`.
-
-    Raises:
-        UserError: If the settings do not fit the task.
     """
     options = spec.algorithm
     if not isinstance(options, LambdaSetOptions) or options.lambda_set == "simplex":
@@ -251,9 +239,6 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
         task: The run's task; `RunSpec.load_task` has limited its clients to --max_examples.
         config: The run's settings.
         kept_out: Share of each client's examples that is not trained on; see `share_kept_out`.
-
-    Raises:
-        UserError: If a client that is read for this is damaged.
     """
     found = list(task.remarks())
     counts = training_counts(task).counts
@@ -303,11 +288,7 @@ class SplitCounts:
 
 
 def training_counts(task: Task) -> SplitCounts:
-    """Returns what the training clients hold, also of what --max_examples leaves out.
-
-    Raises:
-        UserError: If a client that is read for this is damaged.
-    """
+    """Returns what the training clients hold, also of what --max_examples leaves out."""
     clients = task.train.clients if isinstance(task.train, FirstExamples) else task.train
     return _counts(clients, task.num_domains)
 
@@ -330,12 +311,7 @@ def model_to_start_from(path: Optional[str], model: Model, trust: bool = False) 
     Args:
         path: A .keras or .h5 file, or a checkpoint, of whose models the main one is taken; None for
             the model as it is.
-        model: The model.
         trust: Whether a Keras file may run code.
-
-    Raises:
-        UserError: If the file is none of these, or holds another model: its weights are named that
-            have other shapes.
     """
     if path is None:
         return model

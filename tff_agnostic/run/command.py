@@ -74,11 +74,7 @@ class Command:
         run_app(self.define_flags, self.start, functools.partial(self.help_text, doc))
 
     def help_text(self, doc: Optional[str], group: str) -> str:
-        """Returns what --help prints; --help=GROUP if a group is named.
-
-        Raises:
-            UserError: If there is no such group.
-        """
+        """Returns what --help prints; --help=GROUP if a group is named."""
         groups = own_groups(self.own)
         if group:
             return group_page(groups, group, Option.default_text)
@@ -98,33 +94,21 @@ class Command:
         return status
 
     def __call__(self, show_progress: bool = True, **arguments: Any) -> Any:
-        """Does what a caller in Python says; each flag is an argument, None as if not given.
-
-        Raises:
-            UserError: As the program does.
-        """
+        """Does what a caller in Python says; each flag is an argument, None as if not given."""
         result = self.run(self.given_by(arguments, show_progress))
         if self.report is not None:
             self.report(result)
         return result
 
     def given(self) -> Given:
-        """Returns what the parsed flags give.
-
-        Raises:
-            UserError: If a value is of another type, or out of range.
-        """
+        """Returns what the parsed flags give."""
         own = self.options.from_flags()
         typed = shlex.join(["./run", self.name, *sys.argv[1:]])
         again = functools.partial(resume_command, self.name)
         return Given(make(self.own, own), frozenset(own), typed, again, show_progress=True)
 
     def given_by(self, arguments: Mapping[str, Any], show_progress: bool) -> Given:
-        """Returns what a caller in Python gives.
-
-        Raises:
-            UserError: If an argument is unknown, of another type, or out of range.
-        """
+        """Returns what a caller in Python gives."""
         self._check_known(arguments, self.options)
         own = self.options.from_arguments(arguments)
         task = f"{own['task']!r}, " if "task" in own else ""

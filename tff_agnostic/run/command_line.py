@@ -126,11 +126,7 @@ class GivenRun(Given):
         return options_of_task(task, self.of_tasks)
 
     def spec(self) -> RunSpec:
-        """Returns the run that was described.
-
-        Raises:
-            UserError: If a value is unknown, out of range, or without effect.
-        """
+        """Returns the run that was described."""
         own = self.own
         options = self.task_options(own.task)
         return resolve(own.task, self.settings, options, own.data_dir, own.data)
@@ -144,10 +140,6 @@ class GivenRun(Given):
         """Returns the run of a folder with what was given otherwise.
 
         Whether it may be otherwise is `RunFolder.check`'s to say.
-
-        Raises:
-            UserError: If the folder's run cannot be read, or a value is unknown, out of range, or
-                without effect.
         """
         algorithm = self.settings.get("algorithm")
         earlier = saved.spec(algorithm and str(Path(algorithm).resolve()))
@@ -177,11 +169,7 @@ class RunCommand(Command):
     has_runtime: bool = True
 
     def define_flags(self) -> None:
-        """Defines its flags.
-
-        Raises:
-            UserError: If a user's algorithm on the command line cannot be loaded.
-        """
+        """Defines its flags."""
         super().define_flags()
         options_of_command_line().define(self.settings, self.without, _default_text)
         if issubclass(self.own, DataOptions):
@@ -302,7 +290,6 @@ def session(given: GivenRun, name: str) -> Iterator[Session]:
         name: Name of this kind of folder; it gets a number.
 
     Raises:
-        UserError: If the folder cannot be made.
         Interrupted: If a signal asked to stop; the message says how to go on.
     """
     with output_folder(given.own.output_dir, RUNS, name, given.own.resume) as path:
@@ -331,7 +318,6 @@ class Session:
         """While entered, a runtime is there, and a signal asks to stop after the round.
 
         Args:
-            runtime: Its name.
             options: How it executes; as it was given if None.
         """
         chosen = self.given.runtime_options(runtime) if options is None else options
@@ -398,12 +384,7 @@ def _default_for(option: Option, task: Optional[str], algorithms: Sequence[str])
 
 
 def options_of_command_line() -> OptionTable:
-    """Returns every option of runs by its flag: what is registered, and what users bring.
-
-    Raises:
-        UserError: If a user's algorithm or a flag file on the command line cannot be loaded, or an
-            algorithm has a setting whose name is taken.
-    """
+    """Returns every option of runs by its flag: what is registered, and what users bring."""
     registered, files = options_of_runs(), _user_files(_named_in(sys.argv))
     if not files:
         return registered

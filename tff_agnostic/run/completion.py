@@ -187,11 +187,7 @@ SHELLS: Registry[str] = Registry("shell", {"bash": _BASH, "zsh": _ZSH})
 
 
 def script(shell: str) -> str:
-    """Returns the script for a shell.
-
-    Raises:
-        UserError: If there is none for it.
-    """
+    """Returns the script for a shell."""
     entries = [
         f"    {shlex.quote(name)}) echo {shlex.quote(' '.join(words))} ;;"
         for name, words in table().items()

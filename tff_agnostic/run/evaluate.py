@@ -206,11 +206,7 @@ def _states(noise: Optional[PrivateEvaluation], spec: RunSpec, num_models: int) 
 def _chosen_models(
     own: EvaluateOptions, models: Mapping[str, ModelWeights], model: Model
 ) -> Mapping[str, ModelWeights]:
-    """Returns the models that --models names, in its order; of an ensemble its predictors, too.
-
-    Raises:
-        UserError: If there is none of such a name.
-    """
+    """Returns the models that --models names, in its order; of an ensemble its predictors, too."""
     if own.models is None:
         return models
     if not own.models:
@@ -236,11 +232,7 @@ def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
 
 
 def evaluated_spec(given: GivenRun, trained: RunSpec) -> RunSpec:
-    """Returns the run's spec with the task, options and settings that were given instead.
-
-    Raises:
-        UserError: If a flag is unknown, out of range or without effect.
-    """
+    """Returns the run's spec with the task, options and settings that were given instead."""
     own, inherited = given.own, trained.settings()
     if any(flag in given.settings for flag in _NOISE):
         inherited = {flag: value for flag, value in inherited.items() if flag not in _NOISE}

@@ -55,7 +55,6 @@ class Evaluator:
     """Evaluates on the test clients of a task.
 
     Args:
-        task: The task.
         evaluate: A runtime's evaluation of the task's model.
         sample: How many clients evaluations between rounds use, the same in all; all if None.
         seed: Seeds the draw of these clients.
@@ -94,9 +93,6 @@ class Evaluator:
             weights: The model's weights.
             on_all: Whether to use all test clients, or the sample.
             state: Of a private evaluation; see `PrivateEvaluation.state`.
-
-        Raises:
-            UserError: If a client is malformed.
         """
         return self.report(self.measure(weights, on_all, state))
 
@@ -185,11 +181,7 @@ class RunEvaluations:
         return due + (after < up_to == self._rounds and self._rounds % self._every > 0)
 
     def __call__(self, state: RunState) -> Reports:
-        """Evaluates the models of a state.
-
-        Raises:
-            UserError: If a client is malformed, or a model has diverged.
-        """
+        """Evaluates the models of a state."""
         round_num = int(state.round_num)
         models = self._algorithm.models(state.algorithm)
         on_all = round_num == self._rounds
@@ -247,9 +239,6 @@ def prepared_evaluation(
         task: Whose model.
         aggregation: How sums without noise are made.
         noise: Of private evaluations; None if they are none.
-
-    Raises:
-        UserError: As `Runtime.evaluation` does.
     """
     if noise is None:
         return runtime.evaluation(task.model, task.num_domains, aggregation)
@@ -265,9 +254,6 @@ def check_readable(clients: ClientDataset, max_clients: int) -> None:
     """Reads up to `max_clients` clients, evenly spaced, for the errors that reading them raises.
 
     A client that cannot be read is better found before hours of training than after them.
-
-    Raises:
-        UserError: If a client is malformed.
     """
     ids = clients.client_ids
     for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), max_clients)).astype(int)):
@@ -297,7 +283,6 @@ def diverged(
     It is a `Diverged` unless the model was so before any training.
 
     Args:
-        round_num: The round.
         num_non_finite: How many clients had numbers that are not finite.
         num_clients: Of how many.
         model: The model, of which it is found out whether it was so before any training.
@@ -417,15 +402,11 @@ def evaluate_choice(
     """Evaluates the choice of the test clients of a task.
 
     Args:
-        task: The task.
         models: The family, by name, the main model first.
         runtime: Where clients run.
         aggregation: How they are summed.
         config: The settings of the evaluation.
         share: The share of its examples that a client chooses by, in (0, 1).
-
-    Raises:
-        UserError: If a client is malformed.
     """
     holdout = Holdout(share, config.seed)
     measurement = measurement_of_choice(task.model, task.num_domains, len(models), holdout)
@@ -491,11 +472,7 @@ def _table(report: ChoiceReport, name: str, measure: Measure) -> str:
 
 
 def check_choice(clients: ClientDataset, models: Mapping[str, ModelWeights], share: float) -> None:
-    """Checks that clients can choose.
-
-    Raises:
-        UserError: If there is one model only, or the share leaves a client no example to choose by.
-    """
+    """Checks that clients can choose."""
     if len(models) < 2:
         raise UserError(
             "--adaptation_share: expected a family of models to choose from, found one: "

@@ -131,9 +131,6 @@ def export_request(
         models: Of an evaluation: the name of the model of a family that is evaluated; the main one
             if None.
         noise_generator: What the noise of a private run's export is made of.
-
-    Raises:
-        UserError: If the settings do not fit the task or each other.
     """
     config, aggregation = spec.config, spec.build_aggregation()
     _check_device(device, config, aggregation)
@@ -297,15 +294,11 @@ def write_clients(
     Args:
         folder: Where to, new or empty: a file NAME.tfrecord for each client, and cohorts.txt.
         config: Of the run; cohorts are written for as many rounds as it has.
-        task: The task.
         example_format: How examples are stored.
         completed: Rounds that came before.
 
     Returns:
         A line that says what was written.
-
-    Raises:
-        UserError: If the folder is not free, or cannot be written.
     """
     is_private = PRIVACIES[config.privacy].build is not None
     clients, sampling = task.train, COHORT_SAMPLINGS[config.cohort_sampling]
@@ -323,14 +316,10 @@ def write_test_clients(folder: Path, task: Task, example_format: ExampleFormat) 
 
     Args:
         folder: Where to, new or empty: a file NAME.tfrecord for each client, and cohorts.txt.
-        task: The task.
         example_format: How examples are stored.
 
     Returns:
         A line that says what was written.
-
-    Raises:
-        UserError: If the folder is not free, or cannot be written.
     """
     count = _write_clients(folder, task.test, [task.test.client_ids], example_format)
     return f"{count} {task.test_split} clients, and the cohort of all of them: {folder}"
@@ -388,12 +377,8 @@ def fleet_privacy(
         kind: Name of the kind of rounds.
         spec: The run to deploy.
         task: Its task, loaded.
-        algorithm: Its algorithm.
         restore: Returns the state of the run's training, given the initial one.
         noise_generator: What the fleet's noise is made of, whatever the run's was.
-
-    Raises:
-        UserError: If the run's noise is not a server's, or its evaluations have none.
     """
     privacy = spec.config.privacy
     if PRIVACIES[privacy].build is None:

@@ -131,12 +131,7 @@ def export_plan(given: GivenRun) -> Path:
 
 
 def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
-    """Returns the run to deploy: what was given, otherwise what was trained or is the default.
-
-    Raises:
-        UserError: If a flag is unknown, out of range, without effect, or of another task or
-            algorithm than what was trained.
-    """
+    """Returns the run to deploy: what was given, otherwise what was trained or is the default."""
     own, aggregation = given.own, PROFILES[given.own.profile].aggregation
     for name in given.settings:
         if name in _OF_NOISE:

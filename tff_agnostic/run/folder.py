@@ -81,11 +81,7 @@ class RunFolder:
         self.model = path / "model"
 
     def saved(self) -> SavedRun:
-        """Reads the run that the folder holds.
-
-        Raises:
-            UserError: If there is none, it cannot be read, or it was written by a later release.
-        """
+        """Reads the run that the folder holds."""
         flags = read_json(self.config)
         execution = flags.get(_EXECUTION, {})
         if not isinstance(flags.get("rounds"), int) or not isinstance(execution, dict):
@@ -115,10 +111,6 @@ class RunFolder:
 
         Returns:
             The folder's run, if it holds one.
-
-        Raises:
-            UserError: If the folder holds another run, a run that is not to be resumed or other
-                files, or cannot be read, or the run's sums have too few clients.
         """
         with write_errors(self.path):
             saved = self.read()
@@ -137,11 +129,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder if need be, and keeps other processes from running in it while entered.
-
-        Raises:
-            UserError: If another process runs in it, or it cannot be made.
-        """
+        """Makes the folder if it is missing, and keeps other processes out of it while entered."""
         make_folder(self.path)
         with folder_lock(self.path, patience=_PATIENCE_SECONDS) as is_ours:
             if not is_ours:
@@ -155,13 +143,8 @@ class RunFolder:
         """Makes the folder that of `spec`.
 
         Args:
-            spec: The run.
             fingerprint: `RunSpec.fingerprint`.
             execution: How its rounds are executed, as far as that can change last bits.
-
-        Raises:
-            UserError: If a file cannot be written, or what the run starts from is another file by
-                now.
         """
         is_new = not self.config.exists()
         write_made_of(self.path, fingerprint, spec.config.initial_model, is_new)
@@ -215,9 +198,6 @@ class SavedRun:
         Args:
             algorithm: Where the Python file of the run's algorithm is now, if it has one and it may
                 have moved; of another algorithm nothing is taken.
-
-        Raises:
-            UserError: If a value is not as it has to be, or one is missing.
         """
         flags, config = self.flags, self.folder.config
         if algorithm and is_user_file(algorithm) and is_user_file(str(flags.get("algorithm"))):
@@ -230,11 +210,7 @@ class SavedRun:
             raise UserError(f"{config}: {e}") from e
 
     def check_own(self, checkpoint: Checkpoint) -> None:
-        """Checks that a checkpoint was trained with what config.json and fingerprint.json say.
-
-        Raises:
-            UserError: If one of them was edited since, or the checkpoint is of another run.
-        """
+        """Checks that a checkpoint was trained with what config.json and fingerprint.json say."""
         config = (self.folder.config, self.flags)
         check_trained_with(checkpoint, config, (self.folder.fingerprint, self.fingerprint or {}))
 
@@ -246,9 +222,6 @@ class SavedRun:
         Args:
             fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
             others: Names of what may be another, such as the examples.
-
-        Raises:
-            UserError: If this run was trained on something else, such as another vocabulary.
         """
         there, path = self.fingerprint or {}, self.folder.path
         # An earlier release knew less of its data.
@@ -269,11 +242,7 @@ class SavedRun:
         exact sum is rounded otherwise, and the difference of the two releases has no noise.
 
         Args:
-            spec: The run.
             execution: See `RunFolder.write_config`.
-
-        Raises:
-            UserError: Naming the first setting that differs.
         """
         here = {"runtime": spec.config.runtime, **execution}
         there = {"runtime": self.flags.get("runtime"), **self.execution}
@@ -286,11 +255,7 @@ class SavedRun:
                 )
 
     def epsilon_warning(self) -> Optional[str]:
-        """Returns what has to be known of the epsilon that a complete run has written, if anything.
-
-        Raises:
-            UserError: If a file cannot be read.
-        """
+        """Returns what to know of the epsilon that a complete run has written, if anything."""
         result = self.folder.result
         if not (result.exists() and self.has_too_small_epsilon):
             return None
@@ -298,11 +263,7 @@ class SavedRun:
 
 
 def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
-    """Checks that a run is the one that a folder holds, and may go on.
-
-    Raises:
-        UserError: If it is another one, is not to be resumed, or has fewer rounds.
-    """
+    """Checks that a run is the one that a folder holds, and may go on."""
     path, there, here = saved.folder.path, saved.spec(spec.config.algorithm), adopted(saved, spec)
     different = differences(there, here, saved.fingerprint or {})
     if different:
@@ -327,7 +288,6 @@ def adopted(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
 
     Args:
         saved: The folder's run, if it holds one.
-        spec: The run.
     """
     if saved is None or saved.file_format == FORMAT:
         return spec
@@ -354,7 +314,6 @@ def changes(saved: Optional[SavedRun], spec: RunSpec, execution: Mapping[str, An
 
     Args:
         saved: The folder's run, if it holds one.
-        spec: The run.
         execution: How its rounds are executed from now on; see `RunFolder.write_config`.
     """
     if saved is None:
@@ -408,14 +367,10 @@ def write_made_of(
     """Writes what a run is made of into its folder.
 
     Args:
-        folder: The folder.
         fingerprint: `RunSpec.fingerprint`.
         initial_model: The file that the run starts from, if it does.
         is_new: Whether the folder is that of no run yet: what is there of one that was killed
             before it had a config is removed.
-
-    Raises:
-        UserError: If a file cannot be written, or the model is another one by now.
     """
     if is_new:
         for path in _copies(folder):
@@ -472,9 +427,6 @@ def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
     """Returns the run that `path` belongs to, and the checkpoint that it names.
 
     Prints what has to be known of the privacy that the run claims, if anything.
-
-    Raises:
-        UserError: If there is none, it is damaged, or it is not of the run that its folder says.
     """
     is_folder, folder = path.is_dir(), folder_of_checkpoint(path)
     checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)

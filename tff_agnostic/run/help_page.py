@@ -114,11 +114,7 @@ def help_page(
 
 
 def group_page(groups: Sequence[Group], name: str, default_text: DefaultText) -> str:
-    """Returns what `--help=NAME` prints.
-
-    Raises:
-        UserError: If there is no such group.
-    """
+    """Returns what `--help=NAME` prints."""
     found: Group = Registry("group of flags", {g.name: g for g in groups}).given("--help", name)
     lines = [_option_text(o, default_text(o), in_full=True) for o in found.options]
     return "\n".join([f"{found.heading} [{found.name}]", *lines])

@@ -102,10 +102,6 @@ def run_of_export(
         task_options: Options of the task that were given.
         data_dir: Folder with the task's files, if it was given.
         data: The client store, if it was given.
-
-    Raises:
-        UserError: If the manifest is of an evaluation or of a private run, or a setting is out of
-            range or without effect.
     """
     if manifest.get("kind") == EVALUATION:
         raise UserError(
@@ -149,9 +145,6 @@ def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -
     Args:
         manifest: The export's.
         fingerprint: `RunSpec.fingerprint` of the run.
-
-    Raises:
-        UserError: If something is another one.
     """
     for name, expected in manifest.get(FINGERPRINT, {}).items():
         found = fingerprint.get(name)
@@ -184,9 +177,6 @@ class ImportedRun:
         """Writes a folder that `train --resume`, `evaluate`, `save_model` and `export` read.
 
         Its rows of metrics have the numbers of the fleet's rounds and nothing else.
-
-        Raises:
-            UserError: If it cannot be written.
         """
         completed = int(state.round_num)
         make_folder(folder.path)
@@ -209,9 +199,6 @@ def read_server_state(
         path: The checkpoint; the metrics of its last round may be beside the state.
         limits: What reading it may take.
         trust: Read it without a sandbox.
-
-    Raises:
-        UserError: If it cannot be read, or its state is not that of the export.
     """
     # It loads TensorFlow.
     from plan_runner.graph_session import check_tensors
@@ -243,9 +230,6 @@ def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) 
         template: A state of the same algorithm and aggregation.
         tensors: By their names, as `read_server_state` returns them.
         where: Where they come from, for the message.
-
-    Raises:
-        UserError: If they are those of another model or algorithm.
     """
     names, values = names_of(template), []
     for name, leaf in zip(names, tf.nest.flatten(template)):

@@ -32,7 +32,6 @@ class Progress:
 
     Args:
         quantities: What rounds report.
-        domain_names: Names of the domains.
         completed: Rounds completed before.
         total: Rounds of the whole run.
         visible: Whether to show anything.
@@ -147,11 +146,7 @@ class TensorBoardSink:
                     raise
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Adds the scalars of a round, of those columns that have one.
-
-        Raises:
-            UserError: If they cannot be written.
-        """
+        """Adds the scalars of a round, of those columns that have one."""
         scalars: dict[Optional[str], dict[str, float]] = {}
         for column in self._columns:
             if column.name in numbers:

@@ -191,10 +191,6 @@ def options_of_runs(files: Iterable[str] = ()) -> OptionTable:
 
     Args:
         files: Users' files of algorithms.
-
-    Raises:
-        UserError: If a file cannot be loaded, or an option has another type than another's of its
-            name.
     """
     return _options_of_runs(tuple((name, algorithm_of_flag(name).options) for name in files))
 
@@ -230,11 +226,7 @@ def options_of_task(task: str, by_flag: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a task by field.
 
     Args:
-        task: Name of the task.
         by_flag: Options of tasks that were given.
-
-    Raises:
-        UserError: If the task is unknown, or an option is another task's.
     """
     _ = TASKS[task]
     options = options_of_tasks()
@@ -258,11 +250,7 @@ def without_effect(flag: str, config: RunConfig) -> str:
 
 
 def algorithm_of_flag(name: str) -> AlgorithmSpec:
-    """Returns the algorithm that --algorithm names.
-
-    Raises:
-        UserError: If there is none; a user's file names itself.
-    """
+    """Returns the algorithm that --algorithm names."""
     try:
         return algorithm_named(name)
     except UserError as e:
@@ -270,11 +258,7 @@ def algorithm_of_flag(name: str) -> AlgorithmSpec:
 
 
 def preset_settings(preset: str, algorithm: str) -> Mapping[str, Any]:
-    """Returns the settings of a preset, by flag.
-
-    Raises:
-        UserError: If the algorithm, a user's, has none.
-    """
+    """Returns the settings of a preset, by flag."""
     PRESETS.given("--preset", preset)
     if preset == NO_PRESET:
         return {}
@@ -303,7 +287,6 @@ def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str
         is_of_now: Whether they were written by this release, which leaves nothing out.
 
     Raises:
-        UserError: If a value is not of its setting's type.
         KeyError: If something is missing all the same.
     """
     all_values = dict(values)
@@ -341,9 +324,6 @@ def initial_file(text: str) -> Optional[str]:
 
     Of that run it is the newest checkpoint that can be read, which it may delete when it goes on:
     who starts from it keeps a copy (`made_of`).
-
-    Raises:
-        UserError: If there is none.
     """
     path = Path(text)
     if path.is_dir():

@@ -62,15 +62,11 @@ class RunPrivacy:
     Args:
         spec: The run.
         task: Its task, loaded.
-        algorithm: Its algorithm.
 
     Attributes:
         delta: The delta of (epsilon, delta).
         evaluation: The noise of its evaluations; None if they have none.
         account: What it has spent.
-
-    Raises:
-        UserError: If the settings do not go together, or no noise reaches what was asked for.
     """
 
     def __init__(self, spec: RunSpec, task: Task, algorithm: Algorithm) -> None:
@@ -179,9 +175,6 @@ class RunPrivacy:
         Args:
             earlier: Rounds of the run that goes on, and rounds between its evaluations; None if
                 none goes on.
-
-        Raises:
-            UserError: If noise would be another one than before.
         """
         if self.evaluation is not None and self._spec.privacy.evaluation_target_epsilon is not None:
             self.account.check_plan(earlier)
@@ -205,9 +198,6 @@ class RunPrivacy:
 
         Args:
             execution: See `Runtime.execution`.
-
-        Raises:
-            UserError: Naming the flag.
         """
         is_looked_up = NOISE_GENERATORS[self._spec.privacy.noise_generator].is_exact
         if self._is_of_clients and not is_looked_up and execution.get("xla"):
@@ -292,10 +282,6 @@ def _begins_with(spec: RunSpec) -> list[str]:
 
 
 def run_privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[RunPrivacy]:
-    """Returns the privacy of a run; None if it has none.
-
-    Raises:
-        UserError: See `RunPrivacy`.
-    """
+    """Returns the privacy of a run; None if it has none."""
     has_noise = PRIVACIES[spec.config.privacy].build is not None
     return RunPrivacy(spec, task, algorithm) if has_noise else None

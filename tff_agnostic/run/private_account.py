@@ -195,11 +195,7 @@ def _distributed(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf
 
 
 def noise_of_run(spec: RunSpec, task: Task) -> NoiseOfClients:
-    """Returns whose noise the rounds of a run have where clients add it.
-
-    Raises:
-        UserError: If there are not as many clients.
-    """
+    """Returns whose noise the rounds of a run have where clients add it."""
     options = spec.privacy
     assert isinstance(options, DistributedOptions)
     if "secret_participation" in spec.given and spec.config.cohort_sampling != "poisson":
@@ -299,7 +295,6 @@ class RunAccount:
         """Returns the report of a round with what was spent up to it.
 
         Args:
-            report: The report.
             rounds: The round; if it has an evaluation, that was made.
         """
         now, later = (rounds, self.evaluations(rounds)), (rounds + 1, self.evaluations(rounds + 1))
@@ -380,9 +375,6 @@ class RunAccount:
         Args:
             earlier: Rounds of the run that goes on, and rounds between its evaluations; None if
                 none goes on.
-
-        Raises:
-            UserError: If noise would be another one than before.
         """
         last, every = self._config.rounds, self._config.evaluate_every
         if earlier is None:

@@ -106,9 +106,6 @@ class ReleaseLedger:
             shown: Evaluations of a model that metrics.csv has counted. Those that are in no line
                 are taken down as releases of which nothing else is known: there is no ledger of
                 runs of earlier versions.
-
-        Raises:
-            UserError: If a line cannot be read: what the run has spent is then unknown.
         """
         *lines, _cut_off = self._content().split("\n")
         self.releases = [self._release(n, line) for n, line in enumerate(lines, start=1)]
@@ -117,11 +114,7 @@ class ReleaseLedger:
             self.releases.append(Release(round_num, _UNKNOWN, _UNKNOWN, _UNKNOWN, missing))
 
     def write(self) -> None:
-        """Writes all lines anew if the file has others.
-
-        Raises:
-            UserError: If that is not possible; the file stays as it was.
-        """
+        """Writes all lines anew if the file has others."""
         content = "".join(f"{_line(release)}\n" for release in self.releases)
         if content != self._content():
             with atomic_file(self._path, owner_only=True) as file:
@@ -134,9 +127,6 @@ class ReleaseLedger:
         Returns:
             False if other sums were released with the same noise: these may not be shown, as their
             difference would be exact. One that is there already counts once.
-
-        Raises:
-            UserError: If it cannot be written.
         """
         same_noise = [there for there in self.releases if there.place == release.place]
         if not same_noise:
@@ -197,9 +187,6 @@ class PrivateEvaluation:
         mechanism: What an evaluation releases.
         num_shared: Clients by whose names there are both training and test clients.
         delta: The delta of the guarantee of test clients.
-
-    Raises:
-        UserError: If the settings do not go together, or no noise reaches what was asked for.
     """
 
     def __init__(
@@ -301,11 +288,7 @@ class PrivateEvaluation:
 
 
 def check_metric_bounds(model: Model) -> None:
-    """Checks that every metric says how much an example can add to its sums.
-
-    Raises:
-        UserError: If a metric has no bound: no noise would hide an example.
-    """
+    """Checks that every metric says how much an example can add to its sums."""
     for metric in model.metrics:
         for name in ("max_numerator", "max_denominator"):
             if not math.isfinite(getattr(metric, name)):
@@ -351,7 +334,6 @@ def private_measurement(model: Model, num_domains: int, says_of_clients: bool) -
     """Returns the evaluation of one model's weights with the bounds of a private sum.
 
     Args:
-        model: The model.
         num_domains: p.
         says_of_clients: Whether it asks how measures are spread over clients.
     """

@@ -66,9 +66,6 @@ def with_flag_files(arguments: Sequence[str]) -> list[Argument]:
 
     Args:
         arguments: The arguments, without the name of the program.
-
-    Raises:
-        UserError: If a flag file cannot be read, is no text, or names itself.
     """
     found: list[Argument] = []
     rest = list(arguments)
@@ -122,9 +119,6 @@ def check_given_once(arguments: Sequence[Argument], known: flags.FlagValues) -> 
     Args:
         arguments: The arguments of a command.
         known: The flags that the command has.
-
-    Raises:
-        UserError: Naming the flag and both values.
     """
     given: dict[str, str] = {}
     for name, value, flag_file in _values(arguments, known):

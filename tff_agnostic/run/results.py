@@ -56,9 +56,7 @@ def leave_results(
     """Writes what a complete run has; result.json, which makes it complete, last.
 
     Args:
-        folder: The run.
         spec: Its settings.
-        task: Its task.
         rows: Its rounds.
         models: The weights of each model after the last round, the main one first.
         reports: Their evaluations.
@@ -68,9 +66,6 @@ def leave_results(
 
     Returns:
         A line for each model that Keras cannot hold.
-
-    Raises:
-        UserError: If a file cannot be written.
     """
     config, values = spec.config, rows.history.values()
     num_skipped = int(np.nansum(values["skipped"]))
@@ -112,17 +107,11 @@ def leave_models(
     """Writes a .keras file of each model after the last round, and model_card.json.
 
     Args:
-        folder: The run.
         spec: Its settings.
-        task: Its task.
-        models: The weights of each model by its name.
         result: What result.json will hold.
 
     Returns:
         A line for each model that Keras cannot hold; the run is none the worse for it.
-
-    Raises:
-        UserError: If a file cannot be written.
     """
     make_folder(folder.model)
     files = save_for_keras(folder.model, task, models)
@@ -145,7 +134,6 @@ def run_facts(
     """Returns what stands under "about" in result.json.
 
     Args:
-        spec: The run.
         task: Its task, loaded.
         columns: The columns of its metrics.csv.
         remarks: What is to be known of its data.
@@ -217,9 +205,7 @@ def model_card(
     """Returns what model_card.json holds.
 
     Args:
-        folder: The run.
         spec: Its settings.
-        task: Its task.
         round_num: After which round the models are those.
         result: What the run found after that round, as result.json has it.
         saved: The files.
@@ -296,11 +282,7 @@ def alphas(models: Mapping[str, ModelWeights]) -> dict[str, np.ndarray]:
 
 
 def write_alphas(folder: Path, model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> None:
-    """Writes alpha.csv, a row per predictor, and plots/alpha.png.
-
-    Raises:
-        UserError: If they cannot be written.
-    """
+    """Writes alpha.csv, a row per predictor, and plots/alpha.png."""
     rows = [["predictor", *(f"alpha ({name})" for name in by_model)]]
     for k, name in enumerate(model.names):
         rows.append([name, *(f"{alpha[k]:.9g}" for alpha in by_model.values())])

@@ -111,11 +111,7 @@ class RunSpec:
         return AGGREGATIONS[self.config.aggregation].build(self.aggregation)
 
     def build_training_aggregation(self) -> Aggregation:
-        """Returns the same of training, where updates may have an aggregator of their own.
-
-        Raises:
-            UserError: If that does not go with the run's other settings.
-        """
+        """Returns the same of training, where updates may have an aggregator of their own."""
         config = self.config
         build = UPDATE_AGGREGATORS[config.update_aggregator].build
         if build is None:
@@ -183,17 +179,12 @@ def resolve(
     """Fills what was not given: first from the task's defaults, then from the settings' own.
 
     Args:
-        task: Name of the task.
         given: Settings that the user gave, by flag.
         task_options: Options of the task that were given.
         data_dir: Folder with the task's files.
         data: The client store.
         inherited: Settings of an earlier run, which what was given replaces.
         shared: Settings that were given for several runs, and need not have an effect on this one.
-
-    Raises:
-        UserError: If a name is unknown, a value is out of range, or something that was given has no
-            effect.
     """
     spec = TASKS[task]
     # What is first counts.
@@ -238,7 +229,6 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
     """Returns the spec whose `flags()` these are, or those of an earlier release.
 
     Raises:
-        UserError: If the task is unknown, or a value is out of range or of another type.
         KeyError: If a flag is missing that the release had which wrote them.
     """
     for flag in ("task", "data_dir", "data"):
@@ -268,11 +258,7 @@ def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:
     """Refuses settings that were given but have no effect on a run.
 
     Args:
-        run: The run.
         given: What the user gave, by flag.
-
-    Raises:
-        UserError: Naming the first such flag and what it needs.
     """
     parts = run.parts
     fields = [{flag_of(field): field.name for field in dataclasses.fields(p)} for p in parts]
@@ -284,11 +270,7 @@ def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:
 
 
 def check_given_somewhere(runs: Sequence[RunSpec], given: Mapping[str, Any]) -> None:
-    """Refuses settings that were given but have no effect on any of several runs.
-
-    Raises:
-        UserError: Naming the first such flag and what it needs in the first run.
-    """
+    """Refuses settings that were given but have no effect on any of several runs."""
     for flag, value in given.items():
         errors = []
         for run in runs:
@@ -310,14 +292,10 @@ def inheriting(
     """Returns the run that is as an earlier one wherever nothing else is given.
 
     Args:
-        earlier: The earlier run.
         given: Settings that the user gave, by flag.
         task_options: Options of its task that were given.
         data_dir: Folder with the task's files, if it was given.
         data: The client store, if it was given.
-
-    Raises:
-        UserError: As `resolve` does.
     """
     return resolve(
         earlier.task,
@@ -333,8 +311,6 @@ def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) 
     """Returns what makes a run another one than the earlier one, such as "--seed is 0 there...".
 
     Args:
-        earlier: The earlier run.
-        spec: The run.
         known_content: Names in the fingerprint of the earlier run: files that it knows may be
             anywhere, as whoever reads them compares what is in them.
     """
@@ -373,11 +349,7 @@ def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
 
 
 def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None:
-    """Checks the size of cohorts; the task need not be loaded.
-
-    Raises:
-        UserError: If it is less than the aggregation sums.
-    """
+    """Checks the size of cohorts; the task need not be loaded."""
     _check("clients_per_round", config.clients_per_round, aggregation)
 
 
@@ -385,11 +357,7 @@ def check_sizes_by_chance(config: RunConfig, aggregation: Aggregation) -> None:
     """Checks that no cohort can have fewer clients than a sum needs: the run would end there.
 
     Args:
-        config: Of the run.
         aggregation: Of its training, noise and all.
-
-    Raises:
-        UserError: If cohorts are of chance size, and a sum needs more than one client.
     """
     if config.cohort_sampling in SIZES_BY_CHANCE and aggregation.min_clients > 1:
         raise UserError(
@@ -399,21 +367,13 @@ def check_sizes_by_chance(config: RunConfig, aggregation: Aggregation) -> None:
 
 
 def check_evaluation_clients(config: RunConfig, aggregation: Aggregation) -> None:
-    """Checks the number of clients of evaluations between rounds, if there is one.
-
-    Raises:
-        UserError: If it is less than the aggregation sums.
-    """
+    """Checks the number of clients of evaluations between rounds, if there is one."""
     if config.evaluation_clients is not None:
         _check("evaluation_clients", config.evaluation_clients, aggregation)
 
 
 def check_test_clients(task: Task, aggregation: Aggregation) -> None:
-    """Checks that a task can be evaluated.
-
-    Raises:
-        UserError: If it has fewer test clients than the aggregation sums.
-    """
+    """Checks that a task can be evaluated."""
     found = len(task.test.client_ids)
     if 0 < found < aggregation.min_clients:
         raise UserError(

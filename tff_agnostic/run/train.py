@@ -70,10 +70,6 @@ class TrainedRun:
             name: Which one of a family or an ensemble.
             custom_objects: The classes of layers of your own that it has, by name.
             trust: Whether it may run code, such as Lambda layers have.
-
-        Raises:
-            UserError: If there is none: not every model can be a Keras file; or it is not trusted,
-                and holds code.
         """
         folder, ending = RunFolder(self.path).model, FORMATS["keras"].file_name
         path = folder / f"{name}{ending}"

@@ -29,7 +29,6 @@ def trained_with(spec: RunSpec, fingerprint: Mapping[str, str]) -> Mapping[str, 
     """Returns what checkpoints keep of the run that they are of; equal runs keep equal texts.
 
     Args:
-        spec: The run.
         fingerprint: `RunSpec.fingerprint`.
     """
     paths = path_flags(spec)
@@ -58,9 +57,6 @@ def check_trained_with(
         checkpoint: The checkpoint, as it was read.
         config: config.json and the flags in it.
         fingerprint: fingerprint.json and the digests in it.
-
-    Raises:
-        UserError: Naming what differs, and what mends it.
     """
     (config_file, flags), (fingerprint_file, digests) = config, fingerprint
     where = checkpoint.file

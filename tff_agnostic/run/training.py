@@ -93,8 +93,6 @@ class TrainingRun:
             The evaluation of the main model after the last round.
 
         Raises:
-            UserError: If the folder belongs to another run or cannot be written, a client is
-                malformed, or the model diverges.
             Interrupted: If a signal asked to stop; the run was saved.
         """
         with self._folder.locked():
@@ -172,11 +170,7 @@ class TrainingRun:
         return sampling(self.parts.task.train, num_domains, size, config.seed), nobody_silent
 
     def is_complete(self) -> bool:
-        """Returns whether the folder holds the result of this run.
-
-        Raises:
-            UserError: If the folder belongs to another run.
-        """
+        """Returns whether the folder holds the result of this run."""
         if not self._folder.result.exists():
             return False
         self._folder.check(self.spec, resume=True)
@@ -217,9 +211,6 @@ class TrainingRun:
         """Checks that rounds that a crash lost will be the same releases when they are run again.
 
         Settings, cohorts and how rounds are executed are those of before; see `RunFolder`.
-
-        Raises:
-            UserError: If the key of their noise is gone, or the examples are others.
         """
         if checkpoint is None and self._folder.metrics.exists():
             raise UserError(

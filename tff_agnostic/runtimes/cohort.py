@@ -94,11 +94,7 @@ class CohortRuntime(SummingRuntime):
         )
 
     def __enter__(self) -> CohortRuntime:
-        """Finds the devices.
-
-        Raises:
-            UserError: If there is none of the kind that was asked for.
-        """
+        """Finds the devices."""
         drop_tff_context_at_exit()
         one_thread_per_operation()
         self._devices = DEVICES[self._options.device]()

@@ -110,9 +110,6 @@ def options_of(
         given: Values by name.
         before: How a run was executed until now, if it goes on: see `Runtime.execution`. What of it
             may change last bits stays as it was unless something of that is given.
-
-    Raises:
-        UserError: If a value is out of range, or without effect in this runtime.
     """
     of_runtime = {f.name: f.metadata["runtimes"] for f in dataclasses.fields(RuntimeOptions)}
     names = [name for name in _OF_LAST_BITS if name in before]
@@ -129,9 +126,6 @@ def check_options(options: RuntimeOptions, runtime: str, given: Mapping[str, Any
         options: All of them.
         runtime: Name of the runtime that they are for.
         given: Those that the user gave.
-
-    Raises:
-        UserError: Naming the first such flag.
     """
     for field in dataclasses.fields(options):
         wanted = field.metadata["runtimes"]

@@ -57,7 +57,6 @@ class RayRuntime(SummingRuntime):
         """Connects to Ray.
 
         Raises:
-            UserError: If there is none, or it has no room for the workers.
             ExecutionError: If it does not start.
         """
         with contextlib.ExitStack() as stack:
@@ -136,7 +135,6 @@ class SumOnRay:
 
         Raises:
             ExecutionError: If it cannot be had from the workers.
-            UserError: If a worker cannot run what this process sends.
         """
         pool, schedule = self._running()
         # First: workers start while this process traces.

@@ -62,9 +62,6 @@ def ray_session(address: str, start_seconds: float) -> Iterator[None]:
             however that ends. "auto" finds the cluster that runs on this machine. HOST:PORT names
             one.
         start_seconds: How long a worker of a Ray that is started here may take to start.
-
-    Raises:
-        UserError: If there is no cluster at the address, or not one that fits this process.
     """
     if ray.is_initialized():
         yield
@@ -243,11 +240,7 @@ def read_environment() -> None:
 
 
 def token_headers() -> list[tuple[str, str]]:
-    """Returns the headers that show this user's token to a cluster; none where none is wanted.
-
-    Raises:
-        UserError: If `RAY_AUTH_MODE` wants one, and there is none.
-    """
+    """Returns the headers that show this user's token to a cluster; none where none is wanted."""
     if not _CAN_ASK or _RAY.get_authentication_mode() != _RAY.AuthenticationMode.TOKEN:
         return []
     _check_file(os.environ.get("RAY_AUTH_TOKEN_PATH"))

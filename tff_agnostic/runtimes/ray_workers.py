@@ -73,11 +73,7 @@ class WorkerPool:
         self._reserved_cpus = 0.0 if options.ray_address == "local" else options.cpus_per_worker
 
     def check_room(self) -> int:
-        """Returns how many workers the nodes of this Ray have room for.
-
-        Raises:
-            UserError: If it is less than what was asked for, or nothing.
-        """
+        """Returns how many workers the nodes of this Ray have room for."""
         options = self._options
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         room = sum(_room_on(node, options) for node in nodes)
@@ -105,7 +101,6 @@ class WorkerPool:
         """Takes a worker that has started into use, or starts another if it died meanwhile.
 
         Raises:
-            UserError: If it cannot run what this process sends.
             ExecutionError: If too many died.
         """
         try:
@@ -217,7 +212,6 @@ class Schedule:
 
         Raises:
             ExecutionError: If a shard failed, or workers die without getting any further.
-            UserError: If a worker cannot run what this process sends.
         """
         round_num = next(self._rounds)
         waiting = collections.deque(range(num_shards))

@@ -31,11 +31,7 @@ class Training(Protocol):
         """Returns the state before the first round."""
 
     def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Report]:
-        """Runs one round on a cohort.
-
-        Raises:
-            UserError: If the cohort is smaller than the aggregation allows.
-        """
+        """Runs one round on a cohort."""
 
 
 class Evaluated(NamedTuple):
@@ -64,9 +60,6 @@ class Evaluation(Protocol):
             measured: What is measured, such as weights.
             parts: The clients.
             state: Of the aggregation; that before its first sum if None.
-
-        Raises:
-            UserError: If all parts together are fewer clients than the aggregation allows.
         """
 
 
@@ -80,34 +73,18 @@ class Runtime(Protocol):
         """Releases them."""
 
     def training(self, algorithm: Algorithm, aggregation: Aggregation) -> Training:
-        """Prepares rounds of `algorithm`.
-
-        Raises:
-            UserError: If what `aggregation` declares does not hold in a compiled step, or the
-                algorithm's functions do not fit together.
-        """
+        """Prepares rounds of `algorithm`."""
 
     def evaluation(self, model: Model, num_domains: int, aggregation: Aggregation) -> Evaluation:
-        """Prepares evaluations of `model`.
-
-        Raises:
-            UserError: As for `training`.
-        """
+        """Prepares evaluations of `model`."""
 
     def measurement(self, measurement: Measurement, aggregation: Aggregation) -> Evaluation:
-        """Prepares evaluations of another kind, such as of several models at once.
-
-        Raises:
-            UserError: As for `training`.
-        """
+        """Prepares evaluations of another kind, such as of several models at once."""
 
     def check_clients_per_round(self, clients_per_round: int) -> None:
         """Checks that rounds of so many clients suit the runtime.
 
         Cohorts of a size by chance have so many on average, and any number runs.
-
-        Raises:
-            UserError: If they do not.
         """
 
     def execution(self) -> Mapping[str, Any]:

@@ -73,7 +73,6 @@ def save_models(
 
     Args:
         folder: Where to; it exists.
-        models: The weights of each model by its name.
         formats: Names of `FORMATS`.
         quantize: A name of `QUANTIZATIONS`; formats that can quantise write such a file next to
             the plain one.
@@ -121,7 +120,6 @@ def save_for_keras(folder: Path, task: Task, models: Mapping[str, ModelWeights])
 
     Args:
         folder: Where to; it exists.
-        models: The weights of each model by its name.
     """
     trained = {name: _trained(task, task.model, weights) for name, weights in models.items()}
     kind = FORMATS[_KERAS]

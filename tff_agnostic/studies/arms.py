@@ -40,11 +40,7 @@ class Arm:
 
 
 def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
-    """Returns an arm for each algorithm with the settings that a task gives it, by its name.
-
-    Raises:
-        UserError: If there is none, one is named twice, or one is unknown.
-    """
+    """Returns an arm for each algorithm with the settings that a task gives it, by its name."""
     arms = {
         algorithm_label(name): Arm(algorithm_named(name).label, {"algorithm": name})
         for name in names
@@ -64,9 +60,6 @@ def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
     Args:
         text: The flag's text.
         parse: (flag, text) -> value.
-
-    Raises:
-        UserError: If the text has another form, or two arms have the same name.
     """
     arms: dict[str, Arm] = {}
     for label, algorithm, settings in _split(text):
@@ -88,9 +81,6 @@ def arms_of_settings(
     Args:
         by_name: Settings by flag, of which `algorithm` is one, by what the arms are called.
         checked: (flag, value) -> value.
-
-    Raises:
-        UserError: If a name or a setting is not as it has to be.
     """
     arms = {}
     for name, settings in by_name.items():

@@ -85,7 +85,6 @@ class AttackedRounds:
     """Rounds of an algorithm with private sums.
 
     Args:
-        round_: The rounds.
         without: What the attacked client sends in runs without it: nothing; zeros, with its noise;
             or what the others send.
 

@@ -36,9 +36,6 @@ class ComparedRuns:
         Args:
             measure: Its name, such as "accuracy"; the last one that the task has if not given.
             table_format: A format of tabulate; "github" is Markdown.
-
-        Raises:
-            UserError: If there is no such measure.
         """
         return comparison_report.table(self.comparison, self._measure(measure), table_format)
 

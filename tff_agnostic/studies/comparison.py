@@ -168,7 +168,6 @@ def run_trials(
         show_progress: Whether to show a bar of trials where somebody sees it.
 
     Raises:
-        UserError: As `check_folder` and `TrainingRun.run` do.
         Interrupted: If a signal asked to stop; what was done is saved.
     """
     check_folder(specs, folder, resume, other_files)
@@ -258,11 +257,7 @@ class LoadedTasks:
         self._kept: collections.deque[tuple[Any, Task]] = collections.deque(maxlen=_MAX_KEPT)
 
     def __call__(self, spec: RunSpec) -> Task:
-        """Returns the task of a run.
-
-        Raises:
-            UserError: As `RunSpec.load_task` does.
-        """
+        """Returns the task of a run."""
         wanted = (
             (spec.task, spec.task_options, spec.data_dir, spec.data),
             (spec.config.seed, spec.config.precision, spec.config.max_examples),
@@ -295,12 +290,8 @@ def check_folder(
 
     Args:
         specs: The trials of each row, by its name.
-        folder: The folder.
         resume: Whether to go on with the trials there.
         other_files: Names of what the caller puts beside the runs.
-
-    Raises:
-        UserError: If it holds something else, other trials, or trials that are not to be resumed.
     """
     with write_errors(folder):
         if not is_new_or_empty(folder):
@@ -326,7 +317,6 @@ def claim(
     """Makes the folder that of a comparison of these rows, beside those that are there.
 
     Args:
-        folder: The folder.
         rows: Names of the rows.
         labels: What tables call them, where that is something else.
     """
@@ -397,13 +387,9 @@ def collect(
 
     Args:
         folders: The folder of each trial.
-        domain_names: Names of the domains.
         measures: What was measured, by name.
         worst_min_examples: Of each trial; see `Comparison`.
         statistics: What describes distributions over clients; see `statistic_names`.
-
-    Raises:
-        UserError: If a file is damaged, or of another task.
     """
     results = [
         _read_result(folder.result, domain_names, measures, statistics) for folder in folders

@@ -77,7 +77,6 @@ def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
     """Returns the page.
 
     Args:
-        record: The comparison.
         command: The command that makes it again.
     """
     comparison, first = record.comparison, record.first
@@ -304,11 +303,7 @@ def _caption(measure: Measure, split: str) -> str:
 
 
 def write_comparison_report(folder: Path) -> Path:
-    """Writes the report of the comparison in a folder, and returns its path.
-
-    Raises:
-        UserError: If a file is missing or damaged, or the report cannot be written.
-    """
+    """Writes the report of the comparison in a folder, and returns its path."""
     row = next(iter(read_json(folder / COMPARE)), "")
     record = read_comparison(folder, _measures(trial_folder(folder, row, 0).path))
     specs = {
@@ -321,11 +316,7 @@ def write_comparison_report(folder: Path) -> Path:
 
 
 def write_report_again(folder: Path) -> Path:
-    """Writes the report of a complete run or comparison, and returns its path.
-
-    Raises:
-        UserError: If a file is missing or damaged, or the report cannot be written.
-    """
+    """Writes the report of a complete run or comparison, and returns its path."""
     if (folder / COMPARE).exists():
         return write_comparison_report(folder)
     return write_run_report(folder, _measures(folder), _command(folder))

@@ -79,12 +79,7 @@ def read_comparison(folder: Path, measures: Optional[Mapping[str, Any]] = None) 
     """Returns what a comparison left in its folder.
 
     Args:
-        folder: The folder.
         measures: What was measured, where the trials do not say so; see `read_run`.
-
-    Raises:
-        UserError: If a file is missing or damaged, or trials have gone on since compare.json was
-            written.
     """
     content, own = read_json(folder / COMPARE), read_json(folder / COMPARISON_FILE)
     try:

@@ -207,11 +207,7 @@ def _text(values: np.ndarray, unit: Unit) -> str:
 
 
 def draw_comparison(folder: Path, comparison: Comparison) -> None:
-    """Writes the figures of every measure into a folder, which it makes.
-
-    Raises:
-        UserError: If they cannot be written.
-    """
+    """Writes the figures of every measure into a folder, which it makes."""
     make_folder(folder)
     for measure in comparison.measures:
         save(figure(comparison, measure), folder / f"compare_{measure}.png")

@@ -239,9 +239,6 @@ def mixtures(
         shares: Share of the training examples that each domain has, [p].
         names: Of the domains.
         most: How many mixtures may be tried.
-
-    Raises:
-        UserError: If there are more, or no two domains to mix.
     """
     num_trained = np.count_nonzero(shares)
     if num_trained < 2:
@@ -413,9 +410,6 @@ def check_time(hours: float, seconds: float, trials_left: int) -> None:
         hours: How long they may take.
         seconds: How long the first of them took.
         trials_left: How many more there are.
-
-    Raises:
-        UserError: If they would take longer; it says how long.
     """
     needed = seconds * (1 + trials_left) / _SECONDS
     if needed > hours:

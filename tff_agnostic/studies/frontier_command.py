@@ -123,11 +123,7 @@ def _task(given: GivenRun) -> Task:
 
 
 def _measure(own: FrontierOptions, task: Task) -> Measure:
-    """Returns what --measure names: the task's first metric if nothing, its loss without one.
-
-    Raises:
-        UserError: If the task has no such measure.
-    """
+    """Returns what --measure names: the task's first metric if nothing, its loss without one."""
     measures = measures_of(task.model)
     loss, *metrics = measures
     name = own.measure
@@ -139,11 +135,7 @@ def _measure(own: FrontierOptions, task: Task) -> Measure:
 
 
 def _mixtures(own: FrontierOptions, task: Task, num_algorithms: int) -> list[Mixture]:
-    """Returns the mixtures that were asked for.
-
-    Raises:
-        UserError: If there are more than can be tried, or the task has no two domains to mix.
-    """
+    """Returns the mixtures that were asked for."""
     counts = training_examples(task)
     most = MAX_TRIALS // own.trials - num_algorithms
     shares = counts / max(1, np.sum(counts))

@@ -213,7 +213,6 @@ def table(frontier: Frontier, table_format: str) -> str:
     With many domains it has the worst domain's measure and name, and not every domain's.
 
     Args:
-        frontier: The frontier.
         table_format: A format of tabulate; "github" is Markdown.
     """
     comparison, is_markdown = frontier.comparison, table_format == "github"
@@ -244,7 +243,6 @@ def markdown(frontier: Frontier, title: str, command: str, image: str) -> str:
     """Returns the page of a frontier.
 
     Args:
-        frontier: The frontier.
         title: Its heading.
         command: What made it.
         image: Where its figure is.

@@ -60,11 +60,7 @@ class TrialOptions(ArmOptions):
 
 
 def given_arms(given: GivenRun) -> dict[str, Arm]:
-    """Returns the rows of a comparison, by the names of their folders.
-
-    Raises:
-        UserError: If --arms or --algorithms is not as it has to be, or both were given.
-    """
+    """Returns the rows of a comparison, by the names of their folders."""
     own, options = given.own, given.options
     if own.arms is None:
         return arms_of_algorithms(own.algorithms)
@@ -76,11 +72,7 @@ def given_arms(given: GivenRun) -> dict[str, Arm]:
 
 
 def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns what --override gives to each of `names`.
-
-    Raises:
-        UserError: If one has another form, or names something else.
-    """
+    """Returns what --override gives to each of `names`."""
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in given.own.override:
         owner, _, assignment = text.partition(":")
@@ -104,9 +96,6 @@ def trial_specs(
         arms: The rows, by the names of their folders.
         called: What --override calls rows that it does not call as their folders, by the latter;
             several may share a name. It cannot change what makes such a row.
-
-    Raises:
-        UserError: If a value is out of range, or has no effect on any of the rows.
     """
     own, shared = given.own, given.settings
     owners = {name: (called or {}).get(name, name) for name in arms}

@@ -82,9 +82,6 @@ class Studies:
     Args:
         folder: Of the search; it is there.
         method: How trials are drawn and judged.
-
-    Raises:
-        UserError: If the file is there and is no database of studies.
     """
 
     def __init__(self, folder: Path, method: Method) -> None:

@@ -172,9 +172,6 @@ def audit(
         without: What the client sends in runs without it, if not what the mechanism's neighbours
             have it send.
         **settings: Of the private sums.
-
-    Raises:
-        UserError: If it would take too long.
     """
     if claimed is None:
         claimed = PrivacyAccountant([mechanism], delta).epsilon(rounds)
@@ -196,11 +193,7 @@ def audit(
 
 
 def audit_of_answer(found: Answer, options: AuditOptions) -> Audit:
-    """Attacks rounds that an answer is about, and compares with the epsilon that it claims.
-
-    Raises:
-        UserError: If such rounds cannot be played, or would take too long.
-    """
+    """Attacks rounds that an answer is about, and compares with the epsilon that it claims."""
     asked, claim = found.options, found.statement
     if asked.privacy == "distributed" and asked.distributed_noise != _PLAYED_NOISE:
         raise UserError(

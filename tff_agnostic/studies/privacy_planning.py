@@ -124,11 +124,7 @@ class Answer:
 
 
 def answer(options: AccountingOptions) -> Answer:
-    """Returns what follows from two of --noise_multiplier, --target_epsilon and --rounds.
-
-    Raises:
-        UserError: If not two of them are given, or nothing reaches the target.
-    """
+    """Returns what follows from two of --noise_multiplier, --target_epsilon and --rounds."""
     missing = [name for name in _QUESTIONS if getattr(options, name) is None]
     if len(missing) != 1:
         given = ", ".join(f"--{name}" for name in _QUESTIONS if name not in missing) or "none"

@@ -73,7 +73,6 @@ class TrialRunner:
         """Runs a trial to its end, or what is left of it.
 
         Raises:
-            UserError: If a run cannot be made, or has no objective.
             Interrupted: If a signal asked to stop; the run was saved.
         """
         same = _same_trial(claim)
@@ -128,7 +127,6 @@ class Search:
         After `begin`.
 
         Raises:
-            UserError: If a run cannot be made; its trial is then replaced by another one.
             Interrupted: If a signal asked to stop; what was done is saved.
         """
         spaces = {name: tuple(arm.dimensions.values()) for name, arm in self.arms.items()}
@@ -289,11 +287,7 @@ class Watch:
             raise Pruned(f"after round {step} of {self._num_runs * self._rounds}")
 
     def end_run(self, report: EvaluationReport, split: str) -> None:
-        """Takes the result of a run.
-
-        Raises:
-            UserError: If it has no objective.
-        """
+        """Takes the result of a run."""
         value = self._objective(report)
         if math.isnan(value):
             raise UserError(

@@ -97,11 +97,7 @@ class Dimension:
 
 
 def dimension(setting: Option, text: str) -> Dimension:
-    """Returns the dimension that a text describes; see `FORM`.
-
-    Raises:
-        UserError: If the text has another form, or is of no values of the setting.
-    """
+    """Returns the dimension that a text describes; see `FORM`."""
     make = _choices if text.startswith(_CHOICE) else _range
     return Dimension(setting, text, make(setting, text))
 
@@ -167,9 +163,6 @@ class Space:
         Args:
             name: What the algorithm is called.
             has: Flags of the settings that it has.
-
-        Raises:
-            UserError: If it lacks a setting that is searched for it alone, or nothing is left.
         """
         own = self.own.get(name, {})
         strange = next((flag for flag in own if flag not in has), None)
@@ -191,13 +184,8 @@ def parse_search(text: str, settings: Registry[Option], names: Sequence[str]) ->
     of q_ffl.
 
     Args:
-        text: The text.
         settings: What may be searched, by flag; see `searchable`.
         names: What the algorithms are called.
-
-    Raises:
-        UserError: If the text has another form, or names a setting or an algorithm that is not
-            there.
     """
     shared: dict[str, Dimension] = {}
     own: dict[str, dict[str, Dimension]] = {name: {} for name in names}
@@ -222,7 +210,6 @@ def searchable(task: str, options: Optional[Mapping[str, Option]] = None) -> Reg
     Not files, and not what decides whom the result is measured on.
 
     Args:
-        task: Name of the task.
         options: Every option of runs by its flag, if users' algorithms have some.
     """
     found = {
@@ -349,9 +336,6 @@ def parse_objective(
         text: "worst", "superquantile:loss", "domain(es-AR)" or "0.7*worst+0.3*overall", say.
         measures: What an evaluation reports, the loss first.
         domains: Names of the domains.
-
-    Raises:
-        UserError: If the text has another form, or names what no evaluation reports.
     """
     loss, *metrics = measures
     terms = []

@@ -79,9 +79,6 @@ class SearchedArm:
             sampled: Optuna's values of some of the dimensions, by flag; the others have the values
                 that were given, or their defaults.
             seed: Of the run.
-
-        Raises:
-            UserError: If a value is out of range, or values do not go together.
         """
         return self._resolved({f: self.dimensions[f].value(v) for f, v in sampled.items()}, seed)
 
@@ -114,9 +111,6 @@ class SearchedArm:
         Args:
             seed: Of the runs.
             task: The task, loaded with what is given.
-
-        Raises:
-            UserError: If one does not.
         """
         given, _ = self.start(seed)
         options = self.spec({}, seed).task_options
@@ -173,11 +167,7 @@ def check_run(spec: RunSpec, task: Task) -> None:
     """Checks what a run would refuse before its first round.
 
     Args:
-        spec: The run.
         task: Its task, loaded.
-
-    Raises:
-        UserError: If its settings do not fit the task, or one another.
     """
     check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     aggregation = spec.build_training_aggregation()
@@ -215,7 +205,6 @@ def identity(
     Args:
         arms: The algorithms, by their names.
         method: How trials are drawn and judged.
-        objective: Name of the objective.
         seeds: Of the runs of each trial.
         task: The task, loaded; the algorithms were built for it.
     """
@@ -248,12 +237,8 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
     """Checks that a search may use the folder; writes nothing.
 
     Args:
-        folder: The folder.
         wanted: See `identity`.
         resume: Whether to go on with the search there, or to join in.
-
-    Raises:
-        UserError: If it holds something else, another search, or one that is not to be resumed.
     """
     with write_errors(folder):
         if is_new_or_empty(folder):
@@ -275,11 +260,7 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
 
 
 def claim_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
-    """Makes the folder that of a search; of several processes the first one does.
-
-    Raises:
-        UserError: As `check_folder` does.
-    """
+    """Makes the folder that of a search; of several processes the first one does."""
     make_folder(folder)
     with folder_lock(folder, wait=True):
         # Again: another process may have been faster.

@@ -137,12 +137,7 @@ def tune(given: GivenRun) -> None:
 
 
 def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
-    """Returns the algorithms that were named, with what is searched of each.
-
-    Raises:
-        UserError: If a flag is not as it has to be, has no effect on any algorithm, or asks for the
-            test split.
-    """
+    """Returns the algorithms that were named, with what is searched of each."""
     own, shared = given.own, given.settings
     options = heldout_options(own.task, given.task_options(own.task))
     rows = given_arms(given)
@@ -197,9 +192,6 @@ def _method(given: GivenRun, arms: Mapping[str, SearchedArm], higher_is_better: 
         given: What the command was given.
         arms: The algorithms.
         higher_is_better: Which direction of the objective is good.
-
-    Raises:
-        UserError: If --prune_after has no effect.
     """
     own, seed = given.own, _seeds(given)[0]
     rounds = min(arm.spec({}, seed).config.rounds for arm in arms.values())

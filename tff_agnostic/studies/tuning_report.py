@@ -155,7 +155,6 @@ def to_csv(trials: Trials, objective: Objective) -> str:
     """Returns a line for each trial; what it does not have is empty. Lines end as RFC 4180 has it.
 
     Args:
-        trials: The trials.
         objective: What was searched for; its values are as they were measured, not in percent.
     """
     names = _settings(trials)
@@ -180,7 +179,6 @@ def table(name: str, trials: Sequence[FrozenTrial], objective: Objective) -> str
 
     Args:
         name: What the algorithm is called.
-        trials: Its trials.
         objective: What was searched for; shares are in percent.
     """
     settings = _settings({name: trials})
@@ -258,7 +256,6 @@ def flags_of_all(arms: Mapping[str, SearchedArm], settings: Settings, remark: st
 
     Args:
         arms: The algorithms, by their names.
-        settings: The settings of each.
         remark: A line that says what they are.
     """
     first = next(iter(arms.values()))
@@ -297,9 +294,6 @@ def report(search: Search, split: str, command: str) -> None:
         search: The search, ended; other processes may still run trials of it.
         split: Whose clients were evaluated.
         command: What made it.
-
-    Raises:
-        UserError: If no trial of an algorithm was complete; the rest is written all the same.
     """
     # What one process writes is of the same trials, and not replaced by what another saw before.
     with folder_lock(search.folder, wait=True):

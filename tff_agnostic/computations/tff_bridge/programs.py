@@ -186,11 +186,7 @@ class _ClientIterator(tff.program.FederatedDataSourceIterator):
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> _ClientIterator:
-        """Returns what `to_bytes` saved.
-
-        Raises:
-            UserError: If the process has made no source of the same seed, clients and type.
-        """
+        """Returns what `to_bytes` saved."""
         number, key = int.from_bytes(buffer[:8], "little"), buffer[8:]
         if key not in cls.sources:
             raise UserError(
