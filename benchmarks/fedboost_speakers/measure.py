@@ -80,6 +80,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             budget=q // 2,
             predictor_draw=chosen.draw,
             gradient_estimator=estimator,
+            uniform_share=0.0,
             alpha_learning_rate=chosen.eta,
         )
         found = [final_loss(text, options, seed, chosen.rounds) for seed in range(chosen.seeds)]

@@ -45,7 +45,7 @@ def _cohorts() -> list[list[Client]]:
         domains = range(NUM_DOMAINS if t != 1 else 2)
         cohort = [random_client(rng, size, domains) for size in (5, 11, 2, 8)]
         for k, client in enumerate(cohort):
-            # Losses far apart: the survey of Delta-FL takes those within 5% for equal.
+            # Losses far apart: the survey of Delta-FL takes those within 2.7% for equal.
             client["x"] *= np.float32(0.3 + 0.9 * k)
         cohorts.append(cohort)
     return cohorts

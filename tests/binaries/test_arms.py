@@ -12,7 +12,7 @@ from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.studies.arms import Arm
 
 _SHORT = (*TOY, "--rounds=2", "--trials=1", "--evaluate_every=1")
-_ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5;agnostic_fed_avg"
+_ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5,preset=paper;agnostic_fed_avg"
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,7 @@ def test_every_arm_has_a_folder_with_its_settings(compared):
     assert [config["algorithm"] for config in (mild, strong)] == ["q_ffl", "q_ffl"]
     assert (mild["q"], strong["q"]) == (0.1, 5.0)
     assert strong["client_learning_rate"] == 0.01 != mild["client_learning_rate"]
+    assert (mild["client_weighting"], strong["client_weighting"]) == ("examples", "equal")
     assert (agnostic["algorithm"], agnostic["window"]) == ("agnostic_fed_avg", 4)
     assert "window" not in mild and "q" not in agnostic
 

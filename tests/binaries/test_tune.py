@@ -24,7 +24,7 @@ _DATA = ("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2
 _FLAGS = (
     *_DATA,
     *("--clients_per_round=2", "--batch_size=100", "--rounds=2", "--evaluate_every=1"),
-    *("--algorithms=fed_avg", "--seed=7"),
+    *("--algorithms=fed_avg", "--preset=paper", "--seed=7"),
     "--search=server_learning_rate=log:0.1..2;server_optimizer=choice:sgd,adam",
     "--objective=0.5*worst+0.5*overall",
 )
@@ -76,7 +76,9 @@ def test_the_table_of_trials_is_what_the_runs_found(searched):
         assert (row["algorithm"], row["state"], row["step"]) == ("fed_avg", "complete", "2")
         config = json.loads((path / f"fed_avg/trial_{k:03d}/seed_7/config.json").read_text())
         assert float(row["server_learning_rate"]) == config["server_learning_rate"]
+        # What is searched comes before the preset, what is not after it.
         assert row["server_optimizer"] == config["server_optimizer"]
+        assert config["batch_normalizer"] == "batch"
         assert config["digits_heldout_share"] == 0.25
     # What the task has without a search.
     assert (rows[0]["server_learning_rate"], rows[0]["server_optimizer"]) == ("1.0", "sgd")
@@ -113,6 +115,8 @@ def test_the_best_trial_and_its_flags(searched, folder):
     wanted = {
         "server_learning_rate": float(best["server_learning_rate"]),
         "server_optimizer": best["server_optimizer"],
+        "preset": "paper",
+        "batch_normalizer": "batch",
         "rounds": 2,
         "batch_size": 100,
         "clients_per_round": 2,

@@ -223,6 +223,8 @@ def test_defaults_are_those_that_hold(page, task):
     expected = {**TASKS[task].defaults, **own}.get("server_learning_rate", 1.0)
     text = page("train", f"--task={task}", "--algorithm=stochastic_afl")
     assert float(_default(text, "server_learning_rate")) == float(expected)
+    text = page("train", f"--task={task}", "--algorithm=delta_fl", "--preset=paper")
+    assert (_default(text, "boundary"), _default(text, "batch_normalizer")) == ("paper", "batch")
 
 
 def test_a_comparison_shows_the_flags_of_all_its_algorithms(page):

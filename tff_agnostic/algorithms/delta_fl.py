@@ -10,6 +10,9 @@ trained on the same cohorts as if it were alone.
 A round of the paper asks for the losses, finds their quantile, and trains the clients above it.
 Where the threshold is known before, from the round before or tracked, the round has one step; see
 `tail_thresholds`.
+
+Algorithm 2 counts in full every client whose loss is at least the threshold; by default those at
+the threshold count what is left of theta here. `--preset=paper` is the algorithm as printed.
 """
 
 from __future__ import annotations

@@ -241,5 +241,12 @@ AFL_BOOST = core.AlgorithmSpec(
     build=afl_boost,
     options=AflBoostOptions,
     traits=frozenset({core.Trait.PARTITION_BLIND, core.Trait.LEARNS_FROM_EVERY_DOMAIN}),
-    paper_settings={**_PAPER, "example_weight": "cohort", "lambda_set": "simplex"},
+    paper_settings={
+        **_PAPER,
+        "example_weight": "cohort",  # lines 4 and 5
+        "lambda_set": "simplex",
+        "domain_losses": "unbiased",
+        "freeze_absent_domains": False,  # line 5: a domain without examples has a gradient of 0
+        "chi2_weight": 0.0,
+    },
 )

@@ -114,6 +114,7 @@ def _loaded(path: Path, mtime_ns: int, size: int) -> _Loaded:
         _check_options(spec.options)
         if not isinstance(spec.label, str):
             raise UserError(f"label: expected a text, found {_shown(spec.label)}")
+        _check_paper_settings(spec)
 
     def build(problem: core.Problem, options: Any) -> core.Algorithm:
         with file.running("build"):
@@ -155,6 +156,21 @@ def _check_options(options: Any) -> None:
                 f"tuple[float, ...], optional or not, found {_shown(setting.kind)}"
             )
     options()
+
+
+def _check_paper_settings(spec: core.AlgorithmSpec) -> None:
+    if not isinstance(spec.paper_settings, Mapping):
+        raise UserError(
+            f"paper_settings: expected values by flag, found {_shown(spec.paper_settings)}"
+        )
+    own = {one.flag: one for one in settings_in(spec.options)}
+    for flag, value in spec.paper_settings.items():
+        if flag not in own:
+            raise UserError(f"paper_settings: expected flags of its options, found {flag!r}")
+        try:
+            own[flag].check_type(value)
+        except UserError as e:
+            raise UserError(f"paper_settings: {e}") from None
 
 
 def _shown(value: Any) -> str:

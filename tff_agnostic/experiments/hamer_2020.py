@@ -90,7 +90,7 @@ def _of_site(site: str) -> Arm:
 
 
 def _mixture(label: str, algorithm: str, sampling: str) -> Arm:
-    sampled: dict[str, Any] = {} if sampling == "none" else {"budget": 2}
+    sampled: dict[str, Any] = {} if sampling == "none" else {"budget": 2, "uniform_share": 0.0}
     return Arm(
         label,
         {

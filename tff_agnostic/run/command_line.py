@@ -37,6 +37,8 @@ from tff_agnostic.run.help_page import (
     without_repeated,
 )
 from tff_agnostic.run.options import (
+    NO_PRESET,
+    PAPER,
     RunConfig,
     algorithm_of_flag,
     options_of_runs,
@@ -73,8 +75,8 @@ RUNS = Path("runs")
 _CHOICES = ("algorithm", "preset", "aggregation", "privacy")
 # Whose values name users' algorithms, or runs that have one.
 _NAMING = ("algorithm", "algorithms", "arms", "checkpoint", "output_dir", "resume")
-# What decides which flags --help shows.
-_CHOOSING = ("task", "aggregation", "update_aggregator", "privacy", "runtime")
+# What decides which flags --help shows, and their defaults.
+_CHOOSING = ("task", "preset", "aggregation", "update_aggregator", "privacy", "runtime")
 # Of --arms: [LABEL=]FILE.py[:...], separated by semicolons.
 _FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
 
@@ -222,6 +224,9 @@ class RunCommand(Command):
         by_flag = {option.flag: option for group in groups for option in group.options}
         given = _named_in(sys.argv, by_flag)
 
+        def default_text(option: Option) -> str:
+            return _default_for(option, task, algorithms, named.get("preset", NO_PRESET))
+
         def applies(option: Option) -> bool:
             if option.needs is None or option.flag in given:
                 return True
@@ -229,7 +234,7 @@ class RunCommand(Command):
             chosen = given.get(other)
             if chosen is None and other in by_flag:
                 # As a text; of several algorithms any may need it.
-                chosen = _default_for(by_flag[other], task, algorithms)
+                chosen = default_text(by_flag[other])
             return not chosen or any(flag_text(value) in chosen for value in wanted)
 
         shown_groups = [g._replace(options=list(filter(applies, g.options))) for g in groups]
@@ -238,11 +243,8 @@ class RunCommand(Command):
             "--lambda_set=box --help, and by --help=GROUP.",
             f"Other tasks: --task=NAME --help, of {', '.join(TASKS)}.",
             f"Other algorithms: --algorithm=NAME --help, of {', '.join(ALGORITHMS)}.",
-            "Likewise: --aggregation, --update_aggregator, --privacy and --runtime.",
+            "Likewise: --preset, --aggregation, --update_aggregator, --privacy and --runtime.",
         ]
-
-        def default_text(option: Option) -> str:
-            return _default_for(option, task, algorithms)
 
         return help_page(doc, shown_groups, default_text, last)
 
@@ -365,13 +367,19 @@ def _algorithms_in(named: Mapping[str, Any], task: Optional[str]) -> list[str]:
     return list(dict.fromkeys(known)) or [default_for_task(task, "algorithm", [])]
 
 
-def _default_for(option: Option, task: Optional[str], algorithms: Sequence[str]) -> str:
-    """Returns the default that holds for a task and algorithms, as a text."""
+def _default_for(
+    option: Option, task: Optional[str], algorithms: Sequence[str], preset: str
+) -> str:
+    """Returns the default that holds for a task, algorithms and a preset, as a text."""
     if task is None or task not in TASKS:
         return _default_text(option)
     spec = TASKS[task]
     values = {
-        name: {**spec.defaults, **spec.algorithm_defaults.get(name, {})}.get(option.flag)
+        name: {
+            **spec.defaults,
+            **spec.algorithm_defaults.get(name, {}),
+            **(algorithm_of_flag(name).paper_settings if preset == PAPER else {}),
+        }.get(option.flag)
         for name in algorithms
     }
     texts = {

@@ -59,8 +59,9 @@ class RunConfig(Settings):
     )
     preset: str = setting(
         NO_PRESET,
-        "Where settings come from that are not given: what a preset has comes before a task's "
-        "defaults, and what is given before both.",
+        "Where the settings come from that you do not give. The values of a preset replace the "
+        "defaults of the task and of this package; a flag that you give replaces the value of the "
+        "preset.",
         choices=PRESETS,
     )
     runtime: str = setting(
