@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 
-__version__ = "0.2.0"
+__version__ = "0.4.0.dev0"
 
 
 def versions() -> dict[str, str]:

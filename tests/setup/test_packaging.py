@@ -37,6 +37,24 @@ def version():
     raise AssertionError("no literal __version__ in tff_agnostic/__init__.py")
 
 
+def test_the_version_is_the_next_one_after_the_release_that_is_cited():
+    released, date = re.findall(r"^## \[([\d.]+)\] - (\S+)$", text_of("CHANGELOG.md"), re.M)[0]
+    assert f"version: {released}\ndate-released: {date}\n" in text_of("CITATION.cff")
+    number, is_next, rest = version().partition(".dev")
+    if is_next:
+        assert rest == "0" and _numbers(number) > _numbers(released)
+    else:
+        assert number == released
+
+
+def text_of(name):
+    return (ROOT / name).read_text()
+
+
+def _numbers(number):
+    return tuple(map(int, number.split(".")))
+
+
 def test_what_people_know_by_its_place_stays():
     for name in ("BUILD", "WORKSPACE", "tff_agnostic", "tests", "binaries"):
         assert (ROOT / name).exists(), name
@@ -191,11 +209,6 @@ def test_the_list_of_packages_is_complete(project):
     packages = {".".join(path.parent.relative_to(ROOT).parts) for path in modules}
     packages |= {"tff_agnostic.binaries", "tff_agnostic.configs"}
     assert set(project["tool"]["setuptools"]["packages"]) == packages
-
-
-def test_the_version_is_in_the_changelog_and_the_citation():
-    assert f"## [{version()}]" in (ROOT / "CHANGELOG.md").read_text()
-    assert f"\nversion: {version()}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 # Where the name to import is not the name to install.
