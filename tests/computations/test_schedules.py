@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.cases import CASES, build, cohorts
-from tests.computations.harness import assert_all_close, run_rounds
+from tests.computations.harness import assert_all_close, assert_identical, run_rounds
 from tests.selection import usually
 from tff_agnostic.api import train
 from tff_agnostic.computations import PlainSum, Rate, with_rate_columns
@@ -38,6 +38,12 @@ def test_formulas_are_those_of_keras(name):
     for t in range(10):
         found = float(rate.at(tf.constant(t)))
         assert found == pytest.approx(float(_FORMULAS[name](t)), rel=1e-6), t
+
+
+def test_an_exponential_does_not_drift_in_long_runs():
+    rate = Rate(_RATE, "exponential", (1,), (0.999,))
+    for t in (1_000, 10_000):
+        assert float(rate.at(tf.constant(t))) == pytest.approx(_RATE * 0.999**t, rel=3e-6)
 
 
 def _with_schedule(name: str) -> list[tuple[str, str]]:
@@ -101,7 +107,14 @@ def _at_rate(state: Any, rate: float) -> Any:
     return state
 
 
-@pytest.mark.parametrize(("name", "whose"), [("fed_avg", "client"), ("fed_avg", "server")])
+# TensorFlow multiplies q-FFL's constants with one another before anything else.
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    usually(
+        [("fed_prox", "client"), ("fed_avg", "server")],
+        [pair for pair in _ALL if pair != ("q_ffl", "client")],
+    ),
+)
 def test_a_schedule_that_does_not_fall_is_the_constant_to_the_bit(streaming_runtime, name, whose):
     flat = {
         f"{whose}_schedule": "piecewise",
@@ -110,9 +123,34 @@ def test_a_schedule_that_does_not_fall_is_the_constant_to_the_bit(streaming_runt
     }
     models = []
     for settings in ({}, flat):
-        training = streaming_runtime.training(build(name, **settings), PlainSum())
-        models.append(run_rounds(training, _COHORTS)[0].algorithm.weights)
-    assert_all_close(models[0], models[1], rtol=0, atol=0)
+        algorithm = build(name, **settings)
+        training = streaming_runtime.training(algorithm, PlainSum())
+        models.append(algorithm.models(run_rounds(training, _COHORTS)[0].algorithm))
+    assert_identical(models[0], models[1])
+
+
+def test_clients_of_q_ffl_whose_rate_has_become_0_count_and_change_nothing(streaming_runtime):
+    """Delta_k is 0 then, and h_k / L is F_k^q, the limit of small rates."""
+    stops = {
+        "client_schedule": "cosine",
+        "client_schedule_rounds": (1,),
+        "client_schedule_factors": (0.0,),
+    }
+    training = streaming_runtime.training(build("q_ffl", **stops), PlainSum())
+    before, _ = training.next(training.initialize(), _COHORTS[0])
+    after, report = training.next(before, _COHORTS[1])
+    assert_identical(after.algorithm.weights, before.algorithm.weights)
+    assert report["clients"]["contributed"] == len(_COHORTS[1])
+    assert report["clients"]["non_finite"] == 0
+
+
+def test_a_function_that_decides_in_python_is_one_line_where_rounds_are_traced(streaming_runtime):
+    decides = {"client_schedule": lambda t: 0.1 if t < 2 else 0.05}
+    training = streaming_runtime.training(build("fed_avg", **decides), PlainSum())
+    with pytest.raises(UserError, match=r"^schedule: expected a function of TensorFlow's"):
+        training.next(training.initialize(), _COHORTS[0])
+    found = tabulated({"client_schedule": decides["client_schedule"]}, 4)
+    assert found["client_schedule_rounds"] == (2,)
 
 
 def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_runtime):

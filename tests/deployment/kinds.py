@@ -99,11 +99,13 @@ def make_request(
     server_optimizer: str = "sgd",
     threshold: str = "lagged",
     conformity: tuple[float, ...] = (0.5,),
+    schedule: str = "constant",
     **changes: Any,
 ) -> ExportRequest:
     """Returns a request whose clients take several steps in batches that do not divide them.
 
-    `threshold` and `conformity` are for Delta-FL: by default it has two steps a round.
+    `threshold` and `conformity` are for Delta-FL: by default it has two steps a round. `schedule`
+    is of every learning rate that may have one.
     """
     model, ranges = KINDS[kind].model(), KINDS[kind].ranges
     built = build(
@@ -114,6 +116,8 @@ def make_request(
         server_learning_rate=0.5,
         threshold=threshold,
         conformity=conformity,
+        **{f"{whose}_schedule": schedule for whose in ("client", "server", "alpha")},
+        **{f"{whose}_schedule_rounds": (1,) for whose in ("client", "server", "alpha")},
         initial_domain_counts=(5.0,) * NUM_DOMAINS,
     )
     spec = AGGREGATIONS[PROFILES[profile].aggregation]

@@ -1,5 +1,6 @@
 """Simulations, plain and secure, and exported plans use the same examples of a client with many."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.deployment.kinds import (
 )
 from tests.selection import exhaustive, usually
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.computations.schedules import CONSTANT, SCHEDULES
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import NUM_ROUNDS, synthetic_clients
@@ -121,6 +123,7 @@ def test_a_device_reads_no_more_than_a_run_would_use(profile, settings, max_exam
 # --- Rounds of an export in plain TensorFlow are those of TFF's runtime
 
 
+_FALLING = [name for name in SCHEDULES if name != CONSTANT]
 # Largest difference, relative to a tensor's largest number, between Python's TensorFlow and TFF's
 # worker: two builds, whose kernels differ, and by how much depends on the processor.
 _ROUNDING = 1e-5
@@ -157,6 +160,26 @@ def test_a_family_of_models(exported, profile):
 @pytest.mark.parametrize("server_optimizer", usually(["adam"], ["nesterov", "adam"]))
 def test_server_optimizers_with_state(exported, server_optimizer):
     _assert_up_to_rounding(exported("daf", server_optimizer=server_optimizer))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "schedule"),
+    usually(
+        [("agnostic_fed_avg", "exponential")],
+        itertools.product(("agnostic_fed_avg", "q_ffl", "fed_boost"), _FALLING),
+    ),
+)
+def test_learning_rates_that_fall(exported, algorithm, schedule):
+    """Devices know the round that they are in: the second one has a rate of its own."""
+    folder = exported("daf", algorithm=algorithm, schedule=schedule)
+    _assert_up_to_rounding(folder)
+    constant = exported("daf", algorithm=algorithm)
+    for name, is_same in (("round_1", True), ("round_2", False)):
+        weights, of_constant = (
+            read_tensors(f / f"conformance/{name}.npz")["server/algorithm/weights/trainable/0"]
+            for f in (folder, constant)
+        )
+        assert np.allclose(weights, of_constant, rtol=1e-6) == is_same
 
 
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))

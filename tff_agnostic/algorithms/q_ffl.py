@@ -113,7 +113,8 @@ def client_work(
         # A client that measures nothing counts as one of the usual loss.
         loss = sums.mean_loss(otherwise=unit_loss)
         change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
-        lipschitz = 1.0 / options.client_rate.at(clients.round_num)
+        # At a rate of 0 nothing changes, and h_k / L is F^q: the limit.
+        lipschitz = options.client_rate.inverse_at(clients.round_num)
         weight = core.CLIENT_WEIGHTINGS[client_weighting](n)
         return weighted_update(change, loss, unit_loss, weight, q, lipschitz)
 

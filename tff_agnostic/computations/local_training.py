@@ -127,7 +127,8 @@ def local_sgd(
     """
     normalize = NORMALIZERS[options.batch_normalizer]
     # gamma_t
-    rate = options.client_rate.at(clients.round_num)
+    rate = options.client_rate.at(clients.round_num, model.loss_scale)
+    proximal_rate = options.client_rate.at(clients.round_num, proximal)
 
     def sgd_step(
         batch: Examples,
@@ -148,7 +149,7 @@ def local_sgd(
             divisor = normalize(beta, batch_weight)
             objective = tf.math.divide_no_nan(tf.reduce_sum(scale * losses), divisor)
             # Scaled here, the gradients come out as steps: no further pass over the weights.
-            objective *= rate * model.loss_scale
+            objective *= rate
         steps = tape.gradient(
             objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -157,7 +158,7 @@ def local_sgd(
         ]
         if proximal:
             # Of the term's gradient, mu (w^k - w): none where a client has no examples left.
-            pull = rate * proximal * tf.math.divide_no_nan(batch_weight, divisor)
+            pull = proximal_rate * tf.math.divide_no_nan(batch_weight, divisor)
             next_trained = [
                 after - pull * (before - tf.convert_to_tensor(anchor))
                 for after, before, anchor in zip(next_trained, trained, weights.trainable)

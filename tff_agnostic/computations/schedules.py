@@ -36,6 +36,11 @@ def _cosine(t: tf.Tensor, rounds: tuple[int, ...], factors: tuple[float, ...]) -
     return factors[0] + (1.0 - factors[0]) * 0.5 * (1.0 + tf.cos(math.pi * part))
 
 
+def _exponential(t: tf.Tensor, rounds: tuple[int, ...], factors: tuple[float, ...]) -> tf.Tensor:
+    # f^(t / T), by a logarithm of f itself: rounded to float32, f would be off t times over.
+    return tf.exp(t * (math.log(factors[0]) / rounds[0]))
+
+
 # (t, T, f) -> factor of the rate; t float32. The help says what each is.
 SCHEDULES: Registry[Callable[[Any, tuple[int, ...], tuple[float, ...]], Any]] = Registry(
     "schedule",
@@ -43,7 +48,7 @@ SCHEDULES: Registry[Callable[[Any, tuple[int, ...], tuple[float, ...]], Any]] = 
         CONSTANT: lambda t, rounds, factors: 1.0,
         "inverse_time": lambda t, rounds, factors: 1.0 / (1.0 + t / rounds[0]),
         "inverse_sqrt": lambda t, rounds, factors: tf.math.rsqrt(1.0 + t / rounds[0]),
-        "exponential": lambda t, rounds, factors: tf.pow(factors[0], t / rounds[0]),
+        "exponential": _exponential,
         "cosine": _cosine,
         "piecewise": _piecewise,
     },
@@ -107,18 +112,37 @@ class Rate:
         """Whether it is the same number in all rounds."""
         return self.schedule == CONSTANT
 
-    def at(self, t: Any) -> Any:
-        """Returns the rate of a round: a number if it is constant, otherwise float32.
+    def at(self, t: Any, scale: float = 1.0) -> Any:
+        """Returns the rate of a round times `scale`: a number if it is constant, else float32.
+
+        Where the factor is 1, it has the bits of the constant.
 
         Args:
             t: The round, from 0; an int32 scalar.
+            scale: What it is multiplied by.
         """
         if self.is_constant:
-            return self.first
+            return self.first * scale
         if not isinstance(self.schedule, str):
-            return tf.cast(self.schedule(t), tf.float32)
+            return self._of_function(t) * scale
         factor = SCHEDULES[self.schedule](tf.cast(t, tf.float32), self.rounds, self.factors)
-        return tf.constant(self.first, tf.float32) * factor
+        return tf.constant(self.first * scale, tf.float32) * factor
+
+    def inverse_at(self, t: Any) -> Any:
+        """Returns 1 over the rate of a round, as `at` does; 0 where the rate is 0."""
+        rate = self.at(t)
+        return 1.0 / rate if self.is_constant else tf.math.reciprocal_no_nan(rate)
+
+    def _of_function(self, t: Any) -> tf.Tensor:
+        assert not isinstance(self.schedule, str)
+        try:
+            return tf.cast(self.schedule(t), tf.float32)
+        except tf.errors.OperatorNotAllowedInGraphError as e:
+            raise UserError(
+                "schedule: expected a function of TensorFlow's operations, as rounds are traced, "
+                "found one that decides by the round in Python: use tf.where, or "
+                "tff_agnostic.api.train, which makes a table of it"
+            ) from e
 
 
 def rate_of(options: Any, whose: str) -> Rate:
