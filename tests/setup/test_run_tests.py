@@ -40,7 +40,7 @@ from pathlib import Path
 
 def test_that_does_not_end():
     ignore = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", ignore], start_new_session=True)
+    child = subprocess.Popen([sys.executable, "-c", ignore], start_new_session=True, env={})
     Path("child").write_text(str(child.pid))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     time.sleep(600)
