@@ -320,8 +320,8 @@ class HoldoutOptions(Settings):
 
     domain_loss_share: float = setting(
         0.0,
-        "Share of each client's examples that is kept out of local training, and on which the "
-        "losses are measured that the algorithm follows; with 0 clients measure and train on all.",
+        "Share of each client's examples that is kept out of training, to measure on them the "
+        "losses that the algorithm follows; with 0 clients train and measure on all.",
         at_least=0.0,
         below=1.0,
     )

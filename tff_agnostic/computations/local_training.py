@@ -53,24 +53,26 @@ class LocalTrainingOptions(Settings):
         client_schedule_factors: f of it.
     """
 
-    client_learning_rate: float = setting(0.1, "gamma_w of the clients' SGD.", positive=True)
+    client_learning_rate: float = setting(
+        0.1, "Learning rate of the clients' SGD (gamma_w).", positive=True
+    )
     client_epochs: int = setting(
         1,
-        "E, passes over a client's data in a round.",
+        "Passes over a client's examples in a round (E).",
         at_least=1,
         # A round is not interrupted, and one of more would not end.
         at_most=100_000,
     )
     batch_size: int = setting(
         20,
-        "B, examples of one SGD step; a client with fewer takes all of them at once.",
+        "Examples in an SGD step (B); a client with fewer takes all at once.",
         at_least=1,
     )
     batch_normalizer: str = setting(
         "client",
-        "What a batch's loss is divided by: the weight of the whole client (as in Ro et al. 2021: "
-        "one epoch is about one step on the client's mean loss), or the batch's own (as in "
-        "McMahan et al. 2017: as many such steps as there are batches).",
+        "Divisor of a batch's loss: the weight of the whole client, so that an epoch is about one "
+        "step (client; Ro et al. 2021), or of the batch, so that each batch is one (batch; McMahan "
+        "et al. 2017).",
         choices=NORMALIZERS,
     )
     shuffle: bool = setting(True, "Whether clients shuffle their examples before each epoch.")

@@ -220,18 +220,22 @@ class ServerOptimizerOptions(Settings):
         server_schedule_factors: f of it.
     """
 
-    server_optimizer: str = setting("sgd", "Applies a round's update.", choices=SERVER_OPTIMIZERS)
-    server_learning_rate: float = setting(1.0, "Of the server optimizer.", positive=True)
+    server_optimizer: str = setting(
+        "sgd", "Optimizer that applies a round's update.", choices=SERVER_OPTIMIZERS
+    )
+    server_learning_rate: float = setting(
+        1.0, "Learning rate of the server optimizer.", positive=True
+    )
     server_momentum: float = setting(
         0.9,
-        "Momentum (also nesterov's), or beta_1 of adam and yogi.",
+        "Momentum of momentum and nesterov, beta_1 of adam and yogi.",
         at_least=0.0,
         below=1.0,
         only_with=("server_optimizer", _WITH_MOMENTUM),
     )
     server_epsilon: float = setting(
         1e-3,
-        "Of adam, yogi and adagrad.",
+        "Epsilon of adam, yogi and adagrad.",
         positive=True,
         only_with=("server_optimizer", _ADAPTIVE),
     )

@@ -269,13 +269,13 @@ class LambdaOptions(LambdaSetOptions):
 
     domain_weight_update: Optional[str] = setting(
         None,
-        "How lambda moves; if not given, as the algorithm's paper has it: exponentiated_gradient "
-        "in AgnosticFedAvg, projected_gradient in Stochastic-AFL.",
+        "How lambda moves; if not given, as in the algorithm's paper: exponentiated_gradient in "
+        "AgnosticFedAvg, projected_gradient in Stochastic-AFL.",
         choices=DOMAIN_WEIGHT_UPDATES,
     )
     domain_learning_rate: float = setting(
         0.01,
-        "gamma_lambda.",
+        "Learning rate of lambda (gamma_lambda).",
         positive=True,
         only_with=("domain_weight_update", _WITH_LEARNING_RATE),
     )
@@ -303,16 +303,18 @@ class LambdaOptions(LambdaSetOptions):
     )
     freeze_absent_domains: bool = setting(
         False,
-        "Keep lambda of a domain without examples in a round; otherwise its loss counts as 0.",
+        "Keep lambda of a domain that is absent from a round; otherwise its loss counts as 0.",
         only_with=("lambda_set", ("simplex",)),
     )
     chi2_weight: float = setting(
-        0.0, "mu of a term mu chi2(lambda || training mixture) of the objective.", at_least=0.0
+        0.0,
+        "Weight mu of a term mu chi2(lambda || training mixture) in the objective.",
+        at_least=0.0,
     )
     chi2_sign: str = setting(
         "penalty",
-        "Whether that term is a penalty, which keeps lambda near the training mixture, or a "
-        "pessimism, as equation (6) of Mohri et al. has it, which drives it away.",
+        "Whether that term keeps lambda near the training mixture (penalty) or drives it away "
+        "(pessimism; Mohri et al., equation 6).",
         choices=CHI2_SIGNS,
     )
     # How lambda moves in the algorithm's paper.

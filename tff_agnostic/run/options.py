@@ -59,69 +59,68 @@ class RunConfig(Settings):
     )
     preset: str = setting(
         NO_PRESET,
-        "Where the settings come from that you do not give. The values of a preset replace the "
-        "defaults of the task and of this package; a flag that you give replaces the value of the "
-        "preset.",
+        "Source of settings that you do not give. Flags that you give win.",
         choices=PRESETS,
     )
     runtime: str = setting(
         "cohort",
-        "Where rounds are executed: in this process, in Ray's workers, or in TFF's runtime, the "
-        "reference.",
+        "Where rounds run: in this process (cohort), in Ray workers (ray), or in TFF's runtime, "
+        "the reference (tff).",
         choices=RUNTIMES,
         may_change="numbers may differ in their last bits from those of an uninterrupted run",
     )
-    aggregation: str = setting("plain", "How clients are summed.", choices=AGGREGATIONS)
+    aggregation: str = setting(
+        "plain",
+        "How client updates are summed: in the clear (plain), or so that the server sees sums only "
+        "(secure).",
+        choices=AGGREGATIONS,
+    )
     update_aggregator: str = setting(
         "none",
-        "Which aggregator of tff.learning averages the updates, in --runtime=tff; in training all "
-        "else is in secure sums then. With none of them --aggregation sums updates too.",
+        "Aggregator of tff.learning that averages updates, with --runtime=tff. All else in "
+        "training is then in secure sums.",
         choices=UPDATE_AGGREGATORS,
     )
     privacy: str = setting(
         "none",
-        "Differential privacy of clients towards whoever sees what training releases: the server "
-        "adds noise to every sum (central), or to all prefixes of their course (tree), or clients "
-        "add it before a secure sum (distributed).",
+        "Client-level differential privacy. The server adds noise to every sum (central) or to its "
+        "running sums (tree), or clients add it before a secure sum (distributed).",
         choices=PRIVACIES,
     )
     initial_model: Optional[str] = setting(
         None,
-        "What training starts from instead of fresh weights: a Keras model (.keras or .h5), the "
-        "folder of a run (the main model of its newest checkpoint), or one checkpoint file.",
+        "Start from these weights: a Keras file (.keras, .h5), the newest checkpoint of a run's "
+        "folder, or a checkpoint file.",
         is_path=True,
     )
     trust: bool = setting(
         False,
-        "Load Keras files of --initial_model and --base_predictors that hold code, such as Lambda "
-        "layers, and let it run. A run does not keep this: give it again with --resume, and to "
-        "what evaluates, saves or exports the run.",
+        "Run code that Keras files of --initial_model and --base_predictors hold, such as Lambda "
+        "layers. Not stored: give it again to resume, evaluate, save or export the run.",
         is_stored=False,
     )
     frozen_layers: tuple[str, ...] = setting(
         (),
-        "Layers that are not trained, comma-separated: their names, or patterns such as block_*. "
-        "Their weights stay those of --initial_model, or fresh ones, and no update of them is sent "
-        "back.",
+        "Layers that are not trained and of which no update is sent: names or patterns such as "
+        "block_*, comma-separated.",
     )
     precision: str = setting(
         "float32",
-        "What layers compute in. Mixed precision is for GPUs and TPUs; weights stay float32.",
+        "Number format of layers. Mixed precision is for GPUs and TPUs; weights stay float32.",
         choices=PRECISIONS,
     )
-    seed: int = setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
+    seed: int = setting(0, "Random seed of splits, cohorts, weights and shuffling.", at_least=0)
     rounds: int = setting(100, "T, communication rounds.", at_least=1, may_change="")
     clients_per_round: int = setting(10, "c, clients in a round.", at_least=1)
     cohort_sampling: str = setting(
         "uniform",
-        "How a round's clients are drawn: uniformly without replacement; stratified, so that every "
-        "domain has its share of them (a client's domain being that of most of its examples); "
-        "poisson, each by itself, so that sizes differ; or in turns, so that a client's rounds are "
-        "as far apart as can be.",
+        "How clients are drawn for a round: without replacement (uniform), with each domain's "
+        "share (stratified; the domain of most of a client's examples is its own), each client by "
+        "itself (poisson), or with a client's rounds as far apart as possible (turns).",
         choices=COHORT_SAMPLINGS,
     )
     max_examples: Optional[int] = setting(
-        None, "How many examples of a training client are used, the first ones.", at_least=1
+        None, "Largest number of examples of a training client to use, the first ones.", at_least=1
     )
     evaluate_every: int = setting(
         10,
@@ -131,28 +130,27 @@ class RunConfig(Settings):
     )
     evaluation_clients: Optional[int] = setting(
         None,
-        "How many test clients evaluations between rounds use, the same in all of them; all if not "
-        "given. The one after the last round uses all.",
+        "Number of test clients in evaluations between rounds, the same each time; all if not "
+        "given. The last evaluation uses all.",
         at_least=1,
         may_change="evaluations of earlier rounds stay as they are",
     )
     worst_min_examples: int = setting(
         10,
-        "Examples that a domain of the evaluated clients needs to be counted in what is said of "
-        "the worst domain, and of its difference from the best; the others are listed.",
+        "Minimum number of evaluation examples for a domain to count as worst or best. Smaller "
+        "domains are listed only.",
         at_least=1,
         as_before=1,
         may_change="what was written of the worst domain after earlier rounds stays as it is",
     )
     client_percentiles: tuple[float, ...] = setting(
         DEFAULT_PERCENTILES,
-        "Percentiles of the clients' values that evaluations report, comma-separated, each between "
-        "0 and 100.",
+        "Percentiles of client values to report, comma-separated, between 0 and 100.",
         may_change="columns of earlier rounds have what was asked for then",
     )
     checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1, may_change="")
     keep_checkpoints: int = setting(
-        2, "How many of the newest checkpoints stay.", at_least=1, may_change=""
+        2, "Number of newest checkpoints to keep.", at_least=1, may_change=""
     )
 
     def __post_init__(self) -> None:

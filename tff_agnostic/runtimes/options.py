@@ -29,7 +29,7 @@ class RuntimeOptions(Settings):
 
     device: str = setting(
         "auto",
-        "What clients run on; auto is every GPU that TensorFlow sees, or else the CPU.",
+        "Device of clients; auto takes all GPUs that TensorFlow sees, or else the CPU.",
         choices=DEVICES,
         runtimes=("cohort",),
     )
@@ -42,15 +42,15 @@ class RuntimeOptions(Settings):
     )
     max_clients_in_step: Optional[int] = setting(
         None,
-        "The most clients that take a step together; if not given, what fits into 64 MB, at most "
-        "512.",
+        "Largest number of clients that take a step together; if not given, what fits into 64 MB, "
+        "at most 512.",
         at_least=1,
         runtimes=_IN_PROCESS,
     )
     lanes: Optional[int] = setting(
         None,
-        "How many clients, or groups of them, run at once; if not given, one per processor or two "
-        "per GPU.",
+        "Number of clients, or groups of clients, that run at once; if not given, one per "
+        "processor or two per GPU.",
         at_least=1,
         at_most=_MAX_LANES,
         runtimes=("cohort",),
