@@ -31,7 +31,7 @@ def test_epsilon_of_settings(call, arguments):
     outcome = call(privacy, *arguments)
     assert outcome.status == 0, outcome
     assert "not covered" in outcome.out
-    return outcome.out.partition(",")[0]
+    return outcome.out.splitlines()[0]
 
 
 def test_noise_that_is_told_has_the_epsilon(call):
