@@ -43,7 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is marked as exhaustive unless it is asked for, and what is in no ring."""
-    ring, entries = config.getoption("--ring"), rest()
+    ring = config.getoption("--ring")
+    entries = frozenset() if ring == "all" else rest()
 
     def is_chosen(item: pytest.Item) -> bool:
         if item.get_closest_marker("exhaustive") and not config.getoption("--exhaustive"):
