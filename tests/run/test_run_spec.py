@@ -273,7 +273,9 @@ def _check_help() -> None:
         return flags.FLAGS[name].help
 
     assert f"Names: {', '.join(ALGORITHMS)}." in text("algorithm")
-    assert "One of: cohort, ray, tff." in text("runtime")
+    assert "One of: auto, vectorised, streamed." in text("client_mode")
+    # A text that explains every choice names them by itself.
+    assert text("runtime").endswith("the reference (tff). [cohort]")
     rounds = TASKS["digits"].defaults["rounds"]
     assert f"[digits: {rounds};" in text("rounds")
     assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
