@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -52,6 +53,7 @@ def test_a_run_that_is_ended_leaves_no_process(tmp_path: Path, sent: signal.Sign
     """Not even one that ignores Ctrl-C, nor one in a session of its own."""
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "run_tests").write_text(_RUN_TESTS.read_text())
+    python = ROOT / ".venv" / "bin" / "python"
     (tmp_path / "run").write_text(
         "#!/usr/bin/env bash\n[[ $2 == tests/data* ]] || exit 5\n"
         f"exec {ROOT / '.venv' / 'bin' / 'python'} -m pytest -q -p no:cacheprovider test_slow.py\n"
