@@ -56,7 +56,7 @@ def test_a_run_that_is_ended_leaves_no_process(tmp_path: Path, sent: signal.Sign
     python = ROOT / ".venv" / "bin" / "python"
     (tmp_path / "run").write_text(
         "#!/usr/bin/env bash\n[[ $2 == tests/data* ]] || exit 5\n"
-        f"exec {ROOT / '.venv' / 'bin' / 'python'} -m pytest -q -p no:cacheprovider test_slow.py\n"
+        f"exec {shlex.quote(str(python))} -m pytest -q -p no:cacheprovider test_slow.py\n"
     )
     (tmp_path / "test_slow.py").write_text(_STUBBORN)
     for name in ("run", "tools/run_tests"):
