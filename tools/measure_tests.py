@@ -2,7 +2,7 @@
 
     python -m pytest -p tools.measure_tests --measured=FOLDER TESTS
 
-It adds to FOLDER/lines.sqlite (a coverage.py file whose contexts are tests' names) and
+It adds to FOLDER/lines.sqlite.all (a coverage.py file whose contexts are tests' names) and
 FOLDER/seconds.json (by test; with processes that it started and that have ended). coverage.py has
 to be importable; it is not among the project's packages.
 """

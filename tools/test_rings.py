@@ -4,9 +4,9 @@
     python tools/test_rings.py seconds --measured FOLDER [FOLDER ...]
 
 The quick ring is all usual tests but those that tests/rest.txt names, one a line: a file, or
-FILE::FUNCTION with all its parameters. `choose` writes that file: functions
-are taken by the lines that they alone reach for each processor second, until the seconds are used
-up. What `tools/plant_faults.py` then finds missing is moved by hand: an entry less is a test more.
+FILE::FUNCTION with all its parameters. `choose` writes that file. It takes functions that cost next
+to nothing, and then those that reach the most new lines for each processor second, until the
+seconds are used up. To add what `tools/plant_faults.py` finds missing, delete its line by hand.
 """
 
 from __future__ import annotations

@@ -291,6 +291,11 @@ def test_html_becomes_blocks_of_text(case):
     return str(html_blocks(case))
 
 
+def test_comments_that_never_end_are_text_in_time():
+    unfinished = "a" + "<!--" * 100_000
+    assert html_blocks(f"{unfinished}<i>b</i>") == [f"{unfinished} b "]
+
+
 @golden.values
 def test_text_becomes_sentences(case):
     return str(sentences_of(case))
