@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 exhaustive = pytest.mark.exhaustive
-# What the quick ring leaves out; `tools/test_rings.py` chose it.
+# What the quick ring leaves out; `tools/choose_ring.py` chose it.
 REST = Path(__file__).parent / "rest.txt"
 
 

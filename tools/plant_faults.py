@@ -258,7 +258,9 @@ def _run(checkout: Path, tests: Sequence[str], seconds: Mapping[str, float]) -> 
         kept.append(test)
     if not kept:
         return None
-    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "TF_INTRAOP", "TF_INTEROP")}
+    # As in tools/run_tests.
+    threads = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+    one_thread = dict.fromkeys(threads, "1")
     command = [".venv/bin/python", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *kept]
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """Which tests are in the quick ring, and a choice of them by what they reach for their seconds.
 
-    python tools/test_rings.py choose --measured FOLDER [FOLDER ...] --seconds=480
-    python tools/test_rings.py seconds --measured FOLDER [FOLDER ...]
+    python tools/choose_ring.py choose --measured FOLDER [FOLDER ...] --seconds=480
+    python tools/choose_ring.py seconds --measured FOLDER [FOLDER ...]
 
 The quick ring is all usual tests but those that tests/rest.txt names, one a line: a file, or
 FILE::FUNCTION with all its parameters. `choose` writes that file. It takes functions that cost next
@@ -95,7 +95,7 @@ def _written(left_out: Collection[str], every: Collection[str]) -> str:
     for name in sorted(every):
         by_file[name.partition("::")[0]].append(name)
     lines = [
-        "# Tests that ./run test leaves out, and ./run test --all runs; see tools/test_rings.py.",
+        "# Tests that ./run test leaves out, and ./run test --all runs; see tools/choose_ring.py.",
     ]
     for file, names in sorted(by_file.items()):
         out = [name for name in names if name in left_out]
