@@ -80,6 +80,7 @@ class RunConfig(Settings):
         "Aggregator of tff.learning that averages updates, with --runtime=tff. All else in "
         "training is then in secure sums.",
         choices=UPDATE_AGGREGATORS,
+        short="tff.learning's aggregator: none, robust, compressed, dp or secure.",
     )
     privacy: str = setting(
         "none",
@@ -91,6 +92,7 @@ class RunConfig(Settings):
         None,
         "Start from these weights: a Keras file (.keras, .h5), the newest checkpoint of a run's "
         "folder, or a checkpoint file.",
+        short="Start from these weights: a Keras file, a run's folder, or a checkpoint file.",
         is_path=True,
     )
     trust: bool = setting(
@@ -103,11 +105,13 @@ class RunConfig(Settings):
         (),
         "Layers that are not trained and of which no update is sent: names or patterns such as "
         "block_*, comma-separated.",
+        short="Layers that are not trained: names or patterns such as block_*.",
     )
     precision: str = setting(
         "float32",
         "Number format of layers. Mixed precision is for GPUs and TPUs; weights stay float32.",
         choices=PRECISIONS,
+        short="Number format of layers: float32, mixed_bfloat16 or mixed_float16.",
     )
     seed: int = setting(0, "Random seed of splits, cohorts, weights and shuffling.", at_least=0)
     rounds: int = setting(100, "T, communication rounds.", at_least=1, may_change="")
@@ -118,6 +122,7 @@ class RunConfig(Settings):
         "share (stratified; the domain of most of a client's examples is its own), each client by "
         "itself (poisson), or with a client's rounds as far apart as possible (turns).",
         choices=COHORT_SAMPLINGS,
+        short="How clients are drawn: uniform, stratified, poisson or turns.",
     )
     max_examples: Optional[int] = setting(
         None, "Largest number of examples of a training client to use, the first ones.", at_least=1
@@ -132,6 +137,7 @@ class RunConfig(Settings):
         None,
         "Number of test clients in evaluations between rounds, the same each time; all if not "
         "given. The last evaluation uses all.",
+        short="Test clients in evaluations between rounds; all if not given.",
         at_least=1,
         may_change="evaluations of earlier rounds stay as they are",
     )
@@ -139,6 +145,7 @@ class RunConfig(Settings):
         10,
         "Minimum number of evaluation examples for a domain to count as worst or best. Smaller "
         "domains are listed only.",
+        short="Fewest evaluation examples of a domain that counts as worst or best.",
         at_least=1,
         as_before=1,
         may_change="what was written of the worst domain after earlier rounds stays as it is",

@@ -42,15 +42,13 @@ class RuntimeOptions(Settings):
     )
     max_clients_in_step: Optional[int] = setting(
         None,
-        "Largest number of clients that take a step together; if not given, what fits into 64 MB, "
-        "at most 512.",
+        "Most clients that take a step together. [what fits into 64 MB, at most 512]",
         at_least=1,
         runtimes=_IN_PROCESS,
     )
     lanes: Optional[int] = setting(
         None,
-        "Number of clients, or groups of clients, that run at once; if not given, one per "
-        "processor or two per GPU.",
+        "Clients, or groups of clients, that run at once. [one per processor or two per GPU]",
         at_least=1,
         at_most=_MAX_LANES,
         runtimes=("cohort",),

@@ -66,6 +66,7 @@ class DigitsOptions:
         0.0,
         "Share of the training images to evaluate on in place of the test images, while tuning; "
         "they are not trained on, and none of their rare classes is left out.",
+        short="Share of the training images to evaluate on instead, while tuning.",
         at_least=0.0,
         at_most=0.9,
     )
