@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import golden
-from tests.selection import is_left_out, rest
+from tests.selection import is_in_share, is_left_out, rest
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -26,11 +26,16 @@ _MEMBERS_OF_PROTOCOL = "_get_protocol_attrs"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--exhaustive` and `--ring` (see `tests/selection.py`), and `--golden`."""
+    """Adds `--exhaustive`, `--exhaustive-share`, `--ring` (`tests/selection.py`), `--golden`."""
     parser.addoption(
         "--exhaustive",
         action="store_true",
         help="run every combination, also those of which the usual tests take a part",
+    )
+    parser.addoption(
+        "--exhaustive-share",
+        metavar="COMMIT",
+        help="run what only --exhaustive runs, and of it the share that a commit has",
     )
     parser.addoption(
         "--ring",
@@ -44,10 +49,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is marked as exhaustive unless it is asked for, and what is in no ring."""
     ring = config.getoption("--ring")
+    commit = config.getoption("--exhaustive-share")
     entries = frozenset() if ring == "all" else rest()
 
     def is_chosen(item: pytest.Item) -> bool:
-        if item.get_closest_marker("exhaustive") and not config.getoption("--exhaustive"):
+        is_exhaustive = item.get_closest_marker("exhaustive") is not None
+        if commit is not None:
+            return is_exhaustive and is_in_share(item.nodeid, commit)
+        if is_exhaustive and not config.getoption("--exhaustive"):
             return False
         return ring == "all" or is_left_out(item.nodeid, entries) == (ring == "rest")
 

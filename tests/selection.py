@@ -1,9 +1,10 @@
 """Which tests run: of many combinations a part, and of the usual tests the quick ring.
 
 `./run test` runs the quick ring, `./run test --all` all usual tests, and `--exhaustive` every
-combination too.
+combination too. `--exhaustive-share` runs a twentieth of what only `--exhaustive` runs.
 """
 
+import hashlib
 from collections.abc import Collection, Hashable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 exhaustive = pytest.mark.exhaustive
 # What the quick ring leaves out; `tools/choose_ring.py` chose it.
 REST = Path(__file__).parent / "rest.txt"
+# A commit runs one of so many shares of the exhaustive tests, each of which is in one.
+SHARES = 20
 
 
 def rest(path: Path = REST) -> frozenset[str]:
@@ -24,6 +27,16 @@ def rest(path: Path = REST) -> frozenset[str]:
 def is_left_out(test: str, entries: Collection[str]) -> bool:
     """Returns whether a test, by pytest's name for it, is not in the quick ring."""
     return test.partition("::")[0] in entries or test.partition("[")[0] in entries
+
+
+def share_of(text: str) -> int:
+    """Returns a number below `SHARES`, the same in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % SHARES
+
+
+def is_in_share(test: str, commit: str) -> bool:
+    """Returns whether an exhaustive test is in the share that a commit runs."""
+    return share_of(test) == share_of(commit)
 
 
 def usually(chosen: Collection[Any], every: Iterable[Hashable]) -> list[Any]:

@@ -51,10 +51,12 @@ def test_ci_runs_every_part_and_fails_if_one_does(bazel, fails):
     (bazel.root / "run").write_text(f'#!/usr/bin/env bash\necho "part $*"\n[[ $1 != "{fails}" ]]\n')
     result = bazel.run(command=bazel.root / ".ci" / "run")
     parts = sorted(line for line in result.stdout.splitlines() if line.startswith("part "))
-    assert parts == ["part bazel", "part lint", "part setup", "part test", "part test --rest"]
+    tests = ["part test", "part test --exhaustive-share", "part test --rest"]
+    assert parts == ["part bazel", "part lint", "part setup", *tests]
     assert (result.returncode != 0) == (fails is not None)
     failed = [line.strip() for line in result.stderr.splitlines()[1:]]
-    assert failed == {None: [], "test": ["tests", "rest of the tests"]}.get(fails, [fails])
+    every = ["tests", "rest of the tests", "exhaustive tests"]
+    assert failed == {None: [], "test": every}.get(fails, [fails])
 
 
 @pytest.fixture
@@ -79,6 +81,8 @@ def parted(ready):
         (("--rest",), "--ring=rest"),
         (("--all",), "--ring=all"),
         (("--exhaustive",), "--exhaustive"),
+        # No checkout of git.
+        (("--exhaustive-share",), "--exhaustive-share=none"),
     ],
 )
 def test_every_test_file_is_in_one_part(parted, given, passed_on):

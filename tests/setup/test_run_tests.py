@@ -1,8 +1,10 @@
 """How tests are run: the rings, and what is left when a run of them is ended."""
 
 import ast
+import hashlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import default_signals, is_running
-from tests.selection import is_left_out, rest
+from tests.selection import SHARES, is_in_share, is_left_out, rest
 from tests.setup.checkout import ROOT
 
 _RUN_TESTS = ROOT / "tools" / "run_tests"
@@ -33,6 +35,50 @@ def test_a_test_is_left_out_by_its_file_or_its_function():
     assert is_left_out("tests/a.py::test_two[x]", entries)
     assert is_left_out("tests/b.py::test_one[x::y]", entries)
     assert not is_left_out("tests/b.py::test_one_more", entries)
+
+
+def test_shares_of_the_exhaustive_tests_are_disjoint_and_make_up_the_whole():
+    tests = {f"tests/a.py::test_of_every[{number}]" for number in range(600)}
+    commits = (hashlib.sha1(str(number).encode()).hexdigest() for number in range(400))
+    shares = {frozenset(t for t in tests if is_in_share(t, commit)) for commit in commits}
+    assert len(shares) == SHARES
+    assert sum(len(share) for share in shares) == len(tests)
+    assert frozenset().union(*shares) == tests
+
+
+_SOME_EXHAUSTIVE = """
+import pytest
+from tests.selection import usually
+
+@pytest.mark.parametrize("number", usually([0], range(60)))
+def test_of_every(number):
+    pass
+"""
+
+
+def test_a_share_has_exhaustive_tests_only(tmp_path):
+    (tmp_path / "test_some.py").write_text(_SOME_EXHAUSTIVE)
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+
+    def chosen(*arguments):
+        python = ROOT / ".venv" / "bin" / "python"
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [*command, *arguments, "test_some.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        return {line for line in done.stdout.splitlines() if "::" in line}
+
+    every = chosen("--exhaustive")
+    assert len(every) == 60
+    expected = {test for test in every - chosen() if is_in_share(test, "a commit")}
+    assert chosen("--exhaustive-share=a commit") == expected
+    assert 0 < len(expected) < 20
 
 
 _STUBBORN = """
