@@ -27,6 +27,7 @@ _ARROW = " => "
 writes = False
 
 Test = Callable[..., str]
+Compared = Callable[..., None]
 
 
 def values(test: Test) -> Test:
@@ -53,7 +54,7 @@ def cases(named: Mapping[str, Any] | Iterable[str]) -> Callable[[Test], Test]:
     return decorated
 
 
-def text(test: Test) -> Test:
+def text(test: Test) -> Compared:
     """Compares the text that a test returns with a file of its own, `tests/golden/F/T/TEST.txt`."""
     name = f"{test.__name__.removeprefix('test_')}.txt"
     path = _path(test).with_suffix("") / name

@@ -56,3 +56,13 @@ def usually(chosen: Collection[Any], every: Iterable[Hashable]) -> list[Any]:
 def _parameter(value: Any, is_usual: bool) -> Any:
     values = value if isinstance(value, tuple) else (value,)
     return pytest.param(*values, marks=() if is_usual else exhaustive)
+
+
+def asked_for(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
+    """Returns what a parameter is in tests of the fixture's module that run, each value once."""
+    calls = (
+        getattr(item, "callspec", None)
+        for item in request.session.items
+        if item.path == request.path
+    )
+    return list(dict.fromkeys(c.params[parameter] for c in calls if c and parameter in c.params))

@@ -23,6 +23,7 @@ def private_sum(
 ) -> Any:
     """Returns private sums; by default without noise."""
     spec = PRIVACIES[name]
+    assert spec.build is not None
     options = spec.options(**{"noise_multiplier": noise_multiplier, **LIMITS, **settings})
     of_clients = (least_clients, noise_clients)
     facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, *of_clients)

@@ -5,29 +5,31 @@ from pathlib import Path
 import pytest
 
 from tests.binaries.harness import Caller
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.tff import TffRuntime
 
 
 @pytest.fixture(scope="session")
-def call(cohort_runtime, tff_runtime) -> Caller:
+def call(cohort_runtime: CohortRuntime, tff_runtime: TffRuntime) -> Caller:
     """Calls binaries in this process, on the session's runtimes."""
     return Caller({"cohort": cohort_runtime, "tff": tff_runtime})
 
 
 @pytest.fixture(scope="session")
-def call_that_draws(cohort_runtime) -> Caller:
+def call_that_draws(cohort_runtime: CohortRuntime) -> Caller:
     """The same, with the plots of runs."""
     return Caller({"cohort": cohort_runtime}, draws=True)
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, the current one, in which commands run."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(scope="session")
-def three_rounds(call: Caller, tmp_path_factory) -> Path:
+def three_rounds(call: Caller, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of digits with a checkpoint after each round; not to be changed."""
     from binaries import train
 

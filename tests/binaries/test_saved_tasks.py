@@ -14,7 +14,7 @@ from tests.binaries.harness import TOY, Caller
 from tests.data.stores import WORDS, image, text_store, write_store
 from tests.plan_runner.harness import call as run_plan
 from tests.saving.harness import ask_plain_tensorflow
-from tests.selection import exhaustive, usually
+from tests.selection import asked_for, exhaustive, usually
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
@@ -112,7 +112,6 @@ def _labelled_texts(path: Path) -> Path:
 @pytest.fixture(scope="module")
 def several(request: pytest.FixtureRequest, call: Caller, tmp_path_factory) -> Path:
     """A run of each task, its models in all/NAME, and what plain TensorFlow tells."""
-    names = _TASKS if request.config.getoption("--exhaustive") else _USUAL
     folder = tmp_path_factory.mktemp("several")
     (folder / "model.py").write_text(_MODEL)
     text_store(folder / "texts.sqlite")
@@ -129,7 +128,7 @@ def several(request: pytest.FixtureRequest, call: Caller, tmp_path_factory) -> P
     write_store(folder / "images.sqlite", writers, "features")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name in names:
+        for name in sorted({"text_classifier", *asked_for(request, "name")}):
             outcome = call(train, *_TASKS[name], *_ONE_ROUND, f"--output_dir=run_{name}")
             assert outcome.status == 0, outcome
             outcome = call(

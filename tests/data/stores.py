@@ -69,7 +69,7 @@ def tff_store(path: Path, rows: Iterable[tuple[str, str, Mapping[str, Any]]]) ->
 def _proto(features: Mapping[str, Any]) -> bytes:
     train = tf.train
 
-    def feature(value: Any) -> train.Feature:
+    def feature(value: Any) -> tf.train.Feature:
         if isinstance(value, str):
             return train.Feature(bytes_list=train.BytesList(value=[value.encode()]))
         array = np.asarray(value)

@@ -107,6 +107,10 @@ def make_request(
     `threshold` and `conformity` are for Delta-FL: by default it has two steps a round. `schedule`
     is of every learning rate that may have one.
     """
+    schedules: dict[str, Any] = {}
+    for whose in ("client", "server", "alpha"):
+        schedules[f"{whose}_schedule"] = schedule
+        schedules[f"{whose}_schedule_rounds"] = (1,)
     model, ranges = KINDS[kind].model(), KINDS[kind].ranges
     built = build(
         algorithm,
@@ -116,8 +120,7 @@ def make_request(
         server_learning_rate=0.5,
         threshold=threshold,
         conformity=conformity,
-        **{f"{whose}_schedule": schedule for whose in ("client", "server", "alpha")},
-        **{f"{whose}_schedule_rounds": (1,) for whose in ("client", "server", "alpha")},
+        **schedules,
         initial_domain_counts=(5.0,) * NUM_DOMAINS,
     )
     spec = AGGREGATIONS[PROFILES[profile].aggregation]

@@ -131,7 +131,7 @@ def nested() -> tf.keras.Model:
     return tf.keras.Model(inputs, layers.Dense(3)(inner(inner(inputs))))
 
 
-class _ListOfWeights(layers.Layer):
+class _ListOfWeights(tf.keras.layers.Layer):
     """Holds its weights in a list, and its layers in another."""
 
     def build(self, input_shape: Any) -> None:
@@ -150,10 +150,10 @@ def weights_in_lists() -> tf.keras.Model:
     return tf.keras.Model(inputs, _ListOfWeights()(inputs))
 
 
-class _TiedOutput(layers.Layer):
+class _TiedOutput(tf.keras.layers.Layer):
     """Scores by the transpose of another layer's weight."""
 
-    def __init__(self, embedding: layers.Embedding) -> None:
+    def __init__(self, embedding: tf.keras.layers.Embedding) -> None:
         super().__init__()
         self.embedding = embedding
 
@@ -168,7 +168,7 @@ def tied_embedding() -> tf.keras.Model:
     return tf.keras.Model(tokens, _TiedOutput(embedding)(states))
 
 
-class _TiedVariable(layers.Layer):
+class _TiedVariable(tf.keras.layers.Layer):
     """Holds another layer's weight itself."""
 
     def __init__(self, shared: tf.Variable) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def exports(tmp_path_factory) -> Mapping[str, Path]:
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """An export of each profile; not to be changed."""
     from tests.plan_runner import plans
     from tests.plan_runner.exports import write_export

@@ -13,7 +13,10 @@ from plan_runner import plan_pb2
 from plan_runner.graph_session import type_of, write_checkpoint
 from tests.plan_runner.plans import FEATURES
 
-STATE = {"server/0": np.array(10.0, np.float32), "server/1": np.array(0, np.int64)}
+STATE: Mapping[str, np.ndarray] = {
+    "server/0": np.array(10.0, np.float32),
+    "server/1": np.array(0, np.int64),
+}
 # By hand: round 1 adds (1-10)+(2-10)+(3-10) = -24 over 3 examples; from 2 on, the mean stays.
 CLIENTS = {"ann": [(1.0, 4), (2.0, 5)], "bob": [(3.0, 6)], "cyd": []}
 MEANS = [2.0, 2.0, 2.0]
@@ -81,7 +84,7 @@ def expected_rounds(profile: str) -> list[dict[str, np.ndarray]]:
     means = {"daf": MEANS, "secure": SECURE_MEANS}[profile]
     rounds = []
     for number, mean in enumerate(means, 1):
-        tensors = {
+        tensors: dict[str, np.ndarray] = {
             "server/0": np.array(mean, np.float32),
             "server/1": np.array(number, np.int64),
             "metrics/count": np.array(3, np.int64),

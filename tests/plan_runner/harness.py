@@ -4,14 +4,15 @@ import contextlib
 import importlib
 import io
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple
 from unittest import mock
 
 from absl import flags
 
 from plan_runner import cli
-from plan_runner.isolation import IsolationError
+from plan_runner.isolation import IsolationError, Listener
 from plan_runner.play import play
 from plan_runner.sandbox import Refused, missing
 
@@ -32,7 +33,7 @@ class Outcome(NamedTuple):
         return self.err[len("error: ") : -1]
 
 
-def call(*arguments) -> Outcome:
+def call(*arguments: str) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     values = flags.FlagValues()
     cli.define_flags(values)
@@ -43,16 +44,15 @@ def call(*arguments) -> Outcome:
 
 
 @contextlib.contextmanager
-def isolated_here():
+def isolated_here() -> Iterator[None]:
     """Has what `run_isolated` calls run in this process, for tests of other things."""
 
-    def run(function, payload, bounds, listener, reads=None):
+    def run(function: str, payload: Any, bounds: Any, listener: Listener, reads: Any = None) -> int:
         module, _, name = function.partition(":")
         with tempfile.TemporaryDirectory() as folder:
             try:
-                return getattr(importlib.import_module(module), name)(
-                    payload, listener, Path(folder)
-                )
+                called: Callable[..., int] = getattr(importlib.import_module(module), name)
+                return called(payload, listener, Path(folder))
             except Refused as e:
                 raise IsolationError(str(e)) from e
 
@@ -63,7 +63,7 @@ def isolated_here():
         yield
 
 
-def _play_here(request, listener) -> int:
+def _play_here(request: Any, listener: Listener) -> int:
     """Plays in this process, which has TensorFlow already; test_isolation has another one."""
     with tempfile.TemporaryDirectory() as scratch:
         return play(request, listener, Path(scratch))

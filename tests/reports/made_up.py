@@ -41,10 +41,12 @@ def result(domains: Sequence[str], seed: int = 0, **changes: Any) -> dict[str, A
     rng = np.random.default_rng(seed)
     sets = {name: one_set(rng, int(rng.integers(20, 400))) for name in domains}
     total = one_set(rng, sum(of["num_examples"] for of in sets.values()))
-    worst = {
-        name: (max, min)[measure["higher_is_better"]](sets, key=lambda d, m=name: sets[d][m])
-        for name, measure in MEASURES.items()
-    }
+
+    def worst_of(name: str) -> str:
+        worst = min if MEASURES[name]["higher_is_better"] else max
+        return worst(sets, key=lambda domain: sets[domain][name])
+
+    worst = {name: worst_of(name) for name in MEASURES}
     weights = rng.dirichlet(np.ones(len(domains)))
     content = {
         "task": "made_up",

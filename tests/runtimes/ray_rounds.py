@@ -8,6 +8,7 @@ TensorFlow has to be told before its first operation: in a test's own process it
 import functools
 import pickle
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tff_agnostic.models import Model, logistic_regression
 NUM_DOMAINS = 3
 # Features and classes: a model that is run in step, and one that is large enough to be streamed.
 _SIZES = {"vectorised": (4, 3), "streamed": (400, 300)}
-OPTIONS = {"max_clients_in_step": 2}
+OPTIONS: Mapping[str, Any] = {"max_clients_in_step": 2}
 _AGGREGATIONS = {"plain": PlainSum(), "secure": SecureSum(SecureSumOptions(max_examples=50))}
 # Of each mode and aggregation; secure sums are those of an algorithm of two steps.
 _ALGORITHMS = {

@@ -8,24 +8,25 @@ import importlib.abc
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+Arrays = dict[str, Any]
 BLOCKED = ("tff_agnostic", "tensorflow_federated", "binaries", "tests", "plan_runner")
 
 
 class _Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.split(".")[0] in BLOCKED:
             raise ImportError(f"{name} is blocked")
-        return None
 
 
-def _keras(path, inputs):
+def _keras(path: Path, inputs: Arrays) -> Arrays:
     model = tf.keras.models.load_model(path, compile=False)
     x = inputs if len(inputs) > 1 else next(iter(inputs.values()))
     return {"predictions": model(x, training=False).numpy()}
 
 
-def _saved_model(path, inputs):
+def _saved_model(path: Path, inputs: Arrays) -> Arrays:
     loaded = tf.saved_model.load(str(path))
     tensors = {name: tf.constant(value) for name, value in inputs.items()}
     answer = loaded.signatures["predict"](**tensors)
@@ -45,16 +46,16 @@ def _saved_model(path, inputs):
     return {name: _array(value) for name, value in {**more, **answer}.items()}
 
 
-def _texts(path):
+def _texts(path: Path) -> "tf.Tensor":
     return tf.constant(json.loads((path.parent / "texts.json").read_text()))
 
 
-def _array(tensor):
+def _array(tensor: "tf.Tensor") -> "np.ndarray":
     # NumPy's files hold bytes of a fixed size.
     return tensor.numpy().astype("S") if tensor.dtype == tf.string else tensor.numpy()
 
 
-def _tflite(path, inputs):
+def _tflite(path: Path, inputs: Arrays) -> Arrays:
     run = tf.lite.Interpreter(str(path)).get_signature_runner()
     count = len(next(iter(inputs.values())))
     rows = [run(**{n: v[k : k + 1] for n, v in inputs.items()}) for k in range(count)]

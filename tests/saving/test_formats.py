@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests import golden
 from tests.models.keras_zoo import KINDS
 from tests.saving.harness import ask_plain_tensorflow
-from tests.selection import usually
+from tests.selection import asked_for, usually
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.texts import SentenceEncoder, TextEncoder
@@ -119,10 +119,9 @@ def saved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[TrainedModel, Any, Path]]:
     """Cases in every format, and what plain TensorFlow says of them."""
-    names = _CASES if request.config.getoption("--exhaustive") else _USUAL
     folder = tmp_path_factory.mktemp("saved")
     found = {}
-    for name in names:
+    for name in asked_for(request, "case"):
         model, x = _CASES[name]()
         trained = _trained(model)
         path = folder / name
@@ -145,14 +144,14 @@ def _told(path: Path, form: str) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-@pytest.mark.parametrize("name", usually(_USUAL, _CASES))
-def test_predictions_in_plain_tensorflow(saved, name):
-    trained, x, path = saved[name]
+@pytest.mark.parametrize("case", usually(_USUAL, _CASES))
+def test_predictions_in_plain_tensorflow(saved, case):
+    trained, x, path = saved[case]
     expected = np.asarray(trained.predict(x))
     assert np.ptp(expected) > 0.1
     # Scores of hundreds are sums of thousands of numbers.
     tolerance = 1e-5 * max(1, np.abs(expected).max())
-    for form in _forms(name):
+    for form in _forms(case):
         told = _told(path, form)["predictions"]
         np.testing.assert_allclose(told, expected, rtol=0, atol=tolerance, err_msg=form)
 
@@ -185,9 +184,9 @@ def test_the_models_of_every_task_are_among_them():
     assert {name for names in _MODELS.values() for name in names} == set(_CASES)
 
 
-@pytest.mark.parametrize("name", usually(["two_inputs"], ["dense_with_dropout", "two_inputs"]))
-def test_classes_have_probabilities_and_names(saved, name):
-    trained, x, path = saved[name]
+@pytest.mark.parametrize("case", usually(["two_inputs"], ["dense_with_dropout", "two_inputs"]))
+def test_classes_have_probabilities_and_names(saved, case):
+    trained, x, path = saved[case]
     told, scores = _told(path, "saved_model"), np.asarray(trained.predict(x), np.float64)
     odds = np.exp(scores)
     expected = odds / odds.sum(axis=1, keepdims=True)
@@ -198,8 +197,9 @@ def test_classes_have_probabilities_and_names(saved, name):
     assert names == [("no", "perhaps", "yes")[k] for k in best]
 
 
-def test_texts_are_asked_for_their_class(saved):
-    trained, _, path = saved["text_mean"]
+@pytest.mark.parametrize("case", ["text_mean"])
+def test_texts_are_asked_for_their_class(saved, case):
+    trained, _, path = saved[case]
     told = _told(path, "saved_model")
     # As training encodes them: of the long one the first words.
     x = TextEncoder(_WORDS, _T).encode(np.array([text.encode() for text in _TEXTS], object))
@@ -211,9 +211,9 @@ def test_texts_are_asked_for_their_class(saved):
     assert names == [("no", "perhaps", "yes")[k] for k in expected.argmax(axis=1)]
 
 
-@pytest.mark.parametrize("name", usually(["keyboard_cifg"], ["next_word_lstm", "keyboard_cifg"]))
-def test_texts_are_asked_for_their_next_words(saved, name):
-    trained, _, path = saved[name]
+@pytest.mark.parametrize("case", usually(["keyboard_cifg"], ["next_word_lstm", "keyboard_cifg"]))
+def test_texts_are_asked_for_their_next_words(saved, case):
+    trained, _, path = saved[case]
     told = _told(path, "saved_model")
     # As training encodes them; of the long one the last words.
     begins = [text.encode() for text in (*_TEXTS[:2], "on the mat on the cat"[-14:], _TEXTS[3])]

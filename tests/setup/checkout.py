@@ -1,13 +1,14 @@
 """A copy of `run` and its tools, in a folder where Python and uv are stand-ins."""
 
-import pathlib
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any, Optional, Union
 
 from tests.processes import default_signals
 
-ROOT = pathlib.Path(__file__).absolute().parents[2]
+ROOT = Path(__file__).absolute().parents[2]
 
 # Only these come from the machine, so that its own Pythons are out of sight.
 SYSTEM_TOOLS = [
@@ -109,7 +110,7 @@ done
 class Checkout:
     """A copy of the set-up's files in a folder of its own, with a PATH of its own."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.root = folder / "a checkout"
         self.bin = folder / "bin"
@@ -127,18 +128,22 @@ class Checkout:
             text = BINARY.format(name=name, description=description)
             (self.root / "binaries" / f"{name}.py").write_text(text)
         for tool in SYSTEM_TOOLS:
-            (self.bin / tool).symlink_to(shutil.which(tool))
+            found = shutil.which(tool)
+            assert found, tool
+            (self.bin / tool).symlink_to(found)
 
     @property
-    def environment(self):
+    def environment(self) -> dict[str, str]:
         return {
             "PATH": str(self.bin),
             "HOME": str(self.home),
             "STUB_STATE": str(self.state),
         }
 
-    def add_python(self, path, version="3.11", implementation="cpython"):
-        if not isinstance(path, pathlib.Path):
+    def add_python(
+        self, path: Union[str, Path], version: str = "3.11", implementation: str = "cpython"
+    ) -> Path:
+        if not isinstance(path, Path):
             path = self.bin / path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(
@@ -153,18 +158,20 @@ class Checkout:
         path.chmod(0o755)
         return path
 
-    def add_uv(self):
+    def add_uv(self) -> None:
         (self.bin / "uv").write_text(STUB_UV)
         (self.bin / "uv").chmod(0o755)
 
-    def add_script(self, name, text):
+    def add_script(self, name: str, text: str) -> None:
         path = self.bin / name
         if path.is_symlink():
             path.unlink()
         path.write_text("#!/usr/bin/env bash\n" + text)
         path.chmod(0o755)
 
-    def start(self, *arguments, command=None, **options):
+    def start(
+        self, *arguments: str, command: Optional[Path] = None, **options: Any
+    ) -> "subprocess.Popen[str]":
         environment = {**self.environment, **options.pop("environment", {})}
         options.setdefault("cwd", self.home)
         options.setdefault("stdin", subprocess.DEVNULL)
@@ -178,7 +185,9 @@ class Checkout:
                 **options,
             )
 
-    def run(self, *arguments, text=None, **options):
+    def run(
+        self, *arguments: str, text: Optional[str] = None, **options: Any
+    ) -> "subprocess.CompletedProcess[str]":
         if text is not None:
             options["stdin"] = subprocess.PIPE
         process = self.start(*arguments, **options)
@@ -186,12 +195,12 @@ class Checkout:
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
     @property
-    def installs(self):
+    def installs(self) -> int:
         calls = self.state / "installs"
         return len(calls.read_text().splitlines()) if calls.exists() else 0
 
 
-def one_line(result):
+def one_line(result: "subprocess.CompletedProcess[str]") -> str:
     lines = result.stderr.splitlines()
     assert len(lines) == 1, result.stderr
     assert result.stdout == ""

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ from tests.setup.checkout import FAKE_BAZEL, Checkout
 
 
 @pytest.fixture
-def bare(tmp_path):
+def bare(tmp_path: Path) -> Iterator[Checkout]:
     """A checkout on a machine with neither uv nor a Python."""
     checkout = Checkout(tmp_path)
     yield checkout
@@ -20,7 +22,7 @@ def bare(tmp_path):
 
 
 @pytest.fixture
-def checkout(bare):
+def checkout(bare: Checkout) -> Checkout:
     """A checkout on a machine with uv and a Python that fits."""
     bare.add_uv()
     bare.add_python("python3.11")
@@ -28,14 +30,14 @@ def checkout(bare):
 
 
 @pytest.fixture
-def ready(checkout):
+def ready(checkout: Checkout) -> Checkout:
     """A checkout whose environment is made."""
     assert checkout.run("setup").returncode == 0
     return checkout
 
 
 @pytest.fixture
-def bazel(tmp_path):
+def bazel(tmp_path: Path) -> Checkout:
     """A checkout in a path that Bazel can work in, with a stand-in for Bazel."""
     checkout = Checkout(tmp_path)
     checkout.add_uv()

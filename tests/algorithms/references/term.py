@@ -30,11 +30,11 @@ def tilted_weights(F: Sequence[float], p: Sequence[float], t: float) -> np.ndarr
 
 def tilted_loss(F: Sequence[float], p: Sequence[float], t: float) -> float:
     """(1/t) log sum_k p_k exp(t F_k); the mean for t = 0."""
-    F, p = np.asarray(F, np.float64), np.asarray(p, np.float64) / np.sum(p)
+    losses, shares = np.asarray(F, np.float64), np.asarray(p, np.float64) / np.sum(p)
     if t == 0:
-        return float(p @ F)
-    top = (t * F).max()
-    return float((np.log(p @ np.exp(t * F - top)) + top) / t)
+        return float(shares @ losses)
+    top = (t * losses).max()
+    return float((np.log(shares @ np.exp(t * losses - top)) + top) / t)
 
 
 def term_round(

@@ -5,31 +5,34 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from benchmarks.timing.side import Side
 
 
-def daemon():
+def daemon() -> None:
     """Starts a process that outlives its parent and has left its session, as daemons do."""
     code = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(1000)"
     subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL)
 
 
-BEHAVIOURS = {
+MEMORY: list[bytes] = []
+# After their first round, in which the number is 0.
+BEHAVIOURS: Mapping[str, Callable[[int], Any]] = {
     "good": lambda number: None,
     "chatty": lambda number: print('noise\n{"not": "ours"}'),
     "sleepy": lambda number: time.sleep(0.05),
     "raises": lambda number: number and [][0],
-    "killed": lambda number: number and os.kill(os.getpid(), signal.SIGKILL),
-    "hangs": lambda number: number and time.sleep(1000),
+    "killed": lambda number: os.kill(os.getpid(), signal.SIGKILL) if number else None,
+    "hangs": lambda number: time.sleep(1000) if number else None,
     "hangs_at_once": lambda number: time.sleep(1000),
     "daemon": lambda number: daemon(),
     "grows": lambda number: MEMORY.append(b"x" * 20_000_000),
 }
-MEMORY = []
 
 
-def main():
+def main() -> None:
     side = Side.from_command_line()
     behaviour, _, parameters = side.algorithm.partition(":")
     if behaviour == "never_ready":

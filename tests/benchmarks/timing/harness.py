@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Optional
 
 from benchmarks.timing.environments import side_environment
 from benchmarks.timing.process import SideProcess
@@ -23,7 +24,7 @@ TINY = Workload(
 )
 
 
-def command(behaviour):
+def command(behaviour: str) -> list[str]:
     """The command line of a fake side."""
     return [
         sys.executable,
@@ -33,17 +34,23 @@ def command(behaviour):
     ]
 
 
-def fake(behaviour, title=None):
+def fake(behaviour: str, title: Optional[str] = None) -> Contestant:
     """A contestant that is a fake side."""
     return Contestant(title or behaviour, TINY.describe(), lambda: command(behaviour))
 
 
-def process(behaviour, folder, round_limit=60.0):
+def process(behaviour: str, folder: Path, round_limit: float = 60.0) -> SideProcess:
     """A fake side's process."""
     return SideProcess(command(behaviour), side_environment(), folder / "log", round_limit)
 
 
-def protocol(folder, rounds=3, repeats=2, round_limit=60.0, said=None):
+def protocol(
+    folder: Path,
+    rounds: int = 3,
+    repeats: int = 2,
+    round_limit: float = 60.0,
+    said: Optional[list[str]] = None,
+) -> Protocol:
     """A protocol that is quick."""
     say = (said if said is not None else []).append
     return Protocol(rounds, repeats, round_limit, folder, say)

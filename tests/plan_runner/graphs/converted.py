@@ -1,9 +1,12 @@
 """Small graphs for TFLite, made of TensorFlow's."""
 
+from collections.abc import Sequence
+from typing import Any, Callable
+
 import tensorflow as tf
 
 
-def converted(build, names=("in", "out")):
+def converted(build: Callable[..., Sequence[Any]], names: Sequence[str] = ("in", "out")) -> bytes:
     """The flatbuffer of a graph whose inputs, strings, have these names."""
     with tf.Graph().as_default() as graph:
         outputs = build(*(tf.compat.v1.placeholder(tf.string, [], name) for name in names))
@@ -24,19 +27,19 @@ def converted(build, names=("in", "out")):
     return converter.convert()
 
 
-def restored(path):
+def restored(path: tf.Tensor) -> tf.Tensor:
     value = tf.raw_ops.RestoreV2(
         prefix=path, tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32]
     )[0]
     return tf.reshape(value, [2])
 
 
-def saved(path, value):
+def saved(path: tf.Tensor, value: tf.Tensor) -> tf.Operation:
     return tf.raw_ops.SaveSlices(
         filename=path, tensor_names=["b"], shapes_and_slices=[""], data=[value], name="save"
     )
 
 
-def saving_graph():
+def saving_graph() -> bytes:
     """Reads a file, and writes another."""
     return converted(lambda i, o: [saved(o, restored(i) * 2.0)])

@@ -77,6 +77,11 @@ def _archive(arrays: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATE
     return file.getvalue()
 
 
+def _no_example(path: Path) -> None:
+    write_client(path, [b"\xff"])
+    rehash(path.parents[2])
+
+
 def _claiming(size: int) -> bytes:
     """An archive whose one member says that it is so large when unpacked."""
     content = bytearray(_archive({"a": _array()}))
@@ -142,7 +147,7 @@ FILES = {
         Found.PLAYED,
     ),
     "a record that is no example": Hostile(
-        replaced(CLIENT, lambda path: (write_client(path, [b"\xff"]), rehash(path.parents[2]))),
+        replaced(CLIENT, _no_example),
         "expected a tf.train.Example",
         Found.PLAYED,
     ),

@@ -11,28 +11,31 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Callable
 from unittest import mock
 
+from plan_runner.isolation import Listener
 from plan_runner.sandbox import Refused
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _TIOCSTI = 1, 0x5412
 
 
-def _call(number, *arguments):
+def _call(number: int, *arguments: Any) -> None:
     """A system call by its number on x86-64."""
     if _LIBC.syscall(number, *arguments) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _started(code):
+def _started(code: Callable[[], object]) -> None:
     thread = threading.Thread(target=code)
     thread.start()
     thread.join()
 
 
-def attempts(outside: Path, readable: Path, scratch: Path) -> dict:
+def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable[[], object]]:
     """By name; `outside` and `readable` are files of the user's, of which one may be read."""
     return {
         # Files.
@@ -101,12 +104,12 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict:
     }
 
 
-def _prctl(option, value):
+def _prctl(option: int, value: int) -> None:
     if _LIBC.prctl(option, value, 0, 0, 0) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def tries(payload, listener, folder):
+def tries(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
     """Tells of each attempt how it ended: the number of its error, or 0."""
     listener.step("trying")
     outside, readable = map(Path, payload["files"])
@@ -125,7 +128,7 @@ def tries(payload, listener, folder):
     return 0
 
 
-def plays_unchecked(payload, listener, folder):
+def plays_unchecked(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
     """Plays an export, and runs a TFLite graph, without a check of graphs."""
     from plan_runner.play import _play_payload
 
@@ -139,7 +142,7 @@ def plays_unchecked(payload, listener, folder):
 
 
 @contextlib.contextmanager
-def unchecked():
+def unchecked() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in ("daf", "secure", "client"):
             name = f"plan_runner.{module}.check_graph"
@@ -147,7 +150,7 @@ def unchecked():
         yield
 
 
-def invoke(flatbuffer: Path, folder: Path):
+def invoke(flatbuffer: Path, folder: Path) -> str:
     """Runs a graph with the inputs "in:0" and "out:0", two paths, as `TfLiteClient` does.
 
     Returns what TFLite says if it fails.

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from plan_runner.isolation import Listener
 from plan_runner.sandbox import Refused
 
 
-def tells(payload, listener, folder):
+def tells(payload: int, listener: Listener, folder: Path) -> int:
     listener.step("telling")
     for number in range(payload):
         listener.line(f"line {number} {'x' * 1000}")
@@ -24,32 +26,32 @@ def tells(payload, listener, folder):
     return 7
 
 
-def hangs(payload, listener, folder):
+def hangs(payload: str, listener: Listener, folder: Path) -> None:
     listener.step("hanging")
     Path(payload).write_text(str(os.getpid()))
     time.sleep(600)
 
 
-def starts_another(payload, listener, folder):
+def starts_another(payload: str, listener: Listener, folder: Path) -> None:
     other = subprocess.Popen(["sleep", "600"])
     Path(payload).write_text(str(other.pid))
     listener.step("started")
     time.sleep(600)
 
 
-def takes_steps(payload, listener, folder):
+def takes_steps(payload: int, listener: Listener, folder: Path) -> int:
     for number in range(payload):
         listener.step(f"step {number}")
         time.sleep(0.8)
     return 0
 
 
-def allocates(payload, listener, folder):
+def allocates(payload: int, listener: Listener, folder: Path) -> int:
     listener.step("allocating")
     return len([bytes(10_000_000) for _ in range(payload)])
 
 
-def maps(payload, listener, folder):
+def maps(payload: str, listener: Listener, folder: Path) -> None:
     """Has more memory than it asks for: that of a file."""
     listener.step("mapping")
     with open(payload, "r+b") as file:
@@ -59,35 +61,35 @@ def maps(payload, listener, folder):
     time.sleep(600)
 
 
-def writes(payload, listener, folder):
+def writes(payload: int, listener: Listener, folder: Path) -> None:
     listener.step("writing")
     with open(folder / "large", "wb") as file:
         for _ in range(payload):
             file.write(bytes(10_000_000))
 
 
-def refuses(payload, listener, folder):
+def refuses(payload: str, listener: Listener, folder: Path) -> None:
     raise Refused(payload)
 
 
-def fails(payload, listener, folder):
+def fails(payload: str, listener: Listener, folder: Path) -> None:
     raise KeyError(payload)
 
 
-def crashes(payload, listener, folder):
+def crashes(payload: str, listener: Listener, folder: Path) -> None:
     listener.step("crashing")
     os.kill(os.getpid(), signal.Signals[payload])
     time.sleep(600)
 
 
-def exits(payload, listener, folder):
+def exits(payload: str, listener: Listener, folder: Path) -> None:
     listener.step("leaving")
     print("first", file=sys.stderr)
     print(payload, file=sys.stderr, flush=True)
     os._exit(3)
 
 
-def reports(payload, listener, folder):
+def reports(payload: str, listener: Any, folder: Path) -> None:
     """Reports what its caller did not think of."""
     listener.step("reporting")
     for name in ("with_a_pipe", "with_a_link"):
@@ -99,13 +101,13 @@ def reports(payload, listener, folder):
     time.sleep(600)
 
 
-def reports_forever(payload, listener, folder):
+def reports_forever(payload: Any, listener: Listener, folder: Path) -> None:
     listener.step("reporting")
     while True:
         listener.line("still here")
 
 
-def replaces_its_errors(payload, listener, folder):
+def replaces_its_errors(payload: str, listener: Listener, folder: Path) -> None:
     listener.step("leaving")
     print("last", file=sys.stderr, flush=True)
     (folder / "errors.txt").unlink()

@@ -6,6 +6,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_waiting_for_disks(monkeypatch):
+def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No machine loses its power in a test: files need not be on the disk."""
     monkeypatch.setattr(os, "fsync", lambda file: None)

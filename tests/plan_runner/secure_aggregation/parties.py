@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from plan_runner.secure_aggregation import messages, primitives
 from plan_runner.secure_aggregation.client import Client
@@ -66,7 +68,7 @@ class Fleet:
         folder = SessionFolder(self.folder / "server")
         return Server(self.plan, self.identities, folder, server.session)
 
-    def stage(self, server: Server, without: set[int] = frozenset()) -> dict[int, bytes]:
+    def stage(self, server: Server, without: Collection[int] = ()) -> dict[int, bytes]:
         """Plays the stage that a server is at to its end; returns the answers."""
         answers = {}
         for identity, request in server.requests().items():
@@ -90,7 +92,7 @@ class Fleet:
         identity = self.ids[number]
         return messages.signed(kind, session, self.secrets[identity], identity, body)
 
-    def expected(self, numbers) -> dict[str, np.ndarray]:
+    def expected(self, numbers: Iterable[int]) -> dict[str, np.ndarray]:
         """The sums in the clear, in Python's own integers."""
         return {
             tensor.name: np.array(
@@ -103,7 +105,7 @@ class Fleet:
             for tensor in self.tensors
         }
 
-    def check(self, server: Server, numbers=None) -> None:
+    def check(self, server: Server, numbers: Iterable[int] | None = None) -> None:
         """Compares what the server opened with the sum of the survivors, bit for bit."""
         survivors = [self.ids.index(identity) for identity in server.survivors]
         assert numbers is None or survivors == sorted(numbers)
@@ -115,7 +117,7 @@ class Fleet:
             np.testing.assert_array_equal(result[name], value)
 
 
-def seeded(monkeypatch, seed: int) -> None:
+def seeded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Makes keys and shares the same each time, for statistics that are to come out alike."""
     generator = np.random.default_rng(seed)
     monkeypatch.setattr(primitives, "random_bytes", generator.bytes)

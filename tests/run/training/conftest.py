@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.run.training.harness import train
 from tff_agnostic.reports import run_figures
+from tff_agnostic.runtimes.cohort import CohortRuntime
 
 
 def _shown(axes: Axes) -> list[Any]:
@@ -19,7 +21,10 @@ def _shown(axes: Axes) -> list[Any]:
     corners = (
         patch.get_patch_transform().transform(patch.get_path().vertices) for patch in axes.patches
     )
-    return [*(line.get_xydata().tolist() for line in axes.lines), *(c.tolist() for c in corners)]
+    return [
+        *(np.asarray(line.get_xydata()).tolist() for line in axes.lines),
+        *(c.tolist() for c in corners),
+    ]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -37,7 +42,7 @@ def _figures_as_text() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def whole(cohort_runtime, tmp_path_factory) -> Path:
+def whole(cohort_runtime: CohortRuntime, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
     path = tmp_path_factory.mktemp("whole") / "run"
     train(cohort_runtime, path)

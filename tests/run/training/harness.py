@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import pytest
 
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.process import Interrupted, StopRequest
 from tff_agnostic.run.spec import RunSpec, resolve
@@ -52,7 +53,9 @@ def make_spec(**changed: Any) -> RunSpec:
     return resolve("toy_regression", {**SETTINGS, **changed}, {"num_clients": 8})
 
 
-def train(runtime: Any, path: Path, resume: bool = False, stop_after: int = 0, **changed: Any):
+def train(
+    runtime: Any, path: Path, resume: bool = False, stop_after: int = 0, **changed: Any
+) -> EvaluationReport:
     stop = StopAfter(stop_after) if stop_after else StopRequest()
     run = TrainingRun(make_spec(**changed), RunFolder(path), runtime, resume)
     return run.run(stop, show_progress=False)

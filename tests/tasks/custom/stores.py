@@ -1,5 +1,7 @@
 """Client stores for users' models: of numbers, of people in categories, of texts with labels."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ def point(client: str, domain: str, x: Any, label: Any) -> Record:
     return Record(client, domain, {"x": np.array(x, np.float32), "label": label})
 
 
-def points(path, labels=(0, 2, 1), **more):
+def points(path: Path, labels: Sequence[Any] = (0, 2, 1), **more: Any) -> Path:
     rows = [
         (split, point("a", domain, [k, -k], label))
         for split in ("train", "test")
@@ -22,8 +24,13 @@ def points(path, labels=(0, 2, 1), **more):
     return write_store(path, rows, "features", **more)
 
 
-def people(path, jobs=("baker", "cook"), towns=("Rome",), **features):
-    def person(split, job, town, label):
+def people(
+    path: Path,
+    jobs: Sequence[str] = ("baker", "cook"),
+    towns: Sequence[str] = ("Rome",),
+    **features: Any,
+) -> Path:
+    def person(split: str, job: str, town: str, label: int) -> tuple[str, Record]:
         x = {"x": np.array([label, 5], np.float32), **features}
         return split, Record("a", "web", {**x, "job": job, "town": town, "label": label})
 
@@ -37,7 +44,7 @@ def people(path, jobs=("baker", "cook"), towns=("Rome",), **features):
     return write_store(path, rows, "features", categories={"town": towns, "job": jobs})
 
 
-def reviews(path, labels=(0, 2, 1), **more):
+def reviews(path: Path, labels: Sequence[Any] = (0, 2, 1), **more: Any) -> Path:
     rows = [
         (split, Record("a", "web", {"tokens": tokens, "label": label}))
         for split in ("train", "test")
