@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
-from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
+from tff_agnostic.aggregations.aggregation import require_enough_clients
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
+from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Round, RoundStep
 from tff_agnostic.computations.tff_process import (
     EvaluationFunctions,
@@ -25,7 +26,6 @@ from tff_agnostic.computations.tff_process import (
 from tff_agnostic.computations.verification import check_measurement
 from tff_agnostic.deployment.compiled_plan import PlanTensors
 from tff_agnostic.deployment.graphs import METRICS, SERVER, named_values
-from tff_agnostic.deployment.metrics import EvaluationMetrics
 from tff_agnostic.deployment.profiles import round_of
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
@@ -35,6 +35,8 @@ from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.runtimes.runtime import to_numpy_examples
 
 if TYPE_CHECKING:
+    from tff_agnostic.deployment.export import ExportRequest
+    from tff_agnostic.deployment.metrics import EvaluationMetrics
     from tff_agnostic.runtimes.tff import TffRuntime
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -43,26 +45,6 @@ NUM_ROUNDS = 3
 _SIZES = {"client_0": 7, "client_1": 3, "client_2": 0, "client_3": 12}
 NUM_CLIENTS = len(_SIZES)
 _OF_ONE_DOMAIN = "client_1"
-
-
-class Asked(Protocol):
-    """The inputs of rounds; an `ExportRequest` has them."""
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm."""
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """How clients are summed."""
-
-    @property
-    def num_domains(self) -> int:
-        """How many domains there are, p."""
-
-    @property
-    def evaluation(self) -> Optional[EvaluationMetrics]:
-        """The report of an evaluation."""
 
 
 class Rounds(Protocol):
@@ -89,27 +71,27 @@ class PlannedRounds(Rounds, Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class PlanKind:
     """A kind of rounds.
 
     Attributes:
-        rounds: (runtime, what is asked) -> rounds.
+        rounds: Returns the rounds.
         algorithm: Returns the algorithm with the steps that these rounds have.
         step: Returns the one step of a round, with its aggregation.
         num_conformance_rounds: How many rounds an export has to reproduce.
         is_in_paper: Whether Ro et al. 2021 count what it sends.
     """
 
-    rounds: Callable[[TffRuntime, Asked], PlannedRounds]
-    algorithm: Callable[[Asked], Algorithm]
-    step: Callable[[Asked], RoundStep]
+    rounds: Callable[[TffRuntime, ExportRequest], PlannedRounds]
+    algorithm: Callable[[ExportRequest], Algorithm]
+    step: Callable[[ExportRequest], RoundStep]
     num_conformance_rounds: int
     is_in_paper: bool
 
 
 class _TrainingRounds:
-    def __init__(self, runtime: TffRuntime, asked: Asked) -> None:
-        self._training = runtime.training(asked.algorithm, asked.aggregation)
+    def __init__(self, runtime: TffRuntime, request: ExportRequest) -> None:
+        self._training = runtime.training(request.algorithm, request.aggregation)
         self.round_ = round_of(self._training.process.learning_process)
         self.quantities = self._training.quantities
 
@@ -120,38 +102,19 @@ class _TrainingRounds:
         return self._training.next(state, cohort)
 
 
-def _evaluation_rounds(runtime: TffRuntime, asked: Asked) -> PlannedRounds:
-    assert asked.evaluation is not None, "an evaluation has to be told what it reports"
-    return EvaluationRounds(
-        runtime, asked.algorithm, asked.aggregation, asked.num_domains, asked.evaluation
-    )
+def _metrics(request: ExportRequest) -> EvaluationMetrics:
+    assert request.evaluation is not None, "an evaluation has to be told what it reports"
+    return request.evaluation
 
 
-def _evaluated(asked: Asked) -> Algorithm:
-    assert asked.evaluation is not None, "an evaluation has to be told what it reports"
-    return evaluated_algorithm(asked.algorithm, asked.evaluation, asked.num_domains)
+def _measurement(request: ExportRequest) -> Measurement:
+    return _metrics(request).measurement(_metrics(request).model, request.num_domains)
 
 
-def _training_step(asked: Asked) -> RoundStep:
-    (step,) = Round(asked.algorithm, asked.aggregation).steps
-    return step
-
-
-def _evaluation_step(asked: Asked) -> RoundStep:
-    (step,) = _evaluated(asked).steps
-    return RoundStep(step, asked.aggregation)
-
-
-KINDS: Registry[Kind] = Registry(
-    "kind of plan",
-    {
-        TRAINING: Kind(
-            _TrainingRounds, lambda asked: asked.algorithm, _training_step, NUM_ROUNDS, True
-        ),
-        # Each leaves the model unchanged: a second one would differ in its noise alone.
-        EVALUATION: Kind(_evaluation_rounds, _evaluated, _evaluation_step, 1, False),
-    },
-)
+def _evaluated(request: ExportRequest) -> Algorithm:
+    """Returns the algorithm with rounds of one step, an evaluation."""
+    step = _measurement(request).step
+    return dataclasses.replace(request.algorithm, steps=(step,), single_step_flags="")
 
 
 class EvaluationRounds:
@@ -159,7 +122,6 @@ class EvaluationRounds:
 
     Args:
         runtime: Runs them; entered by the caller.
-        num_domains: p.
 
     Attributes:
         round_: (state at the server, client data) -> (state, metrics) at the server; the state is
@@ -167,17 +129,11 @@ class EvaluationRounds:
         quantities: Empty: the report has the values of all domains.
     """
 
-    def __init__(
-        self,
-        runtime: TffRuntime,
-        algorithm: Algorithm,
-        aggregation: Aggregation,
-        num_domains: int,
-        metrics: EvaluationMetrics,
-    ) -> None:
+    def __init__(self, runtime: TffRuntime, request: ExportRequest) -> None:
+        algorithm, aggregation = request.algorithm, request.aggregation
         self._runtime = runtime
         self._aggregation = aggregation
-        measurement = metrics.measurement(metrics.model, num_domains)
+        measurement, metrics = _measurement(request), _metrics(request)
         check_measurement(aggregation, measurement)
         functions = EvaluationFunctions(measurement, aggregation)
 
@@ -230,12 +186,26 @@ class EvaluationRounds:
             return self.round_(state, [to_numpy_examples(client) for client in cohort])
 
 
-def evaluated_algorithm(
-    algorithm: Algorithm, metrics: EvaluationMetrics, num_domains: int
-) -> Algorithm:
-    """Returns an algorithm whose rounds have one step, an evaluation."""
-    step = metrics.measurement(metrics.model, num_domains).step
-    return dataclasses.replace(algorithm, steps=(step,), single_step_flags="")
+KINDS: Registry[PlanKind] = Registry(
+    "kind of plan",
+    {
+        TRAINING: PlanKind(
+            _TrainingRounds,
+            lambda request: request.algorithm,
+            lambda request: Round(request.algorithm, request.aggregation).steps[0],
+            NUM_ROUNDS,
+            True,
+        ),
+        # Each leaves the model unchanged: a second one would differ in its noise alone.
+        EVALUATION: PlanKind(
+            EvaluationRounds,
+            _evaluated,
+            lambda request: RoundStep(_measurement(request).step, request.aggregation),
+            1,
+            False,
+        ),
+    },
+)
 
 
 class ColumnRange(NamedTuple):

@@ -297,19 +297,14 @@ def _never_trained_on(run: RunRecord) -> Iterator[Line]:
 
 
 def _learnt_of_few(run: RunRecord) -> Iterator[Line]:
-    trained = run.about.get("data", "train", "domains")
-    if trained is None:
-        return
-    counts = {n: trained[n]["examples"] for n in run.domains}
-    names = sorted((n for n, c in counts.items() if 0 < c < FEW_EXAMPLES), key=lambda n: counts[n])
-    if names:
-        numbers = [run.about.number("data", "train", "domains", n, "examples") for n in names]
-        yield [
-            f"{len(names)} of {len(counts)} domains have fewer than {FEW_EXAMPLES} training "
-            "examples: ",
-            *_listed(names, numbers),
-            ". What the model does there, and what they weigh, is learnt of few.",
-        ]
+    return _few(
+        run,
+        run.about.below("data", "train", "domains"),
+        ["examples"],
+        FEW_EXAMPLES,
+        f"have fewer than {FEW_EXAMPLES} training examples",
+        "What the model does there, and what they weigh, is learnt of few.",
+    )
 
 
 def _not_evaluated(run: RunRecord) -> Iterator[Line]:
@@ -323,30 +318,36 @@ def _not_evaluated(run: RunRecord) -> Iterator[Line]:
 
 
 def _small(run: RunRecord) -> Iterator[Line]:
-    counts = {n: run.source.get("domains", n, "num_examples") for n in run.domains}
-    names = sorted((n for n, c in counts.items() if 0 < c < FEW_EXAMPLES), key=lambda n: counts[n])
-    if names:
-        numbers = [run.source.number("domains", n, "num_examples") for n in names]
-        yield [
-            f"{len(names)} of {len(counts)} domains have fewer than {FEW_EXAMPLES} {run.split} "
-            "examples: ",
-            *_listed(names, numbers),
-            ". Their numbers are uncertain, and the worst domain may be one of them by chance.",
-        ]
+    return _few(
+        run,
+        run.source.below("domains"),
+        ["num_examples"],
+        FEW_EXAMPLES,
+        f"have fewer than {FEW_EXAMPLES} {run.split} examples",
+        "Their numbers are uncertain, and the worst domain may be one of them by chance.",
+    )
 
 
 def _few_clients(run: RunRecord) -> Iterator[Line]:
-    path = ("over_clients", "loss", "num_clients")
-    counts = {n: run.source.get("domains", n, *path) or 0 for n in run.domains}
-    names = sorted((n for n, c in counts.items() if 0 < c < FEW_CLIENTS), key=lambda n: counts[n])
-    if names:
-        numbers = [run.source.number("domains", n, *path) for n in names]
-        yield [
-            f"{len(names)} of {len(counts)} domains rest on fewer than {FEW_CLIENTS} {run.split} "
-            "clients: ",
-            *_listed(names, numbers),
-            ". What holds of them need not hold of others, whatever the brackets say.",
-        ]
+    return _few(
+        run,
+        run.source.below("domains"),
+        ["over_clients", "loss", "num_clients"],
+        FEW_CLIENTS,
+        f"rest on fewer than {FEW_CLIENTS} {run.split} clients",
+        "What holds of them need not hold of others, whatever the brackets say.",
+    )
+
+
+def _few(
+    run: RunRecord, domains: Source, keys: Sequence[str], enough: int, what: str, so: str
+) -> Iterator[Line]:
+    counts = {name: domains.number(name, *keys) for name in run.domains}
+    few = [(n.value, name) for name, n in counts.items() if n.value and n.value < enough]
+    if few:
+        names = [name for _, name in sorted(few, key=lambda one: one[0])]
+        listed = _listed(names, [counts[name] for name in names])
+        yield [f"{len(names)} of {len(counts)} domains {what}: ", *listed, f". {so}"]
 
 
 def _runaway_weight(run: RunRecord) -> Iterator[Line]:

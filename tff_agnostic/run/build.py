@@ -125,10 +125,7 @@ def run_parts(
     aggregation = spec.build_aggregation()
     check_test_clients(task, aggregation)
     privacy = run_privacy(spec, task, algorithm)
-    summed = spec.build_training_aggregation()
-    if privacy is not None:
-        summed = privacy.aggregation(aggregation)
-        privacy.describe(algorithm, summed)
+    summed = spec.build_training_aggregation() if privacy is None else privacy.aggregation()
     check_sizes_by_chance(config, summed)
     runtime.check_clients_per_round(config.clients_per_round)
     if privacy is not None:

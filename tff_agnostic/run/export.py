@@ -408,9 +408,8 @@ def _of_training(
     # Rounds are the fleet's own: nobody is evaluated.
     without = dataclasses.replace(spec.privacy, private_evaluation=False)
     privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
-    aggregation = _sums(privacy, spec)
+    aggregation = _sums(privacy)
     check_sizes_by_chance(spec.config, aggregation)
-    privacy.describe(algorithm, aggregation)
 
     def guarantee(state: RunState) -> dict[str, Any]:
         # The noise that was trained with goes on, whatever the flags ask for.
@@ -436,7 +435,7 @@ def _of_evaluation(
 
     def restored(initial: RunState) -> RunState:
         # The weights of training, and none of its secrets.
-        return trained(_sums(privacy, spec))._replace(aggregations=initial.aggregations)
+        return trained(_sums(privacy))._replace(aggregations=initial.aggregations)
 
     def measurement(model: Model, num_domains: int) -> Measurement:
         del model, num_domains
@@ -453,8 +452,8 @@ def _of_evaluation(
     return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
 
 
-def _sums(privacy: RunPrivacy, spec: RunSpec) -> CentralDpSum:
-    aggregation = privacy.aggregation(spec.build_aggregation())
+def _sums(privacy: RunPrivacy) -> CentralDpSum:
+    aggregation = privacy.aggregation()
     assert isinstance(aggregation, CentralDpSum)
     return aggregation
 

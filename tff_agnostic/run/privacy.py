@@ -105,12 +105,9 @@ class RunPrivacy:
             self.evaluation,
             self._num_models,
         )
-        self._split: Mapping[str, float] = {}
-        self._is_of_clients = False
-        self._of_sums: Sequence[str] = ()
 
-    def aggregation(self, inner: Aggregation) -> Aggregation:
-        """Returns the sums of training over the ones without noise."""
+    def aggregation(self) -> Aggregation:
+        """Returns the sums of training, with the noise that is accounted for."""
         name, options = self._spec.config.privacy, self._spec.privacy
         whose = self._noise_of_clients
         facts = NoiseFacts(
@@ -121,7 +118,7 @@ class RunPrivacy:
         )
         build = PRIVACIES[name].build
         assert build is not None
-        return build(name, inner, options, facts)
+        return build(name, self._spec.build_aggregation(), options, facts)
 
     def cohorts(self, state: RunState, summed: Aggregation) -> tuple[Draw, Silent]:
         """Returns which clients train in a round, and which others answer in silence.
@@ -179,20 +176,6 @@ class RunPrivacy:
         if self.evaluation is not None and self._spec.privacy.evaluation_target_epsilon is not None:
             self.account.check_plan(earlier)
 
-    def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
-        """Takes down how the budget of a round is divided."""
-        steps = Round(algorithm, aggregation).steps
-        split: dict[str, float] = {}
-        for step in steps:
-            private, bounds = step.aggregation, step.bounds
-            assert isinstance(private, PrivateAggregation)
-            self._of_sums = private.remarks
-            prefix = "" if len(steps) == 1 else f"{step.step.name} "
-            for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
-                split[prefix + group.name] = factor
-        self._split = split
-        self._is_of_clients = isinstance(aggregation, DistributedDpSum)
-
     def check_execution(self, execution: Mapping[str, Any]) -> None:
         """Refuses settings of how rounds are executed that clients' noise cannot be drawn with.
 
@@ -200,7 +183,8 @@ class RunPrivacy:
             execution: See `Runtime.execution`.
         """
         is_looked_up = NOISE_GENERATORS[self._spec.privacy.noise_generator].is_exact
-        if self._is_of_clients and not is_looked_up and execution.get("xla"):
+        is_of_clients = self._noise_of_clients is not None
+        if is_of_clients and not is_looked_up and execution.get("xla"):
             raise UserError(
                 "--xla: expected none with --privacy=distributed, or --noise_generator=secure: "
                 "TensorFlow has no Poisson numbers, of which wide noise of clients is made "
@@ -210,20 +194,19 @@ class RunPrivacy:
     def statement(self, rounds: int) -> PrivacyStatement:
         """Returns what is promised after so many rounds."""
         options = self._spec.privacy
-        z = float(self._noise_multiplier)
+        split, of_sums = self._split()
         remarks = [
             _OF_EXPECTED_COUNTS,
             OF_DATA_REMARKS,
             *(_OF_BEGINNING.format(flag=flag) for flag in _begins_with(self._spec)),
-            *([_OF_SIMULATED_NOISE] if self._is_of_clients else []),
-            *self._of_sums,
+            *([] if self._noise_of_clients is None else [_OF_SIMULATED_NOISE]),
+            *of_sums,
         ]
         if options.noise_seed is not None:
             remarks.append(
                 f"noise and cohorts are those of --noise_seed={options.noise_seed}: whoever knows "
                 "it can take the noise away, so nothing is private"
             )
-        split = {name: factor * z for name, factor in self._split.items()}
         if self.account.is_composed:
             assert self.evaluation is not None
             evaluations = self.account.evaluations(rounds)
@@ -239,6 +222,20 @@ class RunPrivacy:
             self.evaluation is not None,
             noise_generator=NOISE_GENERATORS[options.noise_generator].title,
         )
+
+    def _split(self) -> tuple[dict[str, float], Sequence[str]]:
+        """Returns the noise multiplier of each group of values, and what is said of the sums."""
+        steps = Round(self._algorithm, self.aggregation()).steps
+        split: dict[str, float] = {}
+        remarks: Sequence[str] = ()
+        for step in steps:
+            private, bounds = step.aggregation, step.bounds
+            assert isinstance(private, PrivateAggregation)
+            remarks = private.remarks
+            prefix = "" if len(steps) == 1 else f"{step.step.name} "
+            for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
+                split[prefix + group.name] = factor * float(self._noise_multiplier)
+        return split, remarks
 
     def to_json(self, rounds: int) -> dict[str, Any]:
         """Returns what is promised after so many rounds and their evaluations, for result.json."""

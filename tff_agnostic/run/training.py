@@ -202,7 +202,7 @@ class TrainingRun:
                     )
             if checkpoint is not None and not self.parts.privacy.has_noise_of(self.parts.summed):
                 # A run of more rounds has the noise that was worked out for fewer.
-                summed = self.parts.privacy.aggregation(self.spec.build_aggregation())
+                summed = self.parts.privacy.aggregation()
                 training = self._runtime.training(self.parts.algorithm, summed)
                 self.parts = dataclasses.replace(self.parts, summed=summed, training=training)
         return state, self._evaluate_as_in_one_run(state)
