@@ -14,14 +14,13 @@ from google.protobuf import message
 from plan_runner import plan_pb2
 from plan_runner.errors import PlanError, reason
 from plan_runner.examples_feed import examples_feed
-from plan_runner.export import DEFAULT_LIMITS, Limits, TensorType, check_frames
+from plan_runner.export import DEFAULT_LIMITS, SUFFIX, Limits, TensorType, check_frames
 from plan_runner.graph_check import Permissions, check_graph
 from plan_runner.graph_messages import constants, graph_of, tensor_specs
 from plan_runner.graph_session import GraphSession, load_graph, session_config
 from plan_runner.plan_messages import check_parts
 from plan_runner.tflite import TfLiteBeside
 
-SUFFIX = ".tfrecord"
 _LISTS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _DTYPES = {name: dtype for dtype, name in _LISTS.items()}
 _WHERE = "plan.pb: client"
@@ -47,7 +46,7 @@ class Client:
         """Returns its serialised examples."""
         records = read_records(self.path, self.max_records)
         for number, record in enumerate(records, 1):
-            _check_example(record, self.features, f"{self.path}, record {number}")
+            check_example(record, self.features, f"{self.path}, record {number}")
         return records
 
 
@@ -82,7 +81,8 @@ def _short(error: Any) -> str:
     return reason(ValueError(str(error.message).partition("}} ")[2] or str(error.message)))
 
 
-def _check_example(record: bytes, features: Mapping[str, TensorType], where: str) -> None:
+def check_example(record: bytes, features: Mapping[str, TensorType], where: str) -> None:
+    """Checks that a record is an example with the features that a plan reads."""
     try:
         found = tf.train.Example.FromString(record).features.feature
     except message.DecodeError as e:
@@ -106,6 +106,7 @@ class ClientGraph:
     """Plays one client after the other on a plan's client graph.
 
     Attributes:
+        minimum: How many have to take part in a round.
         outputs: The tensors that a client returns directly, by name.
         beside: A second runner of every client, whose results are compared; None by default.
 
@@ -131,7 +132,7 @@ class ClientGraph:
             ("dataset_token_tensor_name", "input_tensor_specs", *results),
             ("constant_inputs", "example_selector"),
         )
-        self._minimum = phase.minimum_number_of_participants
+        self.minimum = phase.minimum_number_of_participants
         self.outputs = tensor_specs(spec.output_tensor_specs, f"{_WHERE}: output_tensor_specs")
         secure = {
             name
@@ -175,9 +176,9 @@ class ClientGraph:
 
     def check_cohort(self, clients: Sized) -> None:
         """Checks that enough clients take part."""
-        if len(clients) < self._minimum:
+        if len(clients) < self.minimum:
             raise PlanError(
-                f"cohort: expected at least {self._minimum} clients, found {len(clients)}"
+                f"cohort: expected at least {self.minimum} clients, found {len(clients)}"
             )
 
     def run(

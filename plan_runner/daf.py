@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from plan_runner import plan_pb2
-from plan_runner.client import Client, ClientGraph
+from plan_runner.client import ClientGraph
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
 from plan_runner.graph_check import Permissions, check_graph
@@ -30,10 +30,11 @@ from plan_runner.graph_session import (
     write_checkpoint,
 )
 from plan_runner.plan_messages import check_parts
-from plan_runner.profile import Profile, RoundOutcome
+from plan_runner.profile import Profile, Sent, Sums
 
 _WHERE = "plan.pb: server_phase_v2"
 _URI = "federated_sum"
+_KEPT = "intermediate.ckpt"
 _SUMMABLE = "iufV"  # NumPy's kinds; TensorFlow's bfloat16 is of the last.
 
 
@@ -102,26 +103,43 @@ class DafProfile(Profile):
             # All is well: the sessions stay open.
             self._sessions = stack.pop_all()
 
-    def run_round(self, state: Path, clients: Sequence[Client], scratch: Path) -> RoundOutcome:
-        """Plays a round; see `Profile`."""
-        self.client.check_cohort(clients)
-        down, kept = scratch / "client.ckpt", scratch / "intermediate.ckpt"
+    def begin_round(self, state: Path, scratch: Path) -> Path:
+        """Plays the server's first half; see `Profile`."""
+        down, kept = scratch / "client.ckpt", scratch / _KEPT
         self._prepare.run({self._state_in: state}, {self._client_out: down, self._kept_out: kept})
-        sums, bytes_up = PlainSums(self._sums), 0
-        for client in clients:
-            update = scratch / "update.ckpt"
-            self.client.run(client.name, client.examples(), down, update)
-            where = f"update of client {client.name}"
-            sums.add(read_checkpoint(update, where), where)
-            bytes_up += update.stat().st_size
-            update.unlink()
+        return down
+
+    def play_client(
+        self, name: str, examples: Sequence[bytes], checkpoint: Path, scratch: Path
+    ) -> Sent:
+        """Plays a client; see `Profile`."""
+        update = scratch / "update.ckpt"
+        # Of the client before.
+        update.unlink(missing_ok=True)
+        self.client.run(name, examples, checkpoint, update)
+        return read_update(update, name)
+
+    def new_sums(self, clients: int) -> Sums:
+        """Returns plain sums; see `Profile`."""
+        del clients
+        return PlainSums(self._sums)
+
+    def end_round(
+        self, sums: Mapping[str, np.ndarray], scratch: Path
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Plays the server's second half; see `Profile`."""
         aggregate, new_state = scratch / "aggregate.ckpt", scratch / "state.ckpt"
-        write_checkpoint(aggregate, sums.results())
+        write_checkpoint(aggregate, sums)
         outputs = self._result.run(
-            {self._kept_in: kept, self._sums_in: aggregate}, {self._state_out: new_state}
+            {self._kept_in: scratch / _KEPT, self._sums_in: aggregate},
+            {self._state_out: new_state},
         )
-        tensors = read_checkpoint(new_state, f"{_WHERE}: the new state")
-        return RoundOutcome(tensors, down.stat().st_size, bytes_up / max(1, len(clients)), outputs)
+        return read_checkpoint(new_state, f"{_WHERE}: the new state"), outputs
+
+
+def read_update(checkpoint: Path, client: str) -> Sent:
+    """Reads what a client sends, from the file that its graph has written."""
+    return Sent(read_checkpoint(checkpoint, f"update of client {client}"), checkpoint)
 
 
 def _paths(router: Any, where: str) -> list[str]:
@@ -212,18 +230,20 @@ def read_sum(config: Any, where: str) -> PlainSum:
     return PlainSum(source, result)
 
 
-class PlainSums:
+class PlainSums(Sums):
     """Adds up the updates of one round's clients, in the order in which they come."""
 
     def __init__(self, sums: Sequence[PlainSum]) -> None:
         self._sums = sums
         self._expected = {s.source.name: s.source.kind for s in sums}
         self._totals: dict[str, np.ndarray] = {}
+        self._clients, self._bytes = 0, 0
 
-    def add(self, update: dict[str, np.ndarray], where: str) -> None:
+    def add(self, client: str, sent: Sent) -> None:
         """Adds one client's tensors."""
-        check_tensors(update, self._expected, where)
-        for name, value in update.items():
+        where = f"update of client {client}"
+        check_tensors(sent.tensors, self._expected, where)
+        for name, value in sent.tensors.items():
             if value.dtype.kind not in _SUMMABLE:
                 raise PlanError(f"{where}: {name}: expected numbers, found {value.dtype.name}")
             # From zero, as a server does: the sum of one -0.0 is 0.0.
@@ -234,6 +254,13 @@ class PlainSums:
             # Numbers that are not finite are for the graphs to handle.
             with np.errstate(all="ignore"):
                 np.add(total, value, out=total)
+        self._clients += 1
+        self._bytes += 0 if sent.checkpoint is None else sent.checkpoint.stat().st_size
+
+    @property
+    def bytes_up(self) -> float:
+        """The mean size of the clients' checkpoints."""
+        return self._bytes / max(1, self._clients)
 
     def results(self) -> dict[str, np.ndarray]:
         """Returns the sums under the names that the server's graph reads; zeros of no clients."""

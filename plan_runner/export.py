@@ -31,9 +31,11 @@ PLAN = "plan.pb"
 CLIENT_ONLY_PLAN = "client_only_plan.pb"
 SERVER_STATE = "server_state.ckpt"
 CLIENTS = "conformance/clients"
+# Of a client's file of examples.
+SUFFIX = ".tfrecord"
 _REQUIRED = (PLAN, CLIENT_ONLY_PLAN, SERVER_STATE)
 _BLOCK_BYTES = 1 << 20
-_SUFFIX = ".npy"
+_ARRAY = ".npy"
 # By the version of an array's header: all that `np.savez` writes for numbers and strings.
 _HEADERS: dict[tuple[int, int], Callable] = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -46,6 +48,8 @@ _CHECKSUM_BYTES = 4
 # Largest limit of memory that a kernel accepts; no machine has so much.
 _MOST_MEMORY_GB = 1e6
 NAME = "manifest.json"
+# Kinds of rounds.
+TRAINING, EVALUATION = "training", "evaluation"
 FORMAT = "tff_agnostic federated export"
 # The first one had no outputs of metrics, and gave devices both graphs.
 FORMAT_VERSIONS = (1, 2)
@@ -106,6 +110,7 @@ class Conformance:
 class Manifest:
     """The parts of a manifest that running needs."""
 
+    kind: str
     profile: str
     files: Mapping[str, FileEntry]
     features: Mapping[str, TensorType]
@@ -190,11 +195,14 @@ class Export:
         return content
 
 
-def open_export(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Export:
+def open_export(
+    folder: Path, limits: Limits = DEFAULT_LIMITS, pinned: Optional[str] = None
+) -> Export:
     """Opens an export, and checks every file's hash before anything in it is parsed.
 
     Args:
         limits: What reading and playing it may take.
+        pinned: SHA-256 of the only manifest that is taken, as hexadecimal digits.
     """
     if not folder.is_dir():
         raise PlanError(f"{folder}: expected the folder of an export, found none")
@@ -204,7 +212,11 @@ def open_export(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Export:
     if not path.is_file():
         raise PlanError(f"{folder}: expected the file {NAME}, found none")
     limits.check_manifest(path.stat().st_size, NAME)
-    manifest = parse_manifest(path.read_bytes())
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if pinned is not None and found != pinned:
+        raise PlanError(f"{path}: expected the sha256 {pinned}, which is pinned, found {found}")
+    manifest = parse_manifest(content)
     for name, entry in manifest.files.items():
         _check_inside(folder, name)
         _check_content(folder / name, entry)
@@ -223,7 +235,7 @@ def open_export(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Export:
 
 def conformance_client(name: str) -> str:
     """Returns the name, within an export, of the file of a conformance client."""
-    return f"{CLIENTS}/{name}.tfrecord"
+    return f"{CLIENTS}/{name}{SUFFIX}"
 
 
 def _check_inside(folder: Path, name: str) -> None:
@@ -283,7 +295,7 @@ def read_arrays(path: Path, max_unpacked_mb: float) -> dict[str, np.ndarray]:
                     f"(--max_unpacked_mb), found {size / 1e6:.1f} MB"
                 )
             return {
-                member.filename.removesuffix(_SUFFIX): _array(archive.read(member))
+                member.filename.removesuffix(_ARRAY): _array(archive.read(member))
                 for member in members
             }
     except PlanError:
@@ -365,6 +377,8 @@ def parse_manifest(content: bytes) -> Manifest:
     if not server_state:
         raise PlanError(f"{NAME}: tensors: server_state: expected tensors, found none")
     return Manifest(
+        # The first exports were of trainings only.
+        kind=_part(top, "kind", str, NAME) if "kind" in top else TRAINING,
         profile=_part(top, "profile", str, NAME),
         files=_files(_part(top, "files", dict, NAME)),
         features=features,

@@ -1,5 +1,7 @@
 """Runs a function in a process of its own, which is ended when it reaches its limits."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import dataclasses
@@ -24,7 +26,9 @@ from plan_runner.sandbox import Refused
 # Longest line of the protocol, which has names and numbers of an export: none of ours is longer.
 _LONGEST_LINE = 1 << 20
 STEP, LINE, RESULTS, STATUS, ERROR = "step", "line", "results", "status", "error"
-_VALUES = {STEP: str, LINE: str, RESULTS: str, STATUS: int, ERROR: str}
+# A request that cannot be done; the process stays.
+REFUSED = "refused"
+_VALUES = {STEP: str, LINE: str, RESULTS: str, STATUS: int, ERROR: str, REFUSED: str}
 _PR_SET_PDEATHSIG = 1
 # Memory of libraries, mostly TensorFlow's, which the kernel's limit does not count.
 _LIBRARIES_BYTES = 300_000_000
@@ -33,8 +37,8 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from plan_runner.isolation import main; main(*sys.argv[2:])"
 )
-_TASK = "task.json"
-_ERRORS = "errors.txt"
+TASK = "task.json"
+ERRORS = "errors.txt"
 _POLL_SECONDS = 0.1
 # Of what a process that has ended said, its last line being there.
 _MOST_ERRORS = 4096
@@ -123,23 +127,27 @@ def _event(line: bytes) -> tuple[str, Any]:
     raise NoEventError("something that is no event")
 
 
-class _Sender:
+class Sender:
     """A `Listener` at the other end of a pipe."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
     def step(self, name: str) -> None:
+        """See `Listener`."""
         self.send(STEP, name)
 
     def line(self, text: str) -> None:
+        """See `Listener`."""
         self.send(LINE, text)
 
     def results(self, folder: Path) -> None:
+        """See `Listener`."""
         # Its name: the reader knows where this process may write.
         self.send(RESULTS, folder.name)
 
     def send(self, kind: str, value: object) -> None:
+        """Tells of an event; see `encoded`."""
         content = encoded(kind, value)
         while content:
             content = content[os.write(self._pipe, content) :]
@@ -156,7 +164,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
         parent: Id of the process without which this one is to end.
     """
     _end_with_parent(int(parent))
-    path, sender = Path(task_file), _Sender(int(pipe))
+    path, sender = Path(task_file), Sender(int(pipe))
     task = json.loads(path.read_text("utf-8"))
     bounds = Bounds(**task["bounds"])
     _take(bounds)
@@ -233,35 +241,54 @@ def run_isolated(
     """
     with tempfile.TemporaryDirectory(prefix="plan_runner_") as name:
         folder = Path(name)
-        task = {
-            "function": function,
-            "payload": payload,
-            "bounds": dataclasses.asdict(bounds),
-            "reads": None if reads is None else list(reads),
-        }
-        (folder / _TASK).write_text(json.dumps(task), "utf-8")
+        task = described(function, payload, bounds, reads)
+        (folder / TASK).write_text(json.dumps(task), "utf-8")
         # Read again by what was opened here: the name may be another file's then.
-        with open(folder / _ERRORS, "w+b") as errors, _Process(folder, bounds, errors) as process:
+        with open(folder / ERRORS, "w+b") as errors, Process(folder, bounds, errors) as process:
             return process.follow(listener)
 
 
-class _Process:
-    """The process, as a context manager that leaves none behind."""
+class RequestRefused(IsolationError):
+    """A process cannot do one of its requests; it goes on."""
 
-    def __init__(self, folder: Path, bounds: Bounds, errors: BinaryIO) -> None:
-        self._folder = folder
+
+def described(
+    function: str, payload: Any, bounds: Bounds, reads: Optional[Iterable[str]]
+) -> dict[str, Any]:
+    """Returns what `main` reads of its file; see `run_isolated`."""
+    return {
+        "function": function,
+        "payload": payload,
+        "bounds": dataclasses.asdict(bounds),
+        "reads": None if reads is None else list(reads),
+    }
+
+
+class Process:
+    """The process, as a context manager that leaves none behind.
+
+    Args:
+        takes_requests: Whether it gets requests at its standard input.
+    """
+
+    def __init__(
+        self, folder: Path, bounds: Bounds, errors: BinaryIO, takes_requests: bool = False
+    ) -> None:
+        self.folder = folder
         self._bounds = bounds
         self._errors = errors
+        self._input = subprocess.PIPE if takes_requests else subprocess.DEVNULL
+        self._decoder = Decoder()
         self._step = "starting"
         self._deadline = 0.0
 
-    def __enter__(self) -> "_Process":
+    def __enter__(self) -> Process:
         self._pipe, other_end = os.pipe()
         try:
-            arguments = [str(self._folder / _TASK), str(other_end), str(os.getpid())]
+            arguments = [str(self.folder / TASK), str(other_end), str(os.getpid())]
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=self._input,
                 stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=(other_end,),
@@ -282,24 +309,32 @@ class _Process:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._pipe)
+        if self._process.stdin is not None:
+            # What it did not read is of no use to anybody.
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        """Returns whether it has."""
+        return self._process.poll() is not None
 
     def _environment(self) -> dict[str, str]:
         kept = {key: text for key, text in os.environ.items() if key.startswith(_VARIABLES)}
         # Libraries such as Keras write to the home folder: it is here.
-        return {**kept, "TMPDIR": str(self._folder), "HOME": str(self._folder)}
+        return {**kept, "TMPDIR": str(self.folder), "HOME": str(self.folder)}
 
     def follow(self, listener: Listener) -> int:
         """Passes on the events of the process until it ends; returns its status."""
-        actions: dict[str, Callable[[Any], None]] = {
-            STEP: self._begin,
-            LINE: listener.line,
-            RESULTS: lambda name: listener.results(self._named(name)),
-            ERROR: _fail,
-        }
-        decoder, status = Decoder(), None
+        actions = {STEP: self._begin, **self._actions(listener)}
+        status = None
         self._begin(self._step)
         while piece := self._next_piece():
-            for kind, value in self._events(decoder, piece):
+            for kind, value in self._events(piece):
                 if kind == STATUS:
                     status = value
                 else:
@@ -308,15 +343,45 @@ class _Process:
             raise self._ended()
         return status
 
-    def _events(self, decoder: Decoder, piece: bytes) -> Iterator[tuple[str, Any]]:
+    def ask(self, step: str, request: str, listener: Listener) -> None:
+        """Has it do a request, and passes on the events of it.
+
+        Args:
+            step: What it is, for messages. Whatever the process reports, its time goes on.
+            request: One line.
+        """
+        actions = {STEP: listener.step, **self._actions(listener)}
+        self._begin(step)
+        assert self._process.stdin is not None
         try:
-            yield from decoder.feed(piece)
+            self._process.stdin.write(request.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        while piece := self._next_piece():
+            for kind, value in self._events(piece):
+                if kind == STATUS:
+                    return
+                actions[kind](value)
+        raise self._ended()
+
+    def _actions(self, listener: Listener) -> dict[str, Callable[[Any], None]]:
+        return {
+            LINE: listener.line,
+            RESULTS: lambda name: listener.results(self._named(name)),
+            ERROR: _fail,
+            REFUSED: _refuse,
+        }
+
+    def _events(self, piece: bytes) -> Iterator[tuple[str, Any]]:
+        try:
+            yield from self._decoder.feed(piece)
         except NoEventError as e:
             raise self._reports(e) from e
 
     def _named(self, name: str) -> Path:
         """Returns the folder of that name among the process's own; there are files in it only."""
-        path = self._folder / name
+        path = self.folder / name
         if not name.isidentifier() or path.is_symlink() or not path.is_dir():
             raise self._reports("a folder that is none of its own")
         # Whoever takes them neither follows a link nor waits for a pipe.
@@ -376,6 +441,10 @@ class _Process:
 
 def _fail(text: str) -> None:
     raise IsolationError(text)
+
+
+def _refuse(text: str) -> None:
+    raise RequestRefused(text)
 
 
 def _resident_bytes(pid: int) -> int:

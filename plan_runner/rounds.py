@@ -20,7 +20,7 @@ from plan_runner.errors import PlanError, reason
 from plan_runner.export import METRICS, STATE, Export, Manifest, TensorType
 from plan_runner.graph_session import check_tensors, read_checkpoint, type_of, write_checkpoint
 from plan_runner.plan_messages import parse_plan
-from plan_runner.profile import Profile
+from plan_runner.profile import Profile, RoundOutcome
 from plan_runner.secure import SecureProfile
 from plan_runner.tflite import TfLiteBeside
 
@@ -148,23 +148,36 @@ def run_rounds(
                 begins(f"round {number}")
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
                     outcome = profile.run_round(current, clients, Path(folder))
-                place, metrics = f"round {number}: the new state", manifest.metrics
-                tensors = with_metrics(outcome.tensors, outcome.outputs, metrics, place)
-                check_tensors(tensors, {**manifest.server_state, **metrics}, place)
-                kept = {name: tensors[name] for name in manifest.server_state}
-                # Metrics are no part of the state that the next round begins with.
-                write_checkpoint(current, kept)
-                yield RoundResult(
-                    number,
-                    len(clients),
-                    kept,
-                    {name: tensors[name] for name in metrics},
-                    outcome.bytes_down,
-                    outcome.bytes_up,
-                    other_outputs(outcome.outputs, metrics),
-                )
+                result = round_result(number, len(clients), outcome, manifest)
+                write_checkpoint(current, result.state)
+                yield result
         finally:
             profile.close()
+
+
+def round_result(
+    number: int, clients: int, outcome: RoundOutcome, manifest: Manifest
+) -> RoundResult:
+    """Returns what a round has led to, after a check of its tensors.
+
+    Metrics are no part of the state that the next round begins with.
+
+    Args:
+        number: Number of the round.
+        clients: How many took part.
+    """
+    place, metrics = f"round {number}: the new state", manifest.metrics
+    tensors = with_metrics(outcome.tensors, outcome.outputs, metrics, place)
+    check_tensors(tensors, {**manifest.server_state, **metrics}, place)
+    return RoundResult(
+        number,
+        clients,
+        {name: tensors[name] for name in manifest.server_state},
+        {name: tensors[name] for name in metrics},
+        outcome.bytes_down,
+        outcome.bytes_up,
+        other_outputs(outcome.outputs, metrics),
+    )
 
 
 def _check_size(clients: int, manifest: Manifest, number: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import numpy as np
 
 from plan_runner import plan_pb2
-from plan_runner.client import Client, ClientGraph
+from plan_runner.client import ClientGraph
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
 from plan_runner.graph_check import Permissions, check_graph
@@ -22,7 +22,7 @@ from plan_runner.graph_session import (
     read_checkpoint,
 )
 from plan_runner.plan_messages import check_parts
-from plan_runner.profile import Profile, RoundOutcome
+from plan_runner.profile import Profile, Sent, Sums
 
 _WHERE = "plan.pb: server_phase"
 # Every path is always fed, as a default in the graph would be a path of the plan's choice; nothing
@@ -39,7 +39,11 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 
 
 class SecureProfile(Profile):
-    """Plays rounds in which clients send nothing outside secure sums."""
+    """Plays rounds in which clients send nothing outside secure sums.
+
+    Attributes:
+        tensors: What is summed, by name.
+    """
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
         check_parts(
@@ -69,7 +73,7 @@ class SecureProfile(Profile):
         check_parts(
             read, where, ("side_channel_tensors", "before_restore_op"), ("after_restore_op",)
         )
-        self._tensors = {
+        self.tensors = {
             name: read_side_channel(name, channel, f"{where}: {name}")
             for name, channel in read.side_channel_tensors.items()
         }
@@ -81,7 +85,7 @@ class SecureProfile(Profile):
         self._paths = sorted({saver.path for saver in savers})
         graph_def = graph_of(plan.server_graph_bytes, f"{_WHERE}: graph")
         paths = frozenset(self._paths)
-        fed = frozenset(tensor_name(tensor.restore_name) for tensor in self._tensors.values())
+        fed = frozenset(tensor_name(tensor.restore_name) for tensor in self.tensors.values())
         check_graph(graph_def, Permissions(paths, paths, fed), f"{_WHERE}: graph")
         self._graph = load_graph(graph_def, f"{_WHERE}: graph")
         # As on servers of their own: what is in a session's variables never leaves it but by
@@ -93,7 +97,7 @@ class SecureProfile(Profile):
                 [
                     *(name for saver in savers for name in saver.names),
                     *(getattr(read, name) for name in OPS_AROUND if getattr(read, name)),
-                    *(tensor_name(tensor.restore_name) for tensor in self._tensors.values()),
+                    *(tensor_name(tensor.restore_name) for tensor in self.tensors.values()),
                     *(tensor_name(metric.variable_name) for metric in phase.metrics),
                     phase.phase_init_op,
                     phase.intermediate_aggregate_into_accumulators_op,
@@ -102,41 +106,50 @@ class SecureProfile(Profile):
             )
             self.client = ClientGraph(plan, writes_update=False)
             stack.callback(self.client.close)
-            if set(self.client.outputs) != set(self._tensors):
+            if set(self.client.outputs) != set(self.tensors):
                 raise PlanError(
                     f"{where}: side_channel_tensors: expected the client's tensors "
-                    f"{sorted(self.client.outputs)}, found {sorted(self._tensors)}"
+                    f"{sorted(self.client.outputs)}, found {sorted(self.tensors)}"
                 )
             # All is well: the sessions stay open.
             self._sessions = stack.pop_all()
 
-    def run_round(self, state: Path, clients: Sequence[Client], scratch: Path) -> RoundOutcome:
-        """Plays a round; see `Profile`."""
-        self.client.check_cohort(clients)
-        sums = {name: SecureSum(tensor, len(clients)) for name, tensor in self._tensors.items()}
-        down, partial = scratch / "client.ckpt", scratch / "intermediate.ckpt"
-        new_state = scratch / "state.ckpt"
-        coordinator = self._coordinator
+    def begin_round(self, state: Path, scratch: Path) -> Path:
+        """Plays the server's first half; see `Profile`."""
+        down, coordinator = scratch / "client.ckpt", self._coordinator
         self._savepoint.restore(coordinator, state)
         self._run_op(coordinator, "phase_init_op")
         self._ops["write_client_init"].save(coordinator, down)
-        for client in clients:
-            values = self.client.run(client.name, client.examples(), down)
-            for name, value in values.items():
-                sums[name].add(value, f"client {client.name}")
-        self._aggregate({name: s.result() for name, s in sums.items()}, partial)
+        return down
+
+    def play_client(
+        self, name: str, examples: Sequence[bytes], checkpoint: Path, scratch: Path
+    ) -> Sent:
+        """Plays a client; see `Profile`."""
+        del scratch
+        return Sent(self.client.run(name, examples, checkpoint))
+
+    def new_sums(self, clients: int) -> Sums:
+        """Returns sums in the clear; see `Profile`."""
+        return SecureSums(self.tensors, clients)
+
+    def end_round(
+        self, sums: Mapping[str, np.ndarray], scratch: Path
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Plays the server's second half; see `Profile`."""
+        partial, new_state = scratch / "intermediate.ckpt", scratch / "state.ckpt"
+        coordinator = self._coordinator
+        self._aggregate(sums, partial)
         self._ops["read_intermediate_update"].restore(coordinator, partial)
         self._run_op(coordinator, "intermediate_aggregate_into_accumulators_op")
         self._ops["write_accumulators"].save(coordinator, scratch / "accumulators.ckpt")
         self._run_op(coordinator, "apply_aggregrated_updates_op")
         self._savepoint.save(coordinator, new_state)
-        tensors = read_checkpoint(new_state, f"{_WHERE}: the new state")
-        bytes_up = float(sum(s.bytes_up for s in sums.values()))
-        return RoundOutcome(tensors, down.stat().st_size, bytes_up, self._measured())
+        return read_checkpoint(new_state, f"{_WHERE}: the new state"), self._measured()
 
     def _aggregate(self, sums: Mapping[str, np.ndarray], partial: Path) -> None:
         read = self._phase.read_aggregated_update
-        feeds = {tensor.restore_name: sums[name] for name, tensor in self._tensors.items()}
+        feeds = {tensor.restore_name: sums[name] for name, tensor in self.tensors.items()}
         aggregator = self._aggregator
         self._run_op(aggregator, "phase_init_op")
         aggregator.run([read.before_restore_op], feeds, "read_aggregated_update")
@@ -260,8 +273,38 @@ class SecureSum:
 
     def result(self) -> np.ndarray:
         """Returns the sum, in the dtype that the server's graph expects."""
-        dtype = np.dtype(self._tensor.kind.dtype)
-        largest = int(self._total.max()) if self._total.size else 0
-        if largest > np.iinfo(dtype).max:
-            raise PlanError(f"{self._tensor.name}: expected a sum within {dtype}, found {largest}")
-        return self._total.astype(dtype)
+        return in_graph(self._tensor, self._total)
+
+
+def in_graph(tensor: SecureTensor, total: np.ndarray) -> np.ndarray:
+    """Returns a sum of uint64 in the dtype that the server's graph expects."""
+    dtype = np.dtype(tensor.kind.dtype)
+    largest = int(total.max()) if total.size else 0
+    if largest > np.iinfo(dtype).max:
+        raise PlanError(f"{tensor.name}: expected a sum within {dtype}, found {largest}")
+    return total.astype(dtype)
+
+
+class SecureSums(Sums):
+    """The sums of all tensors over the clients of a round.
+
+    Args:
+        clients: Their number, which all parties know before.
+    """
+
+    def __init__(self, tensors: Mapping[str, SecureTensor], clients: int) -> None:
+        self._sums = {name: SecureSum(tensor, clients) for name, tensor in tensors.items()}
+
+    def add(self, client: str, sent: Sent) -> None:
+        """Adds one client's values."""
+        for name, value in sent.tensors.items():
+            self._sums[name].add(value, f"client {client}")
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Returns the sums."""
+        return {name: total.result() for name, total in self._sums.items()}
+
+    @property
+    def bytes_up(self) -> float:
+        """Bytes that each client sends."""
+        return float(sum(total.bytes_up for total in self._sums.values()))

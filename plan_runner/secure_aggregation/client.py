@@ -137,6 +137,13 @@ class Client:
                 over = _State(state.identity, state.plan, 0, state.request)
                 self._folder.write(session, vars(over), b"")
 
+    def unfinished(self) -> list[bytes]:
+        """Returns the sessions of which it keeps secrets."""
+        with self._folder.locked():
+            states = {name: self._folder.read(name) for name in self._folder.sessions()}
+        over = (0, int(Type.OPENING))
+        return [name for name, kept in states.items() if kept and kept[0]["answered"] not in over]
+
     def _own_state(self, fields: dict[str, Any], session: bytes) -> _State:
         state = _State(**fields)
         if state.identity != self._own:

@@ -115,6 +115,16 @@ class SessionFolder:
             finally:
                 os.close(folder)
 
+    def sessions(self) -> list[bytes]:
+        """Returns the sessions of which there is a file."""
+        with self._one_line():
+            return sorted(bytes.fromhex(path.stem) for path in self._folder.glob(f"*{_SUFFIX}"))
+
+    def erase(self, session: bytes) -> None:
+        """Removes the state of a session, as if there had been none."""
+        with self._one_line():
+            self._path(session).unlink(missing_ok=True)
+
     def _path(self, session: bytes) -> Path:
         return self._folder / f"{session.hex()}{_SUFFIX}"
 

@@ -11,6 +11,7 @@ from plan_runner import plan_pb2
 from plan_runner.daf import PlainSums, read_sum
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType, open_export
+from plan_runner.profile import Sent
 from plan_runner.rounds import other_outputs, run_rounds, with_metrics
 from plan_runner.secure import (
     LARGEST_MODULUS,
@@ -37,7 +38,7 @@ def config(dtype="float32", shape=(), **changes):
 def summed(values, **kind):
     sums = PlainSums([read_sum(config(**kind), "here")])
     for value in values:
-        sums.add({"update/a": np.asarray(value)}, "client")
+        sums.add("ann", Sent({"update/a": np.asarray(value)}))
     return sums.results()["intermediate_update/0/a"]
 
 
@@ -71,7 +72,7 @@ def test_what_is_not_finite_passes():
 def test_an_update_that_is_not_as_the_plan_says(case):
     sums = PlainSums([read_sum(config(), "here")])
     with pytest.raises(PlanError) as error:
-        sums.add({name: np.asarray(value) for name, value in case.items()}, "client")
+        sums.add("ann", Sent({name: np.asarray(value) for name, value in case.items()}))
     return str(error.value)
 
 

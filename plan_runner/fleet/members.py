@@ -1,0 +1,224 @@
+"""Which nodes there are: carries requests to identities and their answers back, by a channel."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from plan_runner.errors import PlanError
+from plan_runner.fleet.wire import Kind, Message, decoded, identity_text
+from plan_runner.secure_aggregation.primitives import is_signed
+from plan_runner.secure_aggregation.sum_plan import Identities
+
+_POLL_SECONDS = 0.02
+_DIGEST_BYTES = 32
+
+
+class Channel(Protocol):
+    """Carries bytes to nodes and back: all that a transport has to implement."""
+
+    def nodes(self) -> list[str]:
+        """Returns who can be reached now, by the transport's own names."""
+
+    def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        """Sends requests by node, and does not wait; nobody waits for answers after the timeout."""
+
+    def receive(self) -> Mapping[str, bytes]:
+        """Returns answers that have come since the last call, by their nodes; does not wait.
+
+        Of a node one at a time: a second answer is the next call's.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanHello:
+    """What nodes have to have in common with the server, of one plan.
+
+    Attributes:
+        manifest: SHA-256 of its manifest.
+        head: What HELLO tells beside.
+    """
+
+    manifest: bytes
+    head: Mapping[str, object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One request to several nodes.
+
+    Attributes:
+        stage: What was asked for.
+        asked: How many nodes.
+        answered: How many of them have answered in time, and not in words.
+        bytes_down: All requests' sizes.
+        bytes_up: All answers' sizes.
+        seconds: From the first request to the last answer, or until nobody waits.
+    """
+
+    stage: str
+    asked: int
+    answered: int
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+
+
+class Members:
+    """The nodes that have shown their identity, for one plan of the server's.
+
+    Args:
+        tell: Called with a line when a node is refused, or refuses.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        identities: Identities,
+        hello: PlanHello,
+        timeout: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._channel = channel
+        self._identities = identities
+        self._hello = hello
+        self._timeout = timeout
+        self._tell = tell
+        # Which node each identity is, and what the identity told of its domain.
+        self._nodes: dict[bytes, str] = {}
+        self.domains: dict[bytes, str] = {}
+        # When a node was asked, and with which challenge.
+        self._asked: dict[str, tuple[float, bytes, str]] = {}
+
+    def reachable(self) -> list[bytes]:
+        """Returns the identities that are there, in the order of their names."""
+        there = set(self._channel.nodes())
+        found = [identity for identity, node in self._nodes.items() if node in there]
+        return sorted(found, key=self._identities.name)
+
+    def greet(self, until: Callable[[], bool], timeout: float) -> None:
+        """Says hello to nodes that are not known, until there are enough or time is over."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._poll()
+            if until() or time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def exchange(
+        self,
+        stage: str,
+        requests: Mapping[bytes, Message],
+        timeout: float,
+        take: Callable[[bytes, Message], None],
+    ) -> tuple[Exchange, set[bytes]]:
+        """Asks nodes and takes their answers until all have come or time is over.
+
+        Args:
+            requests: By identity. One that is not there is asked as soon as it is.
+            take: Called with an identity and its answer; raises PlanError to refuse it.
+
+        Returns:
+            What it took, and whose answers are missing.
+        """
+        began = time.monotonic()
+        unsent = dict(requests)
+        waiting: dict[str, bytes] = {}
+        missing, failed = set(requests), set[bytes]()
+        down = up = 0
+        while True:
+            for tag, message, size in self._poll():
+                identity = waiting.pop(tag, None)
+                if identity is None:
+                    continue
+                try:
+                    if message.kind == Kind.REFUSED:
+                        raise PlanError(f"it answers: {message.get('words', str)}")
+                    take(identity, message)
+                except PlanError as e:
+                    failed.add(identity)
+                    self._tell(f"{stage}: node {self._identities.name(identity)}: {e}")
+                else:
+                    missing.discard(identity)
+                    up += size
+            left = timeout - (time.monotonic() - began)
+            batch = {}
+            for identity in [i for i in self.reachable() if i in unsent]:
+                tag = secrets.token_hex(8)
+                message = unsent.pop(identity)
+                request = dataclasses.replace(message, head={**message.head, "tag": tag}).encoded()
+                waiting[tag] = identity
+                batch[self._nodes[identity]] = request
+                down += len(request)
+            if batch and left > 0:
+                self._channel.send(batch, left)
+            if not (missing - failed) or left <= 0:
+                break
+            time.sleep(_POLL_SECONDS)
+        for identity in missing - failed:
+            self._tell(
+                f"{stage}: node {self._identities.name(identity)}: no answer in {timeout:g} s"
+            )
+        answered = len(requests) - len(missing)
+        seconds = time.monotonic() - began
+        return Exchange(stage, len(requests), answered, down, up, seconds), missing
+
+    def _poll(self) -> list[tuple[str, Message, int]]:
+        """Greets new nodes; returns the answers to other requests, with their tags and sizes."""
+        now = time.monotonic()
+        known = set(self._nodes.values())
+        hellos = {}
+        for node in self._channel.nodes():
+            asked = self._asked.get(node)
+            if node not in known and (asked is None or now > asked[0] + self._timeout):
+                challenge, tag = secrets.token_bytes(_DIGEST_BYTES), secrets.token_hex(8)
+                self._asked[node] = now, challenge, tag
+                head = {
+                    **self._hello.head,
+                    "tag": tag,
+                    "manifest": self._hello.manifest.hex(),
+                    "challenge": challenge.hex(),
+                }
+                hellos[node] = Message(Kind.HELLO, head).encoded()
+        if hellos:
+            self._channel.send(hellos, self._timeout)
+        answers = []
+        for node, data in self._channel.receive().items():
+            try:
+                message = decoded(data, f"answer of {node}")
+                answered = message.head.get("tag")
+                if node in self._asked and self._asked[node][2] == answered:
+                    self._welcome(node, message)
+                elif isinstance(answered, str):
+                    answers.append((answered, message, len(data)))
+            except PlanError as e:
+                self._tell(f"node {node}: {e}")
+        return answers
+
+    def _welcome(self, node: str, message: Message) -> None:
+        if message.kind == Kind.REFUSED:
+            raise PlanError(f"it answers: {message.get('words', str)}")
+        if message.kind != Kind.WELCOME:
+            raise PlanError(f"expected WELCOME, found {message.kind.name}")
+        identity, challenge = message.digest("identity"), self._asked[node][1]
+        text = identity_text(challenge, self._hello.manifest)
+        try:
+            signature = bytes.fromhex(message.get("signature", str))
+        except ValueError:
+            signature = b""
+        if identity not in self._identities:
+            raise PlanError(
+                f"expected an identity of the roster, found one {self._identities.name(identity)}"
+            )
+        if not is_signed(identity, text, signature):
+            raise PlanError(
+                f"expected the signature of {self._identities.name(identity)}, found another"
+            )
+        domain = message.head.get("domain")
+        if domain is not None:
+            self.domains[identity] = message.get("domain", str)
+        self._nodes[identity] = node
+        del self._asked[node]

@@ -1,0 +1,214 @@
+"""The process that plays an export's graphs, in the sandbox: each request is a part of a round."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from plan_runner.client import Client, check_example
+from plan_runner.daf import read_update
+from plan_runner.errors import PlanError
+from plan_runner.export import Export, Limits, open_export, read_arrays
+from plan_runner.fleet import parts
+from plan_runner.fleet.worker import serve
+from plan_runner.graph_session import check_tensors, read_checkpoint, write_checkpoint
+from plan_runner.isolation import Listener
+from plan_runner.kernel import Kernel, give_kernel
+from plan_runner.plan_messages import parse_plan
+from plan_runner.play import refusing
+from plan_runner.profile import RoundOutcome
+from plan_runner.rounds import load_profile, metrics_row, round_result
+from plan_runner.secure import SecureProfile, in_graph
+from plan_runner.verify import round_line
+
+_LENGTH = struct.Struct("<Q")
+_BEGUN = "begun"
+
+
+def play_requests(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
+    """Plays until no more requests come; see `worker.serve`.
+
+    Args:
+        payload: Of `player.Player`.
+        scratch: The process's folder.
+    """
+    # The limits are not those of a GPU's memory, and its kernels are not the same everywhere.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    give_kernel(Kernel(*payload["kernel"]))
+    with refusing():
+        limits = Limits(**payload["limits"])
+        export = open_export(Path(payload["export"]), limits, payload["pinned"])
+        playing = _Playing(export, scratch)
+    return serve(playing.play, listener, scratch)
+
+
+class _Playing:
+    """An export whose graphs are loaded."""
+
+    def __init__(self, export: Export, scratch: Path) -> None:
+        self._export = export
+        self._manifest = export.manifest
+        plan = parse_plan(export.read(parts.PLAN), parts.PLAN)
+        self._profile = load_profile(self._manifest.profile, plan)
+        self._scratch = scratch
+        # SHA-256 of the state of which the server's first half was played last.
+        self._begun: Optional[bytes] = None
+        self._parts: dict[str, Callable[[dict[str, Any], Path, Path], None]] = {
+            parts.ABOUT: self._about,
+            parts.EVALUATED: self._evaluated,
+            parts.BEGIN: self._begin,
+            parts.CLIENT: self._client,
+            parts.READ: self._read,
+            parts.CHECK: self._check,
+            parts.SUM: self._sum,
+            parts.END: self._end,
+        }
+
+    def play(self, request: dict[str, Any], files: Path, results: Path) -> None:
+        """Plays a part; see `worker.serve`."""
+        with refusing():
+            self._parts[request["part"]](request, files, results)
+
+    def _about(self, request: dict[str, Any], files: Path, results: Path) -> None:
+        del request, files
+        manifest = self._manifest
+        about = parts.About(
+            manifest.kind,
+            manifest.profile,
+            tuple(self._secure_values()),
+            manifest.max_clients,
+            max(self._profile.client.minimum, 0 if manifest.has_noise else 1),
+            manifest.has_noise,
+        )
+        (results / parts.ABOUT_FILE).write_text(json.dumps(dataclasses.asdict(about)), "utf-8")
+
+    def _secure_values(self) -> Iterator[parts.SecureValue]:
+        if not isinstance(self._profile, SecureProfile):
+            return
+        most = self._manifest.max_clients
+        if most is None:
+            raise PlanError(
+                "manifest.json: privacy: expected maximum_clients_per_round, found none: clients "
+                "have to know the modulus of their sums before they know of each other"
+            )
+        # Which checks that there is room for the sums of so many.
+        self._profile.new_sums(most)
+        for name, tensor in sorted(self._profile.tensors.items()):
+            shape = tuple(size or 0 for size in tensor.kind.shape)
+            yield parts.SecureValue(name, shape, tensor.modulus.bound, tensor.modulus.of(most))
+
+    def _evaluated(self, request: dict[str, Any], files: Path, results: Path) -> None:
+        """Puts a training's weights beside what the evaluation's own rounds have left."""
+        del request
+        own = read_checkpoint(files / parts.STATE, "the state of the evaluation")
+        trained = read_checkpoint(files / parts.TRAINED, "the state of the training")
+        taken = {name: value for name, value in trained.items() if _is_trained(name)}
+        check_tensors(
+            taken,
+            {n: k for n, k in self._manifest.server_state.items() if _is_trained(n)},
+            "the state of the training",
+        )
+        write_checkpoint(results / parts.STATE, {**own, **taken})
+
+    def _begin(self, request: dict[str, Any], files: Path, results: Path) -> None:
+        del request
+        shutil.copyfile(self._first_half(files / parts.STATE), results / parts.CLIENT_CHECKPOINT)
+
+    def _first_half(self, state: Path) -> Path:
+        where = "the server's state"
+        digest = hashlib.sha256(state.read_bytes()).digest()
+        folder = self._scratch / _BEGUN
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._begun = None
+        check_tensors(read_checkpoint(state, where), self._manifest.server_state, where)
+        down = self._profile.begin_round(state, folder)
+        self._begun = digest
+        return down
+
+    def _client(self, request: dict[str, Any], files: Path, results: Path) -> None:
+        examples = list(self._examples(request, files))
+        checkpoint = files / parts.CLIENT_CHECKPOINT
+        sent = self._profile.play_client(request["name"], examples, checkpoint, files)
+        if sent.checkpoint is not None:
+            shutil.copyfile(sent.checkpoint, results / parts.UPDATE)
+        else:
+            np.savez(results / parts.VALUES, **sent.tensors)
+
+    def _read(self, request: dict[str, Any], files: Path, results: Path) -> None:
+        del results
+        for _ in self._examples(request, files):
+            pass
+
+    def _examples(self, request: dict[str, Any], files: Path) -> Iterator[bytes]:
+        features, most = self._manifest.features, self._export.limits.max_records
+        count = 0
+        for path in request["paths"]:
+            client = Client(request["name"], Path(path), features, most - count)
+            examples = client.examples()
+            count += len(examples)
+            yield from examples
+        if request["paths"]:
+            return
+        for count, record in enumerate(_records((files / parts.EXAMPLES).read_bytes()), 1):
+            check_example(record, features, f"{request['name']}, example {count}")
+            yield record
+
+    def _check(self, request: dict[str, Any], files: Path, results: Path) -> None:
+        del results
+        sums = self._profile.new_sums(1)
+        sums.add(request["name"], read_update(files / parts.UPDATE, request["name"]))
+
+    def _sum(self, request: dict[str, Any], files: Path, results: Path) -> None:
+        names: Sequence[str] = request["names"]
+        sums = self._profile.new_sums(len(names))
+        for number, name in enumerate(names):
+            sums.add(name, read_update(files / f"{number}", name))
+        write_checkpoint(results / parts.SUMS, sums.results())
+
+    def _end(self, request: dict[str, Any], files: Path, results: Path) -> None:
+        state, scratch = files / parts.STATE, self._scratch / _BEGUN
+        if self._begun != hashlib.sha256(state.read_bytes()).digest():
+            self._first_half(state)
+        # It is played once: the session's variables change.
+        self._begun = None
+        sums = self._read_sums(files / parts.SUMS)
+        tensors, outputs = self._profile.end_round(sums, scratch)
+        outcome = RoundOutcome(tensors, request["bytes_down"], request["bytes_up"], outputs)
+        result = round_result(request["round"], request["clients"], outcome, self._manifest)
+        write_checkpoint(results / parts.STATE, result.state)
+        told = {"row": metrics_row(result), "line": round_line(result)}
+        (results / parts.TOLD).write_text(json.dumps(told), "utf-8")
+
+    def _read_sums(self, path: Path) -> dict[str, np.ndarray]:
+        if not isinstance(self._profile, SecureProfile):
+            return read_checkpoint(path, "the sums")
+        found = read_arrays(path, self._export.limits.max_unpacked_mb)
+        tensors = self._profile.tensors
+        if set(found) != set(tensors):
+            raise PlanError(f"the sums: expected {sorted(tensors)}, found {sorted(found)}")
+        return {name: in_graph(tensor, found[name]) for name, tensor in tensors.items()}
+
+
+def _is_trained(name: str) -> bool:
+    """Returns whether a tensor of an evaluation's state is the training's."""
+    return name.startswith("server/algorithm/") or name == "server/round_num"
+
+
+def _records(content: bytes) -> Iterator[bytes]:
+    """Yields the records of `player.framed`."""
+    at = 0
+    while at < len(content):
+        (length,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size
+        yield content[at : at + length]
+        at += length

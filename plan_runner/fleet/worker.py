@@ -1,0 +1,176 @@
+"""A function in a process of its own, in a sandbox, that does one piece of work after the other."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional, TypeVar, cast
+
+from plan_runner.isolation import (
+    ERRORS,
+    REFUSED,
+    RESULTS,
+    STATUS,
+    TASK,
+    Bounds,
+    Listener,
+    Process,
+    RequestRefused,
+    Sender,
+    described,
+)
+from plan_runner.sandbox import Refused
+
+_REQUEST = "request"
+_T = TypeVar("_T")
+
+
+def serve(handle: Callable[[Any, Path, Path], None], listener: Listener, folder: Path) -> int:
+    """Does what a `Worker` asks for until it ends; called by its function, in its process.
+
+    Args:
+        handle: (request, folder with its files, folder for results): does a request. It may raise
+            `sandbox.Refused`, and then gets the next one.
+        folder: The process's own.
+
+    Returns:
+        The status of a function that `run_isolated` calls.
+    """
+    assert isinstance(listener, Sender), "a process of its own"
+    results = folder / RESULTS
+    for line in sys.stdin.buffer:
+        results.mkdir()
+        try:
+            handle(json.loads(line), folder / _REQUEST, results)
+        except Refused as e:
+            shutil.rmtree(results)
+            listener.send(REFUSED, str(e))
+        else:
+            listener.results(results)
+            listener.send(STATUS, 0)
+    return 0
+
+
+class Worker:
+    """A function in a process of its own that does one piece of work after the other.
+
+    The process is started with the first request. A request that reaches a bound ends it, and the
+    next one starts another; so does one that finds that it has ended. It ends with this process,
+    too.
+
+    Args:
+        function: Calls `serve`; see `run_isolated`.
+        payload: See `run_isolated`.
+        bounds: Memory of the process, and the time of each request.
+        reads: See `run_isolated`.
+    """
+
+    def __init__(
+        self, function: str, payload: Any, bounds: Bounds, reads: Optional[Iterable[str]] = None
+    ) -> None:
+        self._task = described(function, payload, bounds, reads)
+        self._bounds = bounds
+        self._lock = threading.Lock()
+        self._process: Optional[Process] = None
+        self._stack = contextlib.ExitStack()
+        # The kernel ends the process with the thread that has started it: one that stays.
+        self._starter = concurrent.futures.ThreadPoolExecutor(1, "plan_runner_starter")
+
+    @property
+    def process_id(self) -> Optional[int]:
+        """Id of the process; None if there is none."""
+        return None if self._process is None else self._process.id
+
+    def ask(
+        self,
+        step: str,
+        request: Any,
+        files: Mapping[str, bytes],
+        take: Callable[[Path], _T],
+    ) -> _T:
+        """Returns what is taken of the results of a request.
+
+        Args:
+            step: What it is, for messages.
+            request: Of what JSON has.
+            files: The contents of files that the process gets with it, by their names.
+            take: Reads the results in their folder, which is removed then. They are what another
+                process wrote, in files of any content.
+
+        Raises:
+            RequestRefused: If it cannot be done.
+            IsolationError: If the process has reached a bound, or has ended.
+        """
+        with self._lock:
+            process = self._running()
+            folder = process.folder / _REQUEST
+            try:
+                folder.mkdir()
+                for name, content in files.items():
+                    (folder / name).write_bytes(content)
+                taker = _ResultsTaker(take)
+                process.ask(step, json.dumps(request), taker)
+                shutil.rmtree(folder)
+                return cast(_T, taker.taken)
+            except RequestRefused:
+                shutil.rmtree(folder)
+                raise
+            except BaseException:
+                # Whatever it is doing, nobody waits for it.
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """Ends the process."""
+        with self._lock:
+            self._end()
+        self._starter.shutdown()
+
+    def _running(self) -> Process:
+        if self._process is not None and not self._process.has_ended():
+            return self._process
+        self._end()
+        self._process = self._starter.submit(self._start).result()
+        return self._process
+
+    def _start(self) -> Process:
+        with contextlib.ExitStack() as stack:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="plan_runner_"))
+            folder = Path(name)
+            (folder / TASK).write_text(json.dumps(self._task), "utf-8")
+            errors = stack.enter_context(open(folder / ERRORS, "w+b"))
+            process = Process(folder, self._bounds, errors, takes_requests=True)
+            stack.enter_context(process)
+            self._stack = stack.pop_all()
+        return process
+
+    def _end(self) -> None:
+        self._process = None
+        self._stack.close()
+
+
+class _ResultsTaker:
+    """A `Listener` that reads results."""
+
+    def __init__(self, take: Callable[[Path], Any]) -> None:
+        self._take = take
+        self.taken: Any = None
+
+    def step(self, name: str) -> None:
+        """Has nothing to do: a request has the time of one step."""
+
+    def line(self, text: str) -> None:
+        """Has nothing to do."""
+
+    def results(self, folder: Path) -> None:
+        try:
+            self.taken = self._take(folder)
+        finally:
+            shutil.rmtree(folder)
