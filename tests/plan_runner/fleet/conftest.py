@@ -8,6 +8,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_waiting_for_disks(monkeypatch):
+def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files need not be on the disk."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
