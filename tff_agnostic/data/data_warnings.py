@@ -7,16 +7,24 @@ lost examples are counted here for both.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
+from tff_agnostic.data.presence import clients_for_presence, expected_presence
 from tff_agnostic.errors import some_of
 
 # With fewer test examples, an accuracy has an error of five points or more (one standard
 # deviation).
 FEW_EXAMPLES = 100
+# Kinds of remarks about what training did, which reports tell before all others.
+GIVEN_UP, ABSURD = "given_up", "absurd_losses"
+OF_TRAINING = (GIVEN_UP, ABSURD)
+# A domain in fewer of the rounds than this share is absent from most of them.
+FEW_ROUNDS = 0.5
+# By how much a flag has to raise a domain's share of the rounds to be named.
+_WORTH_SAYING = 0.05
 # Names of domains in a sentence.
 _MAX_NAMES = 5
 
@@ -197,6 +205,50 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
                 "fewest": fewest,
                 "domains": {name: examples[name] for name in names},
             },
+        )
+    ]
+
+
+def rarely_present(
+    counts: np.ndarray,
+    domain_names: Sequence[str],
+    sampling: str,
+    clients_per_round: int,
+    without_it: str,
+    ways: Sequence[str] = (),
+) -> list[Remark]:
+    """Returns warnings about domains that are expected in few rounds, for a lambda that moves.
+
+    Args:
+        counts: Examples of each training client and domain, int [clients, p].
+        domain_names: Names of the p domains.
+        sampling: A name in `data.sampling.COHORT_SAMPLINGS`.
+        clients_per_round: c.
+        without_it: What lambda of a domain does in a round without it.
+        ways: What to do about that, beside having the domain in more rounds.
+    """
+    presence = expected_presence(counts, sampling, clients_per_round)
+    num_holders = np.sum(counts > 0, axis=0)
+    rare = [int(i) for i in np.argsort(presence, kind="stable") if num_holders[i]]
+    rare = [i for i in rare if presence[i] < FEW_ROUNDS]
+    if not rare:
+        return []
+    rarest = rare[0]
+    expected = {domain_names[i]: float(presence[i]) for i in rare}
+    listed = [f"{name} ({part:.0%})" for name, part in expected.items()]
+    needed = clients_for_presence(int(num_holders[rarest]), len(counts), FEW_ROUNDS)
+    more = [f"--clients_per_round={needed} is expected to have each in half of them"]
+    stratified = expected_presence(counts, "stratified", clients_per_round)[rarest]
+    if stratified > presence[rarest] + _WORTH_SAYING:
+        name = domain_names[rarest]
+        more.append(f"--cohort_sampling=stratified has {name} in {stratified:.0%}")
+    return [
+        Remark(
+            "rarely_present",
+            f"{len(rare)} of {len(domain_names)} domains are expected in fewer than half of the "
+            f"rounds: {some_of(listed, _MAX_NAMES)}. In a round without a domain its lambda "
+            f"{without_it}. {'; '.join([*ways, *more])}.",
+            {"expected_in_rounds": expected, "clients_per_round": clients_per_round},
         )
     ]
 

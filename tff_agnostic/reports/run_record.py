@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from tff_agnostic.data.data_warnings import FEW_EXAMPLES
+from tff_agnostic.data.data_warnings import FEW_EXAMPLES, OF_TRAINING
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.formatting import cell
@@ -252,8 +252,13 @@ def caveats_section(run: RunRecord) -> Section:
 
 
 def caveats(run: RunRecord) -> list[Line]:
-    """Returns the warnings of a run, each a sentence or two."""
+    """Returns the warnings of a run, each a sentence or two, but those of `harm`."""
     return [*data_caveats(run), *_unsure_worst(run), *training_caveats(run)]
+
+
+def harm(run: RunRecord) -> list[Line]:
+    """Returns what is to be said before anything else: domains given up, losses out of range."""
+    return [_sentence(r["text"]) for r in _remarks(run) if r["kind"] in OF_TRAINING]
 
 
 def data_caveats(run: RunRecord) -> list[Line]:
@@ -456,9 +461,17 @@ def _privacy(run: RunRecord) -> Iterator[Line]:
 
 
 def _data(run: RunRecord) -> Iterator[Line]:
-    for remark in run.about.get("remarks") or ():
-        if remark["kind"] not in _TOLD_HERE:
-            yield f"{remark['text'][0].upper()}{remark['text'][1:]}"
+    for remark in _remarks(run):
+        if remark["kind"] not in (*_TOLD_HERE, *OF_TRAINING):
+            yield _sentence(remark["text"])
+
+
+def _remarks(run: RunRecord) -> Sequence[Mapping[str, Any]]:
+    return run.about.get("remarks") or ()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def _listed(names: Sequence[str], numbers: Sequence[Part] = ()) -> list[Part]:

@@ -32,8 +32,9 @@ from tff_agnostic.reports.page import (
     Section,
     Source,
     Table,
+    Warnings,
 )
-from tff_agnostic.reports.run_record import RunRecord, weight_quantity
+from tff_agnostic.reports.run_record import RunRecord, harm, weight_quantity
 
 _VALUE = "value"
 _NUM_CLIENTS = "num_clients"
@@ -64,7 +65,9 @@ def summary_section(run: RunRecord) -> Section:
                 source.number("overall", "over_clients", name, "superquantile", unit=measure.unit),
             ]
         )
-    blocks: list[Block] = [Table(f"On the {run.split} clients", headings, rows)]
+    first = harm(run)
+    blocks: list[Block] = [Warnings(first)] if first else []
+    blocks.append(Table(f"On the {run.split} clients", headings, rows))
     privacy = run.result.get("privacy")
     if privacy:
         private = source.below("privacy")

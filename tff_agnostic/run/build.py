@@ -29,6 +29,7 @@ from tff_agnostic.data.data_warnings import (
     domains_without,
     examples_beyond,
     examples_kept_out,
+    rarely_present,
     small_domains,
 )
 from tff_agnostic.data.sampling import check_cohort_size
@@ -48,6 +49,7 @@ from tff_agnostic.run.evaluation import (
     prepared_evaluation,
 )
 from tff_agnostic.run.folder import CHECKPOINT, RunFolder, SavedRun, with_kept_model
+from tff_agnostic.run.harm import keeping_absent, moves_lambda
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.privacy import RunPrivacy, run_privacy
 from tff_agnostic.run.private_evaluation import ReleaseLedger
@@ -116,6 +118,7 @@ def run_parts(
     check_cohort_size(len(task.train.client_ids), config.clients_per_round)
     check_readable(task.test, MAX_READS)
     remarks = data_remarks(task, config, share_kept_out(spec.algorithm))
+    remarks += rare_domains(task, spec)
     # What it started from may be gone by now.
     begun = with_kept_model(saved, spec)
     algorithm = build_algorithm(begun, task)
@@ -247,6 +250,22 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
     if counts is not None:
         found += _of_domains(counts, task, task.test_split, FEW_EXAMPLES)
     return found
+
+
+def rare_domains(task: Task, spec: RunSpec) -> list[Remark]:
+    """Returns warnings about domains in few rounds, where a run's lambda moves by their losses."""
+    counts, config = training_counts(task).counts, spec.config
+    if counts is None or not moves_lambda(spec.algorithm):
+        return []
+    keeps = spec.algorithm.freeze_absent_domains
+    return rarely_present(
+        counts,
+        task.domain_names,
+        config.cohort_sampling,
+        config.clients_per_round,
+        "stays as it is" if keeps else "falls, as its loss counts as 0",
+        keeping_absent(spec.algorithm),
+    )
 
 
 def share_kept_out(algorithm: Any) -> float:

@@ -194,6 +194,15 @@ class RunEvaluations:
                 raise self._evaluator.diverged(round_num, report, on_all)
         return reports
 
+    def at_start(self, initial: RunState) -> Optional[EvaluationReport]:
+        """Returns the main model's evaluation before the first round, on all test clients.
+
+        None where evaluations are private: it would be one more release.
+        """
+        if self._evaluator.noise is not None:
+            return None
+        return self._evaluator(self._algorithm.main_model(initial.algorithm), on_all=True)
+
     def _private(
         self,
         state: RunState,

@@ -121,6 +121,8 @@ def _train(given: GivenRun, at: Session) -> TrainedRun:
         for remark in run.parts.remarks:
             print(f"note: {remark.text}")
         report = run.run(stop, given.show_progress)
+        for remark in run.harm:
+            print(f"note: {remark.text}")
         for line in run.left_out:
             print(f"note: {line}")
     trained = TrainedRun(folder.path, run.spec, report, run.table(report))

@@ -8,6 +8,7 @@ from typing import Callable, Optional
 
 from tff_agnostic.computations.algorithm import Report, RunState
 from tff_agnostic.data.clients import clients_digest
+from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS, CohortReader, Draw, Silent, nobody_silent
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
@@ -18,6 +19,7 @@ from tff_agnostic.reports.evaluation_table import evaluation_table
 from tff_agnostic.run.build import run_parts
 from tff_agnostic.run.evaluation import Reports, diverged, skipped_rounds
 from tff_agnostic.run.folder import RunFolder, adopted, changes
+from tff_agnostic.run.harm import remarks_at_end
 from tff_agnostic.run.live import Progress, TensorBoardSink
 from tff_agnostic.run.privacy import RunPrivacy
 from tff_agnostic.run.process import StopRequest
@@ -50,6 +52,7 @@ class TrainingRun:
         spec: The run as it goes on in the folder; see `folder.adopted`.
         parts: What it is made of.
         left_out: A line for each model of which the run, at its end, has left no Keras file.
+        harm: What is to be said first of the run at its end; see `harm.remarks_at_end`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class TrainingRun:
         self._resume = resume
         self._runtime = runtime
         self.left_out: list[str] = []
+        self.harm: list[Remark] = []
         self.parts = run_parts(spec, folder, self._saved, runtime, load_task)
         self._data = self._digest_of_data()
         self._checkpoints = CheckpointFolder(
@@ -295,6 +299,14 @@ class TrainingRun:
 
     def _finish(self, state: RunState, reports: Reports) -> None:
         private = self.parts.privacy
+        self.harm = remarks_at_end(
+            self.parts.task.model,
+            self.spec.algorithm,
+            self.spec.settings(),
+            self.parts.rows.history.values(),
+            next(iter(reports.values())),
+            lambda: self.parts.evaluations.at_start(self.parts.initial),
+        )
         self.left_out = leave_results(
             self._folder,
             self.spec,
@@ -303,7 +315,7 @@ class TrainingRun:
             self.parts.algorithm.models(state.algorithm),
             reports,
             privacy=None if private is None else private.to_json(self.spec.config.rounds),
-            remarks=self.parts.remarks,
+            remarks=[*self.harm, *self.parts.remarks],
             security=self.parts.training.security,
         )
 

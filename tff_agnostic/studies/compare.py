@@ -15,6 +15,7 @@ from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import comparison_report
 from tff_agnostic.studies.comparison import Comparison, run_trials
 from tff_agnostic.studies.comparison_page import write_comparison_report
+from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
 
 
@@ -25,10 +26,12 @@ class ComparedRuns:
     Attributes:
         path: Its folder, with those of the trials.
         comparison: The results of the trials.
+        harm: A line for each domain that a row gave up; see `harmed`.
     """
 
     path: Path
     comparison: Comparison
+    harm: tuple[str, ...] = ()
 
     def table(self, measure: Optional[str] = None, table_format: str = "simple") -> str:
         """Returns a measure as a table: a line per row, a column per domain.
@@ -80,10 +83,11 @@ def compare(given: GivenRun) -> ComparedRuns:
             )
         write_json(at.path / "compare.json", comparison.to_json())
         title = f"Comparison on {own.task}"
-        page = comparison_report.markdown(comparison, title, given.typed)
+        harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
+        page = comparison_report.markdown(comparison, title, given.typed, harm)
         write_text(at.path / "compare.md", page)
         comparison_report.draw_comparison(at.path / "plots", comparison)
-    return ComparedRuns(at.path, comparison)
+    return ComparedRuns(at.path, comparison, tuple(harm))
 
 
 def _show(compared: ComparedRuns) -> None:
@@ -94,7 +98,7 @@ def _show(compared: ComparedRuns) -> None:
         of_clients = comparison_report.table_over_clients(comparison, measure, "simple")
         if of_clients is not None:
             print(f"\n{measure}. {comparison_report.over_clients_title(comparison)}\n{of_clients}")
-    for line in comparison_report.notes(comparison):
+    for line in (*compared.harm, *comparison_report.notes(comparison)):
         print(f"\n{line}")
     print(f"\ntables: {path / 'compare.md'}, {path / 'compare.json'}, plots: {path / 'plots'}")
 

@@ -196,6 +196,8 @@ def run_trials(
                     except UserError as e:
                         raise UserError(f"{row}, trial {k + 1}: {e}") from e
                     _say_once((f"{row}: {line}" for line in run.left_out), said)
+                    harm = (f"{row}, trial {k + 1}: {remark.text}" for remark in run.harm)
+                    _say_once(harm, said)
                 folders.append(run_folder)
                 fewest.append(run.spec.config.worst_min_examples)
                 comparison = dataclasses.replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -44,7 +44,9 @@ from tff_agnostic.reports.run_page import (
 from tff_agnostic.reports.run_record import (
     ABOUT,
     RESULT,
+    RunRecord,
     data_caveats,
+    harm,
     training_caveats,
     weight_quantity,
 )
@@ -63,6 +65,7 @@ from tff_agnostic.studies.comparison_record import (
     read_comparison,
 )
 from tff_agnostic.studies.comparison_report import client_figures, figure
+from tff_agnostic.studies.harmed import harmed
 
 # Rows whose weights are drawn.
 _MAX_CURVES = 5
@@ -73,11 +76,14 @@ _MAX_COLUMNS = 5
 _SUMMARIES = {WORST: "worst domain", OVERALL: "all examples", DIFFERENCE: "best - worst"}
 
 
-def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
+def comparison_page(
+    record: ComparisonRecord, command: Sequence[str], given_up: Sequence[str] = ()
+) -> Page:
     """Returns the page.
 
     Args:
         command: The command that makes it again.
+        given_up: A line for each domain that a row gave up; see `harmed`.
     """
     comparison, first = record.comparison, record.first
     names = [comparison.label(row) for row in comparison.trials]
@@ -90,7 +96,7 @@ def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
             "over the trials and, in parentheses, standard deviations.",
         ],
         [
-            Section("summary", "In short", summaries(record)),
+            Section("summary", "In short", [*_harm(record, given_up), *summaries(record)]),
             _caveats(record),
             Section("rows", "What was compared", [_rows(record)]),
             use_section(comparison.domain_names),
@@ -113,12 +119,21 @@ def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
     )
 
 
-def _caveats(record: ComparisonRecord) -> Section:
-    lines: list[Line] = list(data_caveats(record.first))
+def _harm(record: ComparisonRecord, given_up: Sequence[str]) -> list[Block]:
+    lines: list[Line] = [f"{line}." for line in given_up]
+    lines += _of_rows(record, harm)
+    return [Warnings(lines)] if lines else []
+
+
+def _of_rows(
+    record: ComparisonRecord, lines_of: Callable[[RunRecord], Sequence[Line]]
+) -> list[Line]:
+    """Returns what is said of the trials of each row, of each row some."""
+    lines: list[Line] = []
     for row, runs in record.runs.items():
         of_row: list[Line] = []
         for k, run in enumerate(runs):
-            for line in training_caveats(run):
+            for line in lines_of(run):
                 parts = [line] if isinstance(line, (str, Name, Number)) else list(line)
                 label = Name(record.comparison.label(row))
                 of_row.append([label, f", trial {k + 1} (seed {run.result['seed']}): ", *parts])
@@ -126,6 +141,11 @@ def _caveats(record: ComparisonRecord) -> Section:
         lines += of_row[:_MAX_OF_ROW]
         if more > 0:
             lines.append([Name(record.comparison.label(row)), f": {more} more of the kind."])
+    return lines
+
+
+def _caveats(record: ComparisonRecord) -> Section:
+    lines: list[Line] = [*data_caveats(record.first), *_of_rows(record, training_caveats)]
     if max(map(len, record.runs.values())) == 1:
         lines.append(
             "There is a single trial of each row: how much another seed would change is not known."
@@ -311,7 +331,8 @@ def write_comparison_report(folder: Path) -> Path:
         for row, runs in record.runs.items()
     }
     path = folder / REPORT_FILE
-    write_text(path, rendered(comparison_page(record, compare_command(specs))))
+    given_up = harmed(record.comparison, {row: runs[0] for row, runs in specs.items()})
+    write_text(path, rendered(comparison_page(record, compare_command(specs), given_up)))
     return path
 
 

@@ -105,14 +105,21 @@ def table_over_clients(comparison: Comparison, measure: str, table_format: str) 
     return _laid_out(comparison, columns, "clients" if is_wide else None, table_format)
 
 
-def markdown(comparison: Comparison, title: str, command: str) -> str:
-    """Returns every measure's table as a Markdown page."""
+def markdown(comparison: Comparison, title: str, command: str, first: Sequence[str] = ()) -> str:
+    """Returns every measure's table as a Markdown page.
+
+    Args:
+        comparison: The trials.
+        title: Of the page.
+        command: What made them.
+        first: Lines to be read before the tables.
+    """
     count = len(next(iter(comparison.trials.values())).histories)
     parts = [
         f"# {title}",
         f"`{command}`",
         f"Mean and standard deviation of {count} trials, on the {comparison.split} clients.",
-        *(f"{line[0].upper()}{line[1:]}." for line in notes(comparison)),
+        *(f"{line[0].upper()}{line[1:]}." for line in (*first, *notes(comparison))),
     ]
     for name, measure in comparison.measures.items():
         direction = "higher" if measure.higher_is_better else "lower"

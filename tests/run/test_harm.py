@@ -1,0 +1,107 @@
+"""What is said first of a run that has ended: planted harm is told, healthy runs are not."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from tests.run.harness import make_evaluation, make_task
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions
+from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.run import harm
+
+_NAMES = ("a", "b", "c")
+_SETTINGS = {"initial_model": None, "client_learning_rate": 0.1, "seed": 0}
+
+
+def _columns(*by_round):
+    return {f"lambda/{n}": np.array(v) for n, v in zip(_NAMES, zip(*by_round))}
+
+
+def _remarks(
+    lambda_=(0.9, 0.09, 0.01),
+    end=(1.0, 1.0, 2.0),
+    start=(1.1, 1.1, 1.1),
+    model=None,
+    algorithm=None,
+    **settings,
+):
+    found = harm.remarks_at_end(
+        model or make_task(_NAMES).model,
+        algorithm or AgnosticFedAvgOptions(),
+        {**_SETTINGS, **settings},
+        _columns(lambda_),
+        make_evaluation(dict(zip(_NAMES, end))),
+        lambda: None if start is None else make_evaluation(dict(zip(_NAMES, start))),
+    )
+    return [(remark.kind, remark.text) for remark in found]
+
+
+def test_a_domain_that_was_given_up_is_told_with_the_flag_that_mends_it():
+    ((kind, text),) = _remarks()
+    assert kind == GIVEN_UP
+    assert text.startswith(
+        "training gave up c (loss 1.1 before the first round, 2 at the end, lambda 0.01): "
+    )
+    assert "--freeze_absent_domains keeps it" in text
+    ((_, text),) = _remarks(algorithm=AgnosticFedAvgOptions(freeze_absent_domains=True))
+    assert "--freeze_absent_domains" not in text
+    assert "--domain_weight_update=fixed" in text
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {"lambda_": (0.4, 0.3, 0.3)},
+        {"end": (1.0, 1.0, 1.05)},
+        {"algorithm": FedAvgOptions()},
+        {"algorithm": AgnosticFedAvgOptions(domain_weight_update="fixed")},
+        # Nobody asked for the domain.
+        {"algorithm": AgnosticFedAvgOptions(initial_domain_weights=(0.9, 0.1, 0.0))},
+        {"end": (1.0, 1.0, math.nan)},
+        # Private evaluations release nothing more.
+        {"start": None},
+    ],
+)
+def test_healthy_runs_are_told_nothing_of(healthy):
+    assert _remarks(**healthy) == []
+
+
+def test_lambda_is_that_of_the_last_tenth_of_the_rounds():
+    columns = _columns(*[(0.8, 0.1, 0.1)] * 18, (0.4, 0.2, 0.4), (0.6, 0.2, 0.2))
+    np.testing.assert_allclose(harm.last_lambda(columns, _NAMES), [0.5, 0.2, 0.3])
+    assert harm.last_lambda({}, _NAMES) is None
+
+
+def test_losses_that_no_classifier_should_have():
+    ((kind, text),) = _remarks(lambda_=(0.4, 0.3, 0.3), end=(0.3, 332_757.0, 12.0))
+    assert kind == ABSURD
+    # make_task has three classes.
+    assert (
+        "b 332,757, c 12, where one that gives all 3 classes the same probability has 1.1." in text
+    )
+    assert text.endswith(": scale the features or lower --client_learning_rate.")
+
+
+def test_a_model_of_another_loss_is_measured_by_its_start():
+    model = dataclasses.replace(
+        logistic_regression(2, 3), loss=lambda y, scores: (scores[:, 0] - 1.0) ** 2
+    )
+    fair = (0.4, 0.3, 0.3)
+    assert _remarks(fair, (1.0, 1.0, 10.0), (1.1, 1.1, 1.1), model) == []
+    ((kind, text),) = _remarks(fair, (1.0, 1.0, 30.0), (1.1, 1.1, 1.1), model)
+    assert (kind, "c 30, where the untrained model has 1.1" in text) == (ABSURD, True)
+    # What was trained before may start near 0.
+    assert _remarks(fair, (1.0, 1.0, 30.0), (0.1, 0.1, 0.1), model, initial_model="file") == []
+
+
+def test_the_untrained_model_is_evaluated_only_where_it_is_needed():
+    def never():
+        raise AssertionError
+
+    model, report = make_task(_NAMES).model, make_evaluation(dict.fromkeys(_NAMES, 1.0))
+    columns = _columns((0.4, 0.3, 0.3))
+    options = AgnosticFedAvgOptions()
+    assert harm.remarks_at_end(model, options, _SETTINGS, columns, report, never) == []

@@ -1,0 +1,212 @@
+"""What a run did to some of its domains, and losses that no model of its kind should have.
+
+The checks are pure functions of numbers; lines name the flags that mend what they found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, Remark
+from tff_agnostic.domain_weights.ascent import LAMBDA, LambdaOptions
+from tff_agnostic.errors import some_of
+from tff_agnostic.files import finite_or_none
+from tff_agnostic.later import tf
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.metrics.metrics_file import Column
+from tff_agnostic.models.losses import takes_scores
+from tff_agnostic.models.model import Model
+
+# A domain whose lambda is below this part of 1 / p has next to no say.
+_NEAR_ZERO = 0.25
+# The share of the rounds, the last ones, that lambda is the mean of.
+_LAST_ROUNDS = 0.1
+# By so much a loss has to exceed that of a model that knows nothing.
+_ABSURD = 10.0
+_MAX_NAMES = 5
+_FIXED = "fixed"
+
+
+def moves_lambda(algorithm: Any) -> bool:
+    """Returns whether domains' losses move a lambda, from the settings of an algorithm."""
+    return isinstance(algorithm, LambdaOptions) and algorithm.domain_weight_update != _FIXED
+
+
+def keeping_absent(algorithm: LambdaOptions) -> list[str]:
+    """Returns how to keep lambda of a domain in rounds without it; empty if it is kept already."""
+    if algorithm.freeze_absent_domains or algorithm.lambda_set != "simplex":
+        return []
+    return ["--freeze_absent_domains keeps it"]
+
+
+def last_lambda(
+    columns: Mapping[str, np.ndarray], domain_names: Sequence[str]
+) -> Optional[np.ndarray]:
+    """Returns lambda in the mean of the last tenth of the rounds, [p]; None of a run without.
+
+    Args:
+        columns: metrics.csv, by column name.
+    """
+    found = [columns.get(Column(LAMBDA, name).name) for name in domain_names]
+    if any(values is None or not len(values) for values in found):
+        return None
+    by_round = np.array(found)
+    count = max(1, round(_LAST_ROUNDS * by_round.shape[1]))
+    return np.asarray(by_round[:, -count:].mean(axis=1))
+
+
+def without_say(
+    lambda_: np.ndarray, domain_names: Sequence[str], algorithm: LambdaOptions
+) -> dict[str, float]:
+    """Returns the domains whose lambda is near 0, with it, unless it was asked for.
+
+    Args:
+        lambda_: At the end, [p].
+        algorithm: The run's settings.
+    """
+    limit = _NEAR_ZERO / len(domain_names)
+    given = algorithm.initial_domain_weights or (1.0,) * len(domain_names)
+    return {
+        name: float(weight)
+        for name, weight, start in zip(domain_names, lambda_, given)
+        if weight < limit <= start
+    }
+
+
+def given_up(
+    start: Mapping[str, float], end: Mapping[str, float], weights: Mapping[str, float], mend: str
+) -> list[Remark]:
+    """Returns a warning about domains with next to no lambda whose loss is above that at the start.
+
+    Args:
+        start: The loss of each domain before the first round.
+        end: The same after the last one.
+        weights: Lambda of the domains where it is near 0.
+        mend: What to do about it.
+    """
+    worse = [name for name in weights if end[name] > start[name]]
+    if not worse:
+        return []
+    listed = [
+        f"{name} (loss {start[name]:.3g} before the first round, {end[name]:.3g} at the end, "
+        f"lambda {weights[name]:.2g})"
+        for name in worse
+    ]
+    return [
+        Remark(
+            GIVEN_UP,
+            f"training gave up {some_of(listed, _MAX_NAMES)}: {mend}.",
+            {
+                "domains": {
+                    n: {"start": start[n], "end": finite_or_none(end[n]), "lambda": weights[n]}
+                    for n in worse
+                }
+            },
+        )
+    ]
+
+
+def mending(algorithm: LambdaOptions) -> str:
+    """Returns what keeps lambda of a domain from going to 0 in a run of these settings."""
+    ways = [
+        *keeping_absent(algorithm),
+        f"a --domain_learning_rate below {algorithm.domain_learning_rate:g} moves it less",
+        "--domain_weight_update=fixed lets all domains weigh alike",
+    ]
+    return "; ".join(ways)
+
+
+def absurd_losses(
+    end: Mapping[str, float], limit: float, what: str, rates: Iterable[str]
+) -> list[Remark]:
+    """Returns a warning about domains whose loss is far above that of a model that knows nothing.
+
+    Args:
+        end: The loss of each domain after the last round; NaN of one without examples.
+        limit: The loss of a model that knows nothing.
+        what: What has that loss.
+        rates: Flags of the run's learning rates.
+    """
+    beyond = {name: loss for name, loss in end.items() if loss > _ABSURD * limit > 0}
+    if not beyond:
+        return []
+    listed = [f"{name} {beyond[name]:,.6g}" for name in sorted(beyond, key=lambda n: -beyond[n])]
+    mend = " or ".join(["scale the features", *(f"lower {rate}" for rate in rates)])
+    return [
+        Remark(
+            ABSURD,
+            f"losses that no such model should have: {some_of(listed, _MAX_NAMES)}, where {what} "
+            f"has {limit:.3g}. Features of large numbers or too high a rate do that: {mend}.",
+            {
+                "losses": {name: finite_or_none(loss) for name, loss in beyond.items()},
+                "loss_without_knowledge": limit,
+            },
+        )
+    ]
+
+
+def loss_of_equal_chances(model: Model) -> Optional[tuple[float, int]]:
+    """Returns the cross-entropy of equal probabilities, and of how many classes.
+
+    None of a model with another loss.
+    """
+    if takes_scores(model.loss) is None:
+        return None
+    example = tf.nest.map_structure(
+        lambda s: tf.zeros([1, *(n or 1 for n in s.shape.as_list()[1:])], s.dtype),
+        model.example_spec["x"],
+    )
+    scores = model.predict(model.initial_weights, example, False, tf.zeros([2], tf.int32))
+    # A single score is that of one of two classes.
+    num_classes = max(2, int(scores.shape[-1]))
+    return math.log(num_classes), num_classes
+
+
+def remarks_at_end(
+    model: Model,
+    algorithm: Any,
+    settings: Mapping[str, Any],
+    columns: Mapping[str, np.ndarray],
+    report: EvaluationReport,
+    at_start: Callable[[], Optional[EvaluationReport]],
+) -> list[Remark]:
+    """Returns what is to be said first of a run that has ended.
+
+    Args:
+        model: What it trained.
+        algorithm: The settings of its algorithm.
+        settings: All its settings, by flag.
+        columns: metrics.csv, by column name.
+        report: The evaluation of the main model after the last round.
+        at_start: Evaluates the model before the first round, where that is needed; None where it
+            must not be.
+    """
+    names, end = list(report.domains), _losses(report)
+    weights: Mapping[str, float] = {}
+    if moves_lambda(algorithm):
+        lambda_ = last_lambda(columns, names)
+        weights = {} if lambda_ is None else without_say(lambda_, names, algorithm)
+    classes = loss_of_equal_chances(model)
+    # One that was trained before knows something.
+    is_untrained = settings["initial_model"] is None
+    start = at_start() if weights or (classes is None and is_untrained) else None
+    found = []
+    if start is not None and weights:
+        found += given_up(_losses(start), end, weights, mending(algorithm))
+    rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
+    if classes is not None:
+        equal, count = classes
+        what = f"one that gives all {count} classes the same probability"
+        found += absurd_losses(end, equal, what, rates)
+    elif start is not None and is_untrained:
+        of_all = start.overall.measures["loss"].value
+        found += absurd_losses(end, of_all, "the untrained model", rates)
+    return found
+
+
+def _losses(report: EvaluationReport) -> dict[str, float]:
+    return {name: of.measures["loss"].value for name, of in report.domains.items()}
