@@ -9,21 +9,30 @@ import pytest
 from tests.run.harness import make_evaluation, make_task
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions
 from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP
+from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
+from tff_agnostic.report_fields import ReportField, Role
 from tff_agnostic.run import harm
 
 _NAMES = ("a", "b", "c")
 _SETTINGS = {"initial_model": None, "client_learning_rate": 0.1, "seed": 0}
 
 
-def _columns(*by_round):
-    return {f"lambda/{n}": np.array(v) for n, v in zip(_NAMES, zip(*by_round))}
+_LOSS = ReportField("before/loss", "loss", per_domain=True, role=Role.DOMAIN_LOSS)
+_COLUMNS = [Column(_LOSS, name) for name in _NAMES]
+
+
+def _values(*by_round, losses=(1.1, math.nan, 1.1)):
+    lambda_ = {f"lambda/{n}": np.array(v) for n, v in zip(_NAMES, zip(*by_round))}
+    of_first = {c.name: np.array([v, 9.0]) for c, v in zip(_COLUMNS, losses)}
+    return {**lambda_, **of_first}
 
 
 def _remarks(
     lambda_=(0.9, 0.09, 0.01),
     end=(1.0, 1.0, 2.0),
     start=(1.1, 1.1, 1.1),
+    losses=(1.1, math.nan, 1.1),
     model=None,
     algorithm=None,
     **settings,
@@ -32,7 +41,8 @@ def _remarks(
         model or make_task(_NAMES).model,
         algorithm or AgnosticFedAvgOptions(),
         {**_SETTINGS, **settings},
-        _columns(lambda_),
+        _COLUMNS,
+        _values(lambda_, losses=losses),
         make_evaluation(dict(zip(_NAMES, end))),
         lambda: None if start is None else make_evaluation(dict(zip(_NAMES, start))),
     )
@@ -70,7 +80,7 @@ def test_healthy_runs_are_told_nothing_of(healthy):
 
 
 def test_lambda_is_that_of_the_last_tenth_of_the_rounds():
-    columns = _columns(*[(0.8, 0.1, 0.1)] * 18, (0.4, 0.2, 0.4), (0.6, 0.2, 0.2))
+    columns = _values(*[(0.8, 0.1, 0.1)] * 18, (0.4, 0.2, 0.4), (0.6, 0.2, 0.2))
     np.testing.assert_allclose(harm.last_lambda(columns, _NAMES), [0.5, 0.2, 0.3])
     assert harm.last_lambda({}, _NAMES) is None
 
@@ -85,16 +95,18 @@ def test_losses_that_no_classifier_should_have():
     assert text.endswith(": scale the features or lower --client_learning_rate.")
 
 
-def test_a_model_of_another_loss_is_measured_by_its_start():
+def test_a_model_of_another_loss_is_measured_by_the_first_round():
     model = dataclasses.replace(
         logistic_regression(2, 3), loss=lambda y, scores: (scores[:, 0] - 1.0) ** 2
     )
-    fair = (0.4, 0.3, 0.3)
-    assert _remarks(fair, (1.0, 1.0, 10.0), (1.1, 1.1, 1.1), model) == []
-    ((kind, text),) = _remarks(fair, (1.0, 1.0, 30.0), (1.1, 1.1, 1.1), model)
-    assert (kind, "c 30, where the untrained model has 1.1" in text) == (ABSURD, True)
+    same = {"lambda_": (0.4, 0.3, 0.3), "model": model}
+    assert _remarks(end=(1.0, 1.0, 10.0), **same) == []
+    ((kind, text),) = _remarks(end=(1.0, 1.0, 30.0), **same)
+    assert kind == ABSURD
+    assert "c 30, where the first round, before any training, has 1.1." in text
     # What was trained before may start near 0.
-    assert _remarks(fair, (1.0, 1.0, 30.0), (0.1, 0.1, 0.1), model, initial_model="file") == []
+    assert _remarks(end=(1.0, 1.0, 30.0), initial_model="file", **same) == []
+    assert _remarks(end=(1.0, 1.0, 30.0), losses=(math.nan,) * 3, **same) == []
 
 
 def test_the_untrained_model_is_evaluated_only_where_it_is_needed():
@@ -102,6 +114,6 @@ def test_the_untrained_model_is_evaluated_only_where_it_is_needed():
         raise AssertionError
 
     model, report = make_task(_NAMES).model, make_evaluation(dict.fromkeys(_NAMES, 1.0))
-    columns = _columns((0.4, 0.3, 0.3))
+    values = _values((0.4, 0.3, 0.3))
     options = AgnosticFedAvgOptions()
-    assert harm.remarks_at_end(model, options, _SETTINGS, columns, report, never) == []
+    assert harm.remarks_at_end(model, options, _SETTINGS, _COLUMNS, values, report, never) == []

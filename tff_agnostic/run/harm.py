@@ -20,6 +20,7 @@ from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.losses import takes_scores
 from tff_agnostic.models.model import Model
+from tff_agnostic.report_fields import Role
 
 # A domain whose lambda is below this part of 1 / p has next to no say.
 _NEAR_ZERO = 0.25
@@ -166,11 +167,28 @@ def loss_of_equal_chances(model: Model) -> Optional[tuple[float, int]]:
     return math.log(num_classes), num_classes
 
 
+def loss_of_first_round(
+    columns: Sequence[Column], values: Mapping[str, np.ndarray]
+) -> Optional[float]:
+    """Returns the mean loss of the domains of the first round, before it trained.
+
+    None of a run that does not report it.
+
+    Args:
+        columns: Of metrics.csv.
+        values: Its numbers, by column name.
+    """
+    of_role = [values[c.name] for c in columns if c.quantity.role is Role.DOMAIN_LOSS]
+    first = np.array([of_domain[0] for of_domain in of_role if len(of_domain)])
+    return float(np.nanmean(first)) if np.isfinite(first).any() else None
+
+
 def remarks_at_end(
     model: Model,
     algorithm: Any,
     settings: Mapping[str, Any],
-    columns: Mapping[str, np.ndarray],
+    columns: Sequence[Column],
+    values: Mapping[str, np.ndarray],
     report: EvaluationReport,
     at_start: Callable[[], Optional[EvaluationReport]],
 ) -> list[Remark]:
@@ -180,31 +198,29 @@ def remarks_at_end(
         model: What it trained.
         algorithm: The settings of its algorithm.
         settings: All its settings, by flag.
-        columns: metrics.csv, by column name.
+        columns: Of metrics.csv.
+        values: Its numbers, by column name.
         report: The evaluation of the main model after the last round.
         at_start: Evaluates the model before the first round, where that is needed; None where it
             must not be.
     """
     names, end = list(report.domains), _losses(report)
-    weights: Mapping[str, float] = {}
-    if moves_lambda(algorithm):
-        lambda_ = last_lambda(columns, names)
-        weights = {} if lambda_ is None else without_say(lambda_, names, algorithm)
-    classes = loss_of_equal_chances(model)
-    # One that was trained before knows something.
-    is_untrained = settings["initial_model"] is None
-    start = at_start() if weights or (classes is None and is_untrained) else None
     found = []
-    if start is not None and weights:
-        found += given_up(_losses(start), end, weights, mending(algorithm))
+    if moves_lambda(algorithm):
+        lambda_ = last_lambda(values, names)
+        weights = {} if lambda_ is None else without_say(lambda_, names, algorithm)
+        start = at_start() if weights else None
+        if start is not None:
+            found += given_up(_losses(start), end, weights, mending(algorithm))
     rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
+    classes, first = loss_of_equal_chances(model), loss_of_first_round(columns, values)
     if classes is not None:
         equal, count = classes
         what = f"one that gives all {count} classes the same probability"
         found += absurd_losses(end, equal, what, rates)
-    elif start is not None and is_untrained:
-        of_all = start.overall.measures["loss"].value
-        found += absurd_losses(end, of_all, "the untrained model", rates)
+    elif first is not None and settings["initial_model"] is None:
+        # One that was trained before may have started near 0.
+        found += absurd_losses(end, first, "the first round, before any training,", rates)
     return found
 
 

@@ -303,6 +303,7 @@ class TrainingRun:
             self.parts.task.model,
             self.spec.algorithm,
             self.spec.settings(),
+            self.parts.rows.columns,
             self.parts.rows.history.values(),
             next(iter(reports.values())),
             lambda: self.parts.evaluations.at_start(self.parts.initial),
