@@ -10,6 +10,7 @@ import inspect
 import itertools
 import linecache
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -33,6 +34,15 @@ _OTHERS = (Path(__file__).resolve().parents[1], Path(sysconfig.get_path("stdlib"
 
 # What a file of an earlier release imports may have another place today.
 _PACKAGE = __name__.partition(".")[0]
+# How Keras 3 refuses a function of TensorFlow in a functional model; its advice takes 20 lines.
+_SYMBOLIC = "A KerasTensor cannot be used as input to a TensorFlow function"
+_INSTEAD = (
+    "ValueError: expected layers or keras.ops on the inputs of a functional model, as Keras 3 has "
+    "them, found a function of TensorFlow (docs/platforms.md)"
+)
+# Colours, for terminals.
+_ESCAPES = re.compile("\x1b\\[[0-9;]*m")
+_ARGUMENTS = re.compile(r" (Call arguments received|Arguments received by) ")
 _MOVED = "CHANGELOG.md says where modules and names are now, in its table 'before / now'"
 
 
@@ -171,7 +181,10 @@ class UserFile:
 
     def _trace(self, error: BaseException) -> str:
         lines = traceback.format_list(self._frames(error))
-        lines += traceback.format_exception_only(type(error), error)
+        if _SYMBOLIC in str(error):
+            lines.append(_INSTEAD)
+        else:
+            lines += traceback.format_exception_only(type(error), error)
         if isinstance(error, ImportError) and (error.name or "").split(".")[0] == _PACKAGE:
             lines.append(_MOVED)
         return "".join(lines).rstrip()
@@ -199,7 +212,8 @@ def _said_if_long(what: str) -> Iterator[None]:
 
 def in_one_line(error: BaseException) -> str:
     """Returns an exception's type and message in a line, without Keras' list of arguments."""
-    message = " ".join(str(error).split()).partition(" Call arguments received")[0]
+    message = " ".join(_ESCAPES.sub("", str(error)).split())
+    message = _ARGUMENTS.split(message)[0]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

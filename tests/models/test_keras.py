@@ -5,10 +5,10 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.models.keras_zoo import KINDS, Kind, classification
 from tests.selection import usually
+from tff_agnostic.later import tff
 from tff_agnostic.models import Model, model_from_keras
 from tff_agnostic.models.model import ModelWeights
 

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.models.recurrent_harness import (
     LAYERS,
@@ -17,6 +16,7 @@ from tests.models.recurrent_harness import (
     sequences,
 )
 from tests.selection import usually
+from tff_agnostic.later import tff
 from tff_agnostic.models import CIFG, LSTM, Model, model_from_keras, recurrent
 from tff_agnostic.models.model import ModelWeights
 

@@ -201,8 +201,8 @@ def test_every_way_to_import(tmp_path, statements):
 
 
 def test_what_lies_beside_is_found_before_what_is_installed(tmp_path):
-    # dm-tree's name, which is loaded long ago.
-    assert "tree" in sys.modules
+    # dm-tree's name; TFF loads it.
+    pytest.importorskip("tree")
     text = "import tree\ndef f(x): return tree.NAME"
     file = _file(tmp_path, text, {"tree.py": "NAME = 'theirs'"})
     assert _result(file) == "theirs"

@@ -127,7 +127,7 @@ def build_model(data):
         name: tf.keras.Input(shape, dtype=data.x_dtype[name], name=name)
         for name, shape in data.x_shape.items()
     }}
-    age = tf.expand_dims(inputs["age"], 1)
+    age = layers.Reshape([1])(inputs["age"])
     words = layers.Flatten()(layers.Embedding(9, 3)(inputs["words"]))
     both = layers.Concatenate()([age, words])
     return tf.keras.Model(inputs, layers.Dense(2)(both)), {LOSS}

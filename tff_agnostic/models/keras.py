@@ -1,6 +1,6 @@
 """Keras models as pure functions: conversion, checks, penalties, precision, frozen layers.
 
-Variables are swapped for tensors while a call is traced.
+Tensors stand in the place of variables while a call is traced; see `keras_platform`.
 `tff.learning.models.functional_model_from_keras` does the same through an imported GraphDef, which
 cannot be vectorised over clients, refuses to run outside TFF, and leaves dropout unseeded.
 """
@@ -15,14 +15,11 @@ from typing import Any, Callable, Optional, Union
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_variables import (
-    StatelessGenerator,
-    find_random_slots,
-    find_weight_slots,
+from tff_agnostic.models.keras_platform import (
+    Penalty,
+    keras_platform,
     layers_of,
     name_layers_afresh,
-    swapped,
-    swapped_each,
 )
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights
@@ -75,12 +72,12 @@ def model_from_keras(
     keras_model = build()
     refuse_other_dtypes(keras_model)
     refuse_stateful_layers(keras_model)
-    _avoid_fused_normalization(keras_model)
+    keras_platform().make_reentrant(keras_model)
     trainable = list(keras_model.trainable_weights)
     non_trainable = list(keras_model.non_trainable_weights)
     predict = _predict_of(keras_model, trainable + non_trainable)
 
-    penalties = _find_penalties(keras_model, trainable)
+    penalties = keras_platform().penalties(keras_model, trainable)
     model = Model(
         initial_weights=_values(keras_model),
         example_spec=example_spec,
@@ -113,7 +110,7 @@ def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
         ValueError: If it is no pure function of weights that are attributes of layers.
     """
     keras_model.trainable = False
-    _avoid_fused_normalization(keras_model)
+    keras_platform().make_reentrant(keras_model)
     weights = list(keras_model.weights)
     model = Model(
         initial_weights=ModelWeights([], [weight.numpy() for weight in weights]),
@@ -139,14 +136,11 @@ def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> M
 
 def _predict_of(keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> Predict:
     """Returns the call of a Keras model as a function of values in the order of its variables."""
-    weight_slots = find_weight_slots(keras_model, variables)
-    random_slots = find_random_slots(keras_model)
+    call = keras_platform().pure_call(keras_model, variables)
 
     def predict(weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> tf.Tensor:
         values = [*weights.trainable, *weights.non_trainable]
-        generators = [StatelessGenerator(seed, i) for i in range(len(random_slots))]
-        with swapped(weight_slots, values), swapped_each(random_slots, generators):
-            return tf.nest.map_structure(as_float32, keras_model(x, training=training))
+        return tf.nest.map_structure(as_float32, call(values, x, training, seed))
 
     return predict
 
@@ -158,43 +152,11 @@ def _values(keras_model: tf.keras.Model) -> ModelWeights:
     )
 
 
-def _avoid_fused_normalization(keras_model: tf.keras.Model) -> None:
-    # The CPU kernel of TensorFlow 2.14 (oneDNN's) keeps values of a call in itself: threads that
-    # run it at once, as lanes do, write to each other's memory.
-    for module in layers_of(keras_model):
-        if isinstance(module, tf.keras.layers.LayerNormalization):
-            module._fused = False
-        if isinstance(module, tf.keras.layers.BatchNormalization):
-            module.fused = False
-
-
-def _find_penalties(
-    keras_model: tf.keras.Model, trainable: Sequence[tf.Variable]
-) -> list[tuple[int, Callable[[tf.Tensor], tf.Tensor]]]:
-    """Returns (index of a trainable weight, its regularizer) pairs.
-
-    Keras binds a regularizer to its variable (a `functools.partial` in another that tags it), not
-    to the layer's attribute, so swapping attributes would not reach it.
-    """
-    index_of = {id(w): i for i, w in enumerate(trainable)}
-    penalties = []
-    for module in layers_of(keras_model):
-        for tagged in module._callable_losses:
-            penalty = tagged.args[0]
-            bound: tuple = getattr(penalty, "args", ())
-            if len(bound) != 1 or id(bound[0]) not in index_of:
-                raise ValueError(
-                    f"layer {module.name!r} adds a loss that is not a regularizer of one trainable "
-                    "weight; only weight regularizers are part of the objective"
-                )
-            penalties.append((index_of[id(bound[0])], penalty.func))
-    return penalties
-
-
 def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
     """Raises a `ValueError` if a trainable weight is not float32."""
-    for module in layers_of(keras_model):
-        for weight in getattr(module, "_trainable_weights", ()) if module.trainable else ():
+    # Layers within layers come last: the innermost one is told.
+    for module in reversed(layers_of(keras_model)):
+        for weight in module.trainable_weights:
             dtype = weight.numpy().dtype.name
             if dtype != "float32":
                 raise ValueError(
@@ -224,7 +186,7 @@ def refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
     layers_with_losses: list[str] = []
 
     def note_losses() -> None:
-        layers_with_losses.extend(m.name for m in layers_of(keras_model) if m._eager_losses)
+        layers_with_losses.extend(keras_platform().layers_with_losses(keras_model))
 
     traced = trace_losses(model, training=True, while_tracing=note_losses)
     if layers_with_losses:
@@ -293,7 +255,7 @@ class WeightPenalties:
         penalties: Pairs of the position of a trainable weight and its regularizer, at least one.
     """
 
-    penalties: tuple[tuple[int, Callable[[tf.Tensor], tf.Tensor]], ...]
+    penalties: tuple[Penalty, ...]
 
     def __call__(self, weights: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns their sum, a scalar."""

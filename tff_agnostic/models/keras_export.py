@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_variables import layers_of
+from tff_agnostic.models.keras_platform import keras_platform, layers_of
 
 # A layer of this package has this method. It returns what takes the layer's place in a functional
 # model: a function that is called as the layer is, makes Keras' own layers, and gives them the
@@ -29,9 +28,9 @@ def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
     """
     if not any(hasattr(layer, PLAIN_FORM) for layer in layers_of(model)):
         return model
-    if not getattr(model, "_is_graph_network", False):
+    if not keras_platform().is_graph(model):
         return model
-    return _rebuilt(model)
+    return keras_platform().rebuilt(model, _form_of)
 
 
 def foreign_layers(model: tf.keras.Model) -> dict[str, str]:
@@ -56,34 +55,6 @@ def classes_of(model: tf.keras.Model) -> dict[str, type]:
     return {kind.__name__: kind for kind in kinds if not kind.__module__.startswith(_KERAS)}
 
 
-def _rebuilt(model: tf.keras.Model) -> tf.keras.Model:
-    inputs = [
-        tf.keras.Input(x.shape[1:], batch_size=x.shape[0], dtype=x.dtype, name=layer.name)
-        for x, layer in zip(model.inputs, model._input_layers)
-    ]
-    # Keras' own walk over a functional model takes the next use of each tensor from such lists.
-    uses: Mapping[str, int] = model._tensor_usage_count
-    values = {str(id(x)): [new] * uses[str(id(x))] for x, new in zip(model.inputs, inputs)}
-    forms: dict[int, PlainForm] = {}
-    for depth in sorted(model._nodes_by_depth, reverse=True):
-        for node in model._nodes_by_depth[depth]:
-            if node.is_input:
-                continue
-            args, kwargs = node.map_arguments(values)
-            # A layer that is called twice stays one.
-            if id(node.layer) not in forms:
-                forms[id(node.layer)] = _form_of(node.layer)
-            outputs = tf.nest.flatten(forms[id(node.layer)](*args, **kwargs))
-            for key, value in zip(node.flat_output_ids, outputs):
-                values[key] = [value] * uses[key]
-    outputs = [values[str(id(x))].pop() for x in model.outputs]
-    return tf.keras.Model(
-        _packed(model._nested_inputs, inputs),
-        _packed(model._nested_outputs, outputs),
-        name=model.name,
-    )
-
-
 def _form_of(layer: tf.keras.layers.Layer) -> PlainForm:
     if hasattr(layer, PLAIN_FORM):
         form: PlainForm = getattr(layer, PLAIN_FORM)()
@@ -93,14 +64,10 @@ def _form_of(layer: tf.keras.layers.Layer) -> PlainForm:
     return layer
 
 
-def _packed(structure: Any, values: Sequence[Any]) -> Any:
-    return tf.nest.pack_sequence_as(structure, values)
-
-
 def with_weights(
     layer: tf.keras.layers.Layer, input_size: int, *weights: Any
 ) -> tf.keras.layers.Layer:
     """Builds a layer of Keras' for inputs [B, T, input_size], and gives it its weights."""
-    layer.build(tf.TensorShape([None, None, input_size]))
+    layer.build((None, None, input_size))
     layer.set_weights([tf.convert_to_tensor(w).numpy() for w in weights])
     return layer

@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import as_float32, model_from_keras
-from tff_agnostic.models.keras_variables import name_layers_afresh
+from tff_agnostic.models.keras_platform import name_layers_afresh
 from tff_agnostic.models.losses import OfColumns
 from tff_agnostic.models.metrics import (
     Metric,

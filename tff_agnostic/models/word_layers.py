@@ -6,6 +6,7 @@ runs of earlier releases: classes keep those of the modules in which they once w
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional
 
 from tff_agnostic.later import tf
@@ -46,6 +47,11 @@ class TiedEmbedding(tf.keras.layers.Embedding):
         scores = tf.nn.bias_add(tf.matmul(rows, self.embeddings, transpose_b=True), self.bias)
         return tf.reshape(scores, [-1, inputs.shape[1], self.input_dim])
 
+    def compute_output_spec(self, inputs: Any, as_scores: bool = False) -> Any:
+        """Shape and dtype of what `call` returns, where Keras 3 asks for them."""
+        size = self.input_dim if as_scores else self.output_dim
+        return tf.keras.KerasTensor([*inputs.shape[:2], size], dtype=self.compute_dtype)
+
     def plain_form(self) -> PlainForm:
         """Keras' embedding and a dense layer that has a copy of the vectors: Keras ties none."""
         embedding = tf.keras.layers.Embedding(
@@ -72,14 +78,28 @@ class MeanOfWords(tf.keras.layers.Layer):
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights, axis=1, keepdims=True))
 
     def plain_form(self) -> PlainForm:
-        """Keras' mean over the steps of the mask; the mean over no words is 0 instead of 0 / 0."""
-        mean = tf.keras.layers.GlobalAveragePooling1D(name=self.name, dtype=self.dtype_policy)
+        """Attention of Keras' with queries of zeros, so that all words count the same.
+
+        Padding stands after the words: the mean is at the first step, and 0 there if that is
+        padding, since attention is 0 where a query is masked. Pooling would divide 0 by 0.
+        """
 
         def form(inputs: tf.Tensor) -> tf.Tensor:
-            means = mean(inputs)
-            return tf.where(tf.math.is_nan(means), tf.zeros_like(means), means)
+            make = functools.partial(_keras_layer, self)
+            queries = make("ReLU", "queries", max_value=0.0)(inputs)
+            means = make("Attention", "means")([queries, inputs])
+            first = make("Cropping1D", "first", cropping=(0, inputs.shape[1] - 1))(means)
+            return make("Reshape", target_shape=[inputs.shape[-1]])(first)
 
         return form
+
+
+def _keras_layer(
+    instead_of: tf.keras.layers.Layer, kind: str, part: str = "", **arguments: Any
+) -> tf.keras.layers.Layer:
+    name = f"{instead_of.name}_{part}" if part else instead_of.name
+    dtype = instead_of.dtype_policy
+    return getattr(tf.keras.layers, kind)(name=name, dtype=dtype, **arguments)
 
 
 # Configurations of layers have these names.

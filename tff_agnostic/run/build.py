@@ -40,6 +40,7 @@ from tff_agnostic.later import tf
 from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.keras_export import classes_of, plain_keras
+from tff_agnostic.models.keras_platform import keras_platform
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.run.evaluation import (
@@ -364,7 +365,7 @@ def _of_keras(file: Path, model: Model, trust: bool) -> ModelWeights:
         raise UserError("--initial_model: expected a task with a Keras model, found another")
     found = read_keras(file, classes_of(own), "--initial_model", trust)
     values = [weight.numpy() for weight in found.weights]
-    names = [_name(weight) for weight in own.weights]
+    names = [keras_platform().weight_name(weight) for weight in own.weights]
     try:
         _check_same(file, names, own.weights, values)
     except UserError as e:
@@ -400,12 +401,10 @@ def _names(model: Model) -> list[str]:
     own = model.keras_model
     if own is None:
         return [f"weight {k}" for k in range(len(tf.nest.flatten(model.initial_weights)))]
-    return [_name(weight) for weight in (*own.trainable_weights, *own.non_trainable_weights)]
-
-
-def _name(weight: tf.Variable) -> str:
-    name: str = weight.name
-    return name.partition(":")[0]
+    return [
+        keras_platform().weight_name(weight)
+        for weight in (*own.trainable_weights, *own.non_trainable_weights)
+    ]
 
 
 def _shape(array: Any) -> tuple[int, ...]:

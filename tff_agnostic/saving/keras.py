@@ -16,7 +16,7 @@ from tff_agnostic.files import atomic_file
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import as_in_keras
 from tff_agnostic.models.keras_export import classes_of, foreign_layers, plain_keras
-from tff_agnostic.models.keras_variables import layers_of, name_layers_afresh
+from tff_agnostic.models.keras_platform import keras_platform, layers_of, name_layers_afresh
 from tff_agnostic.saving.keras_guard import NotPlain, plain_file
 from tff_agnostic.saving.trained_model import TrainedModel
 
@@ -42,7 +42,7 @@ def keras_archive(keras_model: tf.keras.Model) -> bytes:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
-        keras_model.save(path, save_format="keras")
+        keras_platform().save(keras_model, path)
         return _without_circumstances(path.read_bytes())
 
 

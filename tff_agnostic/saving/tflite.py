@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -14,7 +11,7 @@ from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_variables import layers_of
+from tff_agnostic.models.keras_platform import keras_platform, layers_of
 from tff_agnostic.models.model import Model
 from tff_agnostic.registry import Registry
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
@@ -56,7 +53,7 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
     from tff_agnostic.saving.saved_model import ServedModel
 
     served = ServedModel(trained)
-    with _recurrence_as_loops(trained.model):
+    with keras_platform().recurrence_as_loops(_layers(trained.model)):
         predict = served.predict_function(num_examples=1)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([predict], served)
     converter.target_spec.supported_ops = [
@@ -76,30 +73,14 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
     return {"flex_ops": ops} if ops else {}
 
 
-@contextlib.contextmanager
-def _recurrence_as_loops(model: Model) -> Iterator[None]:
-    """Makes Keras' LSTMs loops in functions that are traced inside this context.
-
-    Otherwise the converter puts TensorFlow Lite's own LSTM in their place, which begins with the
-    state that the example before left, unless the caller resets its variables. A
-    subclass that overrides `call` stays unchanged.
-    """
+def _layers(model: Model) -> list[Any]:
     models = [m for m, _ in model.predictors] if isinstance(model, EnsembleModel) else [model]
-    layers = [
+    return [
         layer
         for keras_model in (m.keras_model for m in models)
         if keras_model is not None
         for layer in layers_of(keras_model)
-        if isinstance(layer, tf.keras.layers.LSTM) and type(layer).call is tf.keras.layers.LSTM.call
     ]
-    for layer in layers:
-        # That of an LSTM chooses among kernels; that of its base only steps its cell.
-        layer.call = functools.partial(tf.keras.layers.RNN.call, layer)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.call
 
 
 def load(path: Path, trained: TrainedModel) -> Any:

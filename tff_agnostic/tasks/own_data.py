@@ -25,7 +25,7 @@ from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.classifiers import logistic_regression
-from tff_agnostic.models.keras_variables import name_layers_afresh
+from tff_agnostic.models.keras_platform import name_layers_afresh
 from tff_agnostic.models.losses import sentence_spec
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.user_model import ModelData, build_user_model

@@ -1,0 +1,255 @@
+"""Keras 2, that of TensorFlow 2.14: variables are swapped for tensors while a call is traced.
+
+A model is walked through Keras' private names; see `keras_platform` for what each function is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from tff_agnostic.later import tf
+from tff_agnostic.models.keras_platform import LayerSeeds, Penalty, PureCall, layers_of
+
+# Keras' own bookkeeping of a layer's variables; its forward pass never reads them.
+_BOOKKEEPING = frozenset(
+    {"_trainable_weights", "_non_trainable_weights", "_self_tracked_trackables"}
+)
+
+Slot = tuple[dict[str, Any], str, Any]
+# A variable, the indices of the weights that it holds, and the dtype its layer computes in.
+WeightSlot = tuple[Slot, list[int], Optional[str]]
+
+
+class Keras2:
+    """See `KerasPlatform`."""
+
+    def name_layers_afresh(self) -> None:
+        """Resets Keras' counters."""
+        tf.keras.backend.reset_uids()
+
+    def pure_call(self, keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> PureCall:
+        """Swaps the attributes of layers that hold variables or random generators."""
+        weight_slots = find_weight_slots(keras_model, variables)
+        random_slots = find_random_slots(keras_model)
+
+        def call(values: Sequence[tf.Tensor], x: Any, training: bool, seed: tf.Tensor) -> Any:
+            generators = [StatelessGenerator(seed, i) for i in range(len(random_slots))]
+            with swapped(weight_slots, values), swapped_each(random_slots, generators):
+                return keras_model(x, training=training)
+
+        return call
+
+    def make_reentrant(self, keras_model: tf.keras.Model) -> None:
+        """Avoids fused normalisation."""
+        # The CPU kernel of TensorFlow 2.14 (oneDNN's) keeps values of a call in itself: threads
+        # that run it at once, as lanes do, write to each other's memory.
+        for module in layers_of(keras_model):
+            if isinstance(module, tf.keras.layers.LayerNormalization):
+                module._fused = False
+            if isinstance(module, tf.keras.layers.BatchNormalization):
+                module.fused = False
+
+    def penalties(
+        self, keras_model: tf.keras.Model, trainable: Sequence[tf.Variable]
+    ) -> list[Penalty]:
+        """Takes regularizers from the layers' losses.
+
+        Keras binds a regularizer to its variable (a `functools.partial` in another that tags it),
+        not to the layer's attribute, so swapping attributes would not reach it.
+        """
+        index_of = {id(w): i for i, w in enumerate(trainable)}
+        penalties = []
+        for module in layers_of(keras_model):
+            for tagged in module._callable_losses:
+                penalty = tagged.args[0]
+                bound: tuple = getattr(penalty, "args", ())
+                if len(bound) != 1 or id(bound[0]) not in index_of:
+                    raise ValueError(
+                        f"layer {module.name!r} adds a loss that is not a regularizer of one "
+                        "trainable weight; only weight regularizers are part of the objective"
+                    )
+                penalties.append((index_of[id(bound[0])], penalty.func))
+        return penalties
+
+    def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
+        """Reads what calls added."""
+        return [module.name for module in layers_of(keras_model) if module._eager_losses]
+
+    def weight_name(self, weight: tf.Variable) -> str:
+        """The variable's own name, without the number of an output."""
+        name: str = weight.name
+        return name.partition(":")[0]
+
+    def is_graph(self, keras_model: tf.keras.Model) -> bool:
+        """Keras' own mark."""
+        return bool(getattr(keras_model, "_is_graph_network", False))
+
+    def rebuilt(
+        self,
+        keras_model: tf.keras.Model,
+        form_of: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
+    ) -> tf.keras.Model:
+        """Walks the nodes of the graph as Keras does."""
+        inputs = [
+            tf.keras.Input(x.shape[1:], batch_size=x.shape[0], dtype=x.dtype, name=layer.name)
+            for x, layer in zip(keras_model.inputs, keras_model._input_layers)
+        ]
+        # Keras' own walk over a functional model takes the next use of each tensor from such
+        # lists.
+        uses: Mapping[str, int] = keras_model._tensor_usage_count
+        values = {
+            str(id(x)): [new] * uses[str(id(x))] for x, new in zip(keras_model.inputs, inputs)
+        }
+        forms: dict[int, Callable[..., Any]] = {}
+        for depth in sorted(keras_model._nodes_by_depth, reverse=True):
+            for node in keras_model._nodes_by_depth[depth]:
+                if node.is_input:
+                    continue
+                args, kwargs = node.map_arguments(values)
+                # A layer that is called twice stays one.
+                if id(node.layer) not in forms:
+                    forms[id(node.layer)] = form_of(node.layer)
+                outputs = tf.nest.flatten(forms[id(node.layer)](*args, **kwargs))
+                for key, value in zip(node.flat_output_ids, outputs):
+                    values[key] = [value] * uses[key]
+        outputs = [values[str(id(x))].pop() for x in keras_model.outputs]
+        return tf.keras.Model(
+            tf.nest.pack_sequence_as(keras_model._nested_inputs, inputs),
+            tf.nest.pack_sequence_as(keras_model._nested_outputs, outputs),
+            name=keras_model.name,
+        )
+
+    def save(self, keras_model: tf.keras.Model, path: Path) -> None:
+        """Names the format, which is not this release's default."""
+        keras_model.save(path, save_format="keras")
+
+    @contextlib.contextmanager
+    def recurrence_as_loops(self, layers: Sequence[Any]) -> Iterator[None]:
+        """Gives LSTMs the call of their base."""
+        lstm = tf.keras.layers.LSTM
+        found = [
+            layer for layer in layers if isinstance(layer, lstm) and type(layer).call is lstm.call
+        ]
+        for layer in found:
+            # That of an LSTM chooses among kernels; that of its base only steps its cell.
+            layer.call = functools.partial(tf.keras.layers.RNN.call, layer)
+        try:
+            yield
+        finally:
+            for layer in found:
+                del layer.call
+
+
+def find_weight_slots(
+    keras_model: tf.keras.Model, weights: Sequence[tf.Variable]
+) -> list[WeightSlot]:
+    """Finds every attribute that holds weights, with the indices of the weights it holds.
+
+    A slot is an attribute that holds either one variable or a list of variables.
+    """
+    index_of = {id(w): i for i, w in enumerate(weights)}
+    slots: list[WeightSlot] = []
+    for module in layers_of(keras_model):
+        attributes = vars(module)
+        dtype = getattr(module, "compute_dtype", None)
+        for name, value in attributes.items():
+            if name in _BOOKKEEPING:
+                continue
+            if id(value) in index_of:
+                slots.append(((attributes, name, value), [index_of[id(value)]], dtype))
+            elif isinstance(value, (list, tuple)) and value:
+                indices = [index_of.get(id(v), -1) for v in value]
+                if min(indices) >= 0:
+                    slots.append(((attributes, name, value), indices, dtype))
+    found = {i for _, indices, _ in slots for i in indices}
+    missing = [w.name for i, w in enumerate(weights) if i not in found]
+    if missing:
+        raise ValueError(
+            "every weight must be an attribute of a layer, or in a list that is one; these are "
+            f"not: {', '.join(missing)}"
+        )
+    return slots
+
+
+def find_random_slots(keras_model: tf.keras.Model) -> list[Slot]:
+    """Finds every attribute that holds the random generator of a layer."""
+    return [
+        (vars(module), "_random_generator", vars(module)["_random_generator"])
+        for module in layers_of(keras_model)
+        if "_random_generator" in vars(module)
+    ]
+
+
+@contextlib.contextmanager
+def swapped(slots: Sequence[WeightSlot], values: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Puts tensors, one for each weight, in the place of weights for as long as it lasts."""
+    replacements = []
+    for (_, _, original), indices, dtype in slots:
+        chosen = [_in_dtype(values[i], dtype) for i in indices]
+        replacements.append(chosen if isinstance(original, (list, tuple)) else chosen[0])
+    with swapped_each([slot for slot, _, _ in slots], replacements):
+        yield
+
+
+@contextlib.contextmanager
+def swapped_each(slots: Sequence[Slot], replacements: Sequence[Any]) -> Iterator[None]:
+    """Puts a replacement into each slot, for as long as it lasts."""
+    # The attribute dictionaries are written directly: Keras' __setattr__ would track the tensors.
+    for (attributes, name, _), replacement in zip(slots, replacements):
+        attributes[name] = replacement
+    try:
+        yield
+    finally:
+        for attributes, name, original in slots:
+            attributes[name] = original
+
+
+def _in_dtype(value: tf.Tensor, dtype: Optional[str]) -> tf.Tensor:
+    # Keras does so when a layer of mixed precision reads one of its variables.
+    own = tf.as_dtype(value.dtype)
+    if dtype is None or own == dtype or not own.is_floating:
+        return value
+    return tf.cast(value, dtype)
+
+
+class StatelessGenerator(LayerSeeds):
+    """The part of `keras.backend.RandomGenerator` that layers use, from stateless seeds."""
+
+    def make_seed_for_stateless_op(self) -> tf.Tensor:
+        """Returns a seed that no other call gets, int32 [2]."""
+        return self.next()
+
+    def dropout(self, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:
+        """Returns inputs with a fraction `rate` set to 0, and the others scaled up."""
+        return tf.nn.experimental.stateless_dropout(
+            inputs, rate=rate, noise_shape=noise_shape, seed=self.next()
+        )
+
+    def random_uniform(
+        self, shape: Any, minval: float = 0.0, maxval: Any = None, dtype: Any = None, **_: Any
+    ) -> tf.Tensor:
+        """Draws uniform values."""
+        high = 1.0 if maxval is None else maxval
+        return tf.random.stateless_uniform(
+            shape, self.next(), minval, high, dtype or tf.float32
+        )
+
+    def random_normal(
+        self, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, **_: Any
+    ) -> tf.Tensor:
+        """Draws normal values."""
+        return tf.random.stateless_normal(
+            shape, self.next(), mean, stddev, dtype or tf.float32
+        )
+
+    def truncated_normal(
+        self, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, **_: Any
+    ) -> tf.Tensor:
+        """Draws normal values within two standard deviations."""
+        return tf.random.stateless_truncated_normal(
+            shape, self.next(), mean, stddev, dtype or tf.float32
+        )

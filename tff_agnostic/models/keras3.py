@@ -1,0 +1,140 @@
+"""Keras 3: tensors stand for variables in `keras.StatelessScope`, which is public.
+
+See `keras_platform` for what each function is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from keras.src.models.functional import Functional
+from keras.src.utils import naming
+
+from tff_agnostic.later import tf
+from tff_agnostic.models.keras_platform import LayerSeeds, Penalty, PureCall, layers_of
+
+# The seeds of each random generator in the call that is traced, by its number.
+_SEEDS: contextvars.ContextVar[Optional[Sequence[LayerSeeds]]] = contextvars.ContextVar(
+    "seeds", default=None
+)
+
+
+class Keras3:
+    """See `KerasPlatform`."""
+
+    def name_layers_afresh(self) -> None:
+        """Resets the counters, and nothing else of Keras' global state."""
+        naming.reset_uids()
+
+    def pure_call(self, keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> PureCall:
+        """Calls the model in a scope with values of its variables."""
+        num_seeds = _draw_from_given_seeds(keras_model)
+
+        def call(values: Sequence[tf.Tensor], x: Any, training: bool, seed: tf.Tensor) -> Any:
+            scope = tf.keras.StatelessScope(zip(variables, values), collect_losses=True)
+            given = list(map(scope.get_current_value, variables))
+            with scope, _given([LayerSeeds(seed, k) for k in range(num_seeds)]):
+                outputs = keras_model(x, training=training)
+            for variable, value in zip(variables, given):
+                if scope.get_current_value(variable) is not value:
+                    raise ValueError(
+                        "the model is not a pure function of its weights: its call assigns to "
+                        f"{self.weight_name(variable)}"
+                    )
+            return outputs
+
+        return call
+
+    def make_reentrant(self, keras_model: tf.keras.Model) -> None:
+        """Does nothing: no layer's op keeps values of a call."""
+
+    def penalties(
+        self, keras_model: tf.keras.Model, trainable: Sequence[tf.Variable]
+    ) -> list[Penalty]:
+        """Variables have their regularizers."""
+        return [(k, v.regularizer) for k, v in enumerate(trainable) if v.regularizer is not None]
+
+    def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
+        """Reads what calls in a scope noted."""
+        return [layer.name for layer in layers_of(keras_model) if layer._loss_ids]
+
+    def weight_name(self, weight: tf.Variable) -> str:
+        """The variable's path."""
+        path: str = weight.path
+        return path
+
+    def is_graph(self, keras_model: tf.keras.Model) -> bool:
+        """Whether it is functional, or sequential with known inputs."""
+        is_built = isinstance(keras_model, tf.keras.Sequential) and keras_model.built
+        return is_built or isinstance(keras_model, Functional)
+
+    def rebuilt(
+        self,
+        keras_model: tf.keras.Model,
+        form_of: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
+    ) -> tf.keras.Model:
+        """Clones the graph, with the functions in place of the layers' calls."""
+        # A layer that is called twice stays one. Functions of `keras.ops` are no layers.
+        form = functools.cache(form_of)
+
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            return (form(layer) if isinstance(layer, tf.keras.layers.Layer) else layer)(
+                *args, **kwargs
+            )
+
+        if not isinstance(keras_model, tf.keras.Sequential):
+            return tf.keras.models.clone_model(
+                keras_model, clone_function=lambda layer: layer, call_function=call
+            )
+        (found,) = keras_model.inputs
+        inputs = tf.keras.Input(batch_shape=found.shape, dtype=found.dtype, name=found.name)
+        outputs = functools.reduce(lambda x, layer: call(layer, x), keras_model.layers, inputs)
+        return tf.keras.Model(inputs, outputs, name=keras_model.name)
+
+    def save(self, keras_model: tf.keras.Model, path: Path) -> None:
+        """The ending of the path names the format."""
+        keras_model.save(path)
+
+    def recurrence_as_loops(self, layers: Sequence[Any]) -> AbstractContextManager[None]:
+        """Does nothing: they are loops, in which the converter finds no LSTM."""
+        return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _given(seeds: Sequence[LayerSeeds]) -> Iterator[None]:
+    token = _SEEDS.set(seeds)
+    try:
+        yield
+    finally:
+        _SEEDS.reset(token)
+
+
+def _draw_from_given_seeds(keras_model: tf.keras.Model) -> int:
+    """Makes random generators take seeds of `_SEEDS` where there are any; returns their number.
+
+    Their own state holds seeds of 64 bits, of which ops make others than those of Keras 2.
+    """
+    layers = tf.keras.layers
+    # Keras 2 counts these layers even where they draw nothing, and recurrent ones beside the cells
+    # that draw.
+    counted = (layers.Dropout, layers.LSTM, layers.GRU, layers.SimpleRNN)
+    count = 0
+    for layer in layers_of(keras_model):
+        generators = layer._seed_generators
+        for k, generator in enumerate(generators):
+            # The method of the class: another function of the same model may have been here.
+            own = functools.partial(type(generator).next, generator)
+            generator.next = functools.partial(_next_seed, own, count + k)
+        count += max(len(generators), isinstance(layer, counted))
+    return count
+
+
+def _next_seed(own: Callable[..., tf.Tensor], index: int, ordered: bool = True) -> tf.Tensor:
+    seeds = _SEEDS.get()
+    return own(ordered) if seeds is None else seeds[index].next()

@@ -1,0 +1,126 @@
+"""What differs between Keras 2 and Keras 3, behind one interface.
+
+`tf.keras` is Keras 2 with TensorFlow 2.14 and Keras 3 with later releases. Nothing else in this
+package asks which one it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Callable, Protocol
+
+from tff_agnostic.later import tf
+
+# (values of variables, x, training, seed int32 [2]) -> the outputs of a model.
+PureCall = Callable[[Sequence["tf.Tensor"], Any, bool, "tf.Tensor"], Any]
+# A variable's position, and what is added to the objective for it.
+Penalty = tuple[int, Callable[["tf.Tensor"], "tf.Tensor"]]
+
+
+class KerasPlatform(Protocol):
+    """A release of Keras, as far as releases differ."""
+
+    def name_layers_afresh(self) -> None:
+        """Lets Keras count the layers that have no name of their own from the start again.
+
+        They have the same names then in every process, and in every trial of one.
+        """
+
+    def pure_call(self, keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> PureCall:
+        """Returns the call of a model as a function of values in the order of its variables.
+
+        Random layers draw from `LayerSeeds`: the same numbers on every platform.
+
+        Raises:
+            ValueError: If values cannot take the place of a variable; the function raises it where
+                the model's call assigns to one.
+        """
+
+    def make_reentrant(self, keras_model: tf.keras.Model) -> None:
+        """Makes layers choose ops that several threads may run at once."""
+
+    def penalties(
+        self, keras_model: tf.keras.Model, trainable: Sequence[tf.Variable]
+    ) -> list[Penalty]:
+        """Returns the regularizers of single weights.
+
+        Raises:
+            ValueError: If a layer has a loss of another kind, outside of its call.
+        """
+
+    def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
+        """Returns the names of layers that added a loss in their latest traced call."""
+
+    def weight_name(self, weight: tf.Variable) -> str:
+        """Returns a weight's name with that of its layer, such as `dense/kernel`."""
+
+    def is_graph(self, keras_model: tf.keras.Model) -> bool:
+        """Returns whether a model is a graph of layers: functional, or a built sequential one."""
+
+    def rebuilt(
+        self,
+        keras_model: tf.keras.Model,
+        form_of: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
+    ) -> tf.keras.Model:
+        """Returns a functional model in which a function stands in the place of each layer.
+
+        Args:
+            keras_model: A graph of layers.
+            form_of: Layer -> what is called as the layer is; asked once for each layer.
+        """
+
+    def save(self, keras_model: tf.keras.Model, path: Path) -> None:
+        """Writes a .keras file."""
+
+    def recurrence_as_loops(self, layers: Sequence[Any]) -> AbstractContextManager[None]:
+        """Makes Keras' LSTMs loops in functions that are traced inside this context.
+
+        Otherwise TensorFlow Lite's converter puts its own LSTM in their place, which begins with
+        the state that the example before left, unless the caller resets its variables. A
+        subclass that overrides `call` stays unchanged.
+        """
+
+
+@functools.cache
+def keras_platform() -> KerasPlatform:
+    """Returns the platform of this process; loads TensorFlow."""
+    # Not every release says its version under `tf.keras`.
+    if hasattr(tf.keras, "StatelessScope"):
+        from tff_agnostic.models.keras3 import Keras3
+
+        return Keras3()
+    from tff_agnostic.models.keras2 import Keras2
+
+    return Keras2()
+
+
+class LayerSeeds:
+    """The seeds of one layer in one call of a model.
+
+    Args:
+        seed: That of the call, int32 [2].
+        layer_index: Number of the layer among those that draw.
+    """
+
+    def __init__(self, seed: tf.Tensor, layer_index: int) -> None:
+        self._seed = tf.random.experimental.stateless_fold_in(seed, layer_index)
+        self._calls = 0
+
+    def next(self) -> tf.Tensor:
+        """Returns a seed that no other call gets, int32 [2]."""
+        self._calls += 1
+        return tf.random.experimental.stateless_fold_in(self._seed, self._calls)
+
+
+def layers_of(keras_model: tf.keras.Model) -> list[Any]:
+    """Returns the model and all layers in it."""
+    # `submodules` would also walk into the dropout mask caches of Keras 2, and fails there.
+    return list(keras_model._flatten_layers())
+
+
+def name_layers_afresh() -> None:
+    """See `KerasPlatform.name_layers_afresh`."""
+    keras_platform().name_layers_afresh()
