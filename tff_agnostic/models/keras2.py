@@ -234,17 +234,13 @@ class StatelessGenerator(LayerSeeds):
     ) -> tf.Tensor:
         """Draws uniform values."""
         high = 1.0 if maxval is None else maxval
-        return tf.random.stateless_uniform(
-            shape, self.next(), minval, high, dtype or tf.float32
-        )
+        return tf.random.stateless_uniform(shape, self.next(), minval, high, dtype or tf.float32)
 
     def random_normal(
         self, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, **_: Any
     ) -> tf.Tensor:
         """Draws normal values."""
-        return tf.random.stateless_normal(
-            shape, self.next(), mean, stddev, dtype or tf.float32
-        )
+        return tf.random.stateless_normal(shape, self.next(), mean, stddev, dtype or tf.float32)
 
     def truncated_normal(
         self, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, **_: Any
