@@ -83,7 +83,8 @@ def setting(
             if it is not the default), `is_stored` (False of what no folder keeps: it is given
             each time), `short` (its help on a page of many flags, where that is shorter),
             `required` (what has to be given), `repeated` (of texts: the flag may be
-            given several times), and `also` (types that callers in Python may give instead).
+            given several times), `or_text` (of numbers: a text that is none is kept as it is), and
+            `also` (types that callers in Python may give instead).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}
@@ -119,6 +120,7 @@ def type_of(settings: type, field: dataclasses.Field) -> Any:
     """Returns the type of a field as it is annotated, without None: `tuple[float, ...]`, say."""
     kind: Any = _annotations(settings)[field.name]
     if typing.get_origin(kind) in _UNIONS:
+        # The first: a text may stand beside numbers.
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     return kind
 
@@ -182,6 +184,8 @@ def check_effective(settings: Any, given: Iterable[str]) -> None:
 
 def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if "also" in metadata and not isinstance(value, str) and isinstance(value, metadata["also"]):
+        return
+    if isinstance(value, str) and metadata.get("or_text"):
         return
     if "choices" in metadata:
         choices: Registry = metadata["choices"]
@@ -310,6 +314,8 @@ class Option:
             return self.kind(value)
         except (ValueError, KeyError):
             found = ",".join(value) if isinstance(value, list) else value
+            if self.field.metadata.get("or_text") and isinstance(found, str):
+                return found
             raise UserError(
                 f"--{self.flag}: expected {self._expected()}, found {found!r}"
             ) from None
@@ -317,6 +323,8 @@ class Option:
     def check_type(self, value: Any) -> None:
         """Checks that a value, read from a file, is of the option's type."""
         if value is None and self.field.default is None:
+            return
+        if isinstance(value, str) and self.field.metadata.get("or_text"):
             return
         is_tuple = isinstance(value, tuple)
         items = value if is_tuple else (value,)

@@ -7,7 +7,7 @@ gradients, so that no automatic differentiation is shared either.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Callable, NamedTuple, Protocol
+from typing import Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
 
@@ -207,6 +207,7 @@ class Server:
         optimizer: Takes the average delta.
         lambda_update: Name of a member of `LAMBDA_UPDATES`.
         freeze_absent: DECISION: keep the weight of a domain without examples in a round.
+        baselines: b of excess losses: DECISION: line 12 has max(L - b, 0) of the present domains.
     """
 
     model: Model
@@ -218,6 +219,7 @@ class Server:
     optimizer: ServerOptimizer
     lambda_update: str = "exponentiated_gradient"
     freeze_absent: bool = False
+    baselines: Optional[np.ndarray] = None
 
     def __post_init__(self) -> None:
         self.last_mean = np.mean(self.window, axis=0)
@@ -243,6 +245,8 @@ class Server:
         L = np.zeros_like(self.lambda_)  # "if a round does not have any samples [...] zero"
         present = N_t > 0
         L[present] = np.sum([r.L for r in results], axis=0)[present] / N_t[present]  # line 11
+        if self.baselines is not None:
+            L[present] = np.maximum(L[present] - self.baselines[present], 0)
         self.lambda_ = self._next_lambda(L, present)  # line 12
         self.window = [*self.window[1:], N_t]
 

@@ -67,6 +67,7 @@ def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:
         }[options.server_optimizer],
         lambda_update=options.domain_weight_update,
         freeze_absent=options.freeze_absent_domains,
+        baselines=None if options.domain_baselines is None else np.array(options.domain_baselines),
     )
 
 
@@ -164,12 +165,33 @@ def test_server_adam(window):
     _assert_pure_functions_follow(options, seed=3)
 
 
+# Below and above the losses, which are about 1.1, and one of a domain whose loss is all excess.
+_BASELINES = (0.9, 1.15, 2.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("update", "freeze_absent"),
+    usually(
+        [("exponentiated_gradient", True), ("projected_gradient", False)],
+        itertools.product(["exponentiated_gradient", "projected_gradient"], [False, True]),
+    ),
+)
+def test_lambda_follows_excess_losses(update, freeze_absent):
+    options = _options(
+        domain_weight_update=update,
+        freeze_absent_domains=freeze_absent,
+        domain_baselines=_BASELINES,
+    )
+    _assert_pure_functions_follow(options, seed=5)
+
+
 _ADAM = {"window": 3, "client_epochs": 2, "server": "adam"}
 _PROJECTED = {
     "window": 1,
     "batch_normalizer": "batch",
     "domain_weight_update": "projected_gradient",
     "freeze_absent_domains": True,
+    "domain_baselines": _BASELINES,
 }
 
 

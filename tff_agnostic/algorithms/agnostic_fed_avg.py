@@ -19,6 +19,7 @@ from tff_agnostic.domain_weights.ascent import (
     lambda_ascent,
     per_domain,
 )
+from tff_agnostic.domain_weights.excess import BaselineOptions, excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.settings import part_of, setting
@@ -51,7 +52,11 @@ class WindowOptions(LambdaOptions):
 
 @dataclasses.dataclass(frozen=True)
 class AgnosticFedAvgOptions(
-    core.LocalTrainingOptions, core.ServerOptimizerOptions, WindowOptions, core.HoldoutOptions
+    core.LocalTrainingOptions,
+    core.ServerOptimizerOptions,
+    WindowOptions,
+    BaselineOptions,
+    core.HoldoutOptions,
 ):
     """Settings: of clients' training, of the server's optimizer, of lambda and of its losses."""
 
@@ -125,6 +130,7 @@ def agnostic_fed_avg(
     holdout = options.holdout(problem.seed)
     steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)
     counts_0 = initial_counts(options, problem, holdout)
+    baselines = options.baselines(problem.num_domains)
 
     def initialize() -> AgnosticFedAvgState:
         # w_0, lambda_0, N_0
@@ -149,7 +155,8 @@ def agnostic_fed_avg(
         # Lines 10 to 12: L = sum_k L^k / N_t,
         # lambda_t = lambda_{t-1} exp(gamma_lambda L) / sum_i lambda_{t-1}^i exp(gamma_lambda L_i)
         sums = summed.domain_sums
-        losses = lambda_losses(sums)
+        # L - b in the place of L, where there are baselines; see `excess_losses`.
+        losses = excess_losses(lambda_losses(sums), baselines, sums.counts > 0)
         lambda_ = steps.next(state.domains.lambda_, losses, *sums.trained_and_measured())
         # N_t = sum_k N^k
         counts = tf.cast(sums.trained_counts, tf.float32)

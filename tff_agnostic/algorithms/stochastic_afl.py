@@ -38,6 +38,7 @@ from tff_agnostic.domain_weights.ascent import (
     LambdaOptions,
     lambda_ascent,
 )
+from tff_agnostic.domain_weights.excess import BaselineOptions, excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.settings import setting
@@ -56,6 +57,7 @@ class StochasticAflOptions(
     GameGradientOptions,
     GameStepOptions,
     LossEstimatorOptions,
+    BaselineOptions,
     core.HoldoutOptions,
 ):
     """Settings of Stochastic-AFL; gamma_w is the server's learning rate.
@@ -76,6 +78,12 @@ class StochasticAflOptions(
             raise UserError(
                 "--domain_weight_update: Stochastic-AFL steps along estimates of the losses, and "
                 "cvar has no step: expected another, or --algorithm=agnostic_fed_avg"
+            )
+        if self.domain_baselines is not None and self.domain_losses != "ratio":
+            raise UserError(
+                "--domain_baselines: expected --domain_losses=ratio with it in Stochastic-AFL, "
+                "since a domain's baseline is a mean and the others are no means, found "
+                f"{self.domain_losses}"
             )
 
 
@@ -139,6 +147,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
     weights_gradient = WEIGHTS_GRADIENTS[options.weights_gradient]
     lambda_gradient = LAMBDA_GRADIENTS[options.lambda_gradient]
     domain_losses = DOMAIN_LOSSES[options.domain_losses]
+    baselines = options.baselines(p)
 
     def initialize() -> StochasticAflState:
         weights, optimizer_state = core.initial_model(model, optimizer)
@@ -170,7 +179,8 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
 
     def estimates(state: StochasticAflState, summed: core.TrainingOutput) -> Gradients:
         # delta_lambda L
-        losses = domain_losses(summed.domain_sums, expected_measured)
+        sums = summed.domain_sums
+        losses = excess_losses(domain_losses(sums, expected_measured), baselines, sums.counts > 0)
         by_lambda = lambda_gradient(losses, seed_of(state, _OF_LAMBDA))
         # delta_w L
         return Gradients(summed.weighted_delta, by_lambda)

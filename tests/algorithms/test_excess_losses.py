@@ -1,0 +1,166 @@
+"""Excess losses: hand-worked, without baselines the algorithm itself, and the regret's saddle."""
+
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import optimize
+
+from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
+from tests.algorithms.stochastic_afl_cases import build_afl
+from tests.computations.harness import assert_identical, run_rounds
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
+from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.domain_weights.excess import excess_losses
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Model, logistic_regression
+from tff_agnostic.models.model import ModelWeights
+
+
+def test_an_excess_is_what_is_above_the_baseline_of_a_domain_that_was_measured():
+    losses = np.array([1.5, 0.2, 0.0, 0.0], np.float32)
+    measured = np.array([True, True, False, True])
+    found = excess_losses(losses, (1.0, 0.5, 0.3, -0.25), measured)
+    np.testing.assert_array_equal(found, [0.5, 0.0, 0.0, 0.25])
+    assert excess_losses(losses, None, measured) is losses
+
+
+def _agnostic(**settings: Any) -> Any:
+    problem = Problem.of_numbered_domains(logistic_regression(4, 3), 3)
+    chosen = {"client_learning_rate": 0.3, "domain_learning_rate": 0.2, **settings}
+    return agnostic_fed_avg(problem, AgnosticFedAvgOptions(**chosen))
+
+
+@pytest.mark.parametrize("aggregation", [PlainSum(), SECURE], ids=["plain", "secure"])
+def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtime, aggregation):
+    def rounds(**settings: Any) -> Any:
+        algorithm = _agnostic(domain_weight_update="cvar", domain_conformity=0.6, **settings)
+        training = cohort_runtime.training(algorithm, aggregation)
+        state = training.initialize()
+        state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
+        return run_rounds(training, COHORTS, state)
+
+    zero, without = rounds(domain_baselines=(0.0, 0.0, 0.0)), rounds()
+    assert_identical(zero[0], without[0])
+    assert_identical(zero[1], without[1])
+    assert np.any(
+        rounds(domain_baselines=(0.9, 0.0, 0.0))[0].algorithm.domains.lambda_
+        != without[0].algorithm.domains.lambda_
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "told"),
+    [
+        (_agnostic, {"domain_baselines": (1.0, 2.0)}, "expected 3 numbers, one per domain, found 2"),
+        (_agnostic, {"domain_baselines": "own"}, "expected 3 numbers, one per domain, found 'own'"),
+        (
+            _agnostic,
+            {"domain_baselines": (1.0, np.nan, 2.0)},
+            "--domain_baselines: expected a finite number, found nan",
+        ),
+        (build_afl, {"domain_baselines": (1.0, 1.0, 1.0)}, "expected --domain_losses=ratio with it"),
+    ],
+)
+def test_what_cannot_be_a_baseline_is_told(build, settings, told):
+    with pytest.raises(UserError, match=told):
+        build(**settings)
+
+
+# --- The saddle of the regret
+
+
+# Five least-squares examples a domain of two weights: each domain has a solution of its own, and
+# noise of its own that no weights take away.
+_NOISE = (2.0, 0.5, 0.05)
+
+
+def _domains() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    rng = np.random.default_rng(8)
+    solutions = np.array([[1.0, 0.0], [-0.2, 0.8], [0.3, -1.0]])
+    xs = [rng.normal(size=[40, 2]) for _ in _NOISE]
+    ys = [x @ w + s * rng.normal(size=40) for x, w, s in zip(xs, solutions, _NOISE)]
+    return xs, ys
+
+
+def _least_squares() -> Model:
+    return Model(
+        initial_weights=ModelWeights([np.zeros([2], np.float32)], []),
+        example_spec={
+            "x": tf.TensorSpec([None, 2], tf.float32),
+            "y": tf.TensorSpec([None], tf.float32),
+        },
+        predict=lambda weights, x, training, seed: tf.linalg.matvec(x, weights.trainable[0]),
+        loss=lambda labels, predictions: tf.square(labels - predictions),
+    )
+
+
+def _smallest_worst_regret(
+    losses: Callable[[np.ndarray], np.ndarray], optima: np.ndarray
+) -> np.ndarray:
+    """min t with L_k(w) - b_k <= t, by a solver."""
+    found = optimize.minimize(
+        lambda v: v[2],
+        np.array([0.0, 0.0, 10.0]),
+        method="SLSQP",
+        constraints={"type": "ineq", "fun": lambda v: v[2] - (losses(v[:2]) - optima)},
+        options={"ftol": 1e-12, "maxiter": 500},
+    )
+    assert found.success
+    return np.asarray(found.x[:2])
+
+
+def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
+    options = AgnosticFedAvgOptions(
+        client_learning_rate=0.05,
+        batch_size=120,
+        domain_learning_rate=0.02,
+        domain_baselines=baselines,
+    )
+    return agnostic_fed_avg(problem, options), lambda state: state.weights.trainable[0]
+
+
+def _stochastic_rounds(problem: Problem, baselines: Any) -> Any:
+    options = StochasticAflOptions(
+        server_learning_rate=0.05,
+        domain_learning_rate=0.02,
+        domain_losses="ratio",
+        domain_weight_update="projected_gradient",
+        domain_baselines=baselines,
+    )
+    return stochastic_afl(problem, options), lambda state: state.weights.trainable[0]
+
+
+@pytest.mark.parametrize("build", [_agnostic_rounds, _stochastic_rounds])
+def test_it_goes_to_the_saddle_of_the_regret(cohort_runtime, build):
+    """The weights of the least worst regret, which are others than those of the least worst loss."""
+    xs, ys = _domains()
+    solutions = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys)]
+
+    def losses(w: np.ndarray) -> np.ndarray:
+        return np.array([np.mean((x @ w - y) ** 2) for x, y in zip(xs, ys)])
+
+    optima = np.array([losses(w)[k] for k, w in enumerate(solutions)])
+    client = {
+        "x": np.concatenate(xs).astype(np.float32),
+        "y": np.concatenate(ys).astype(np.float32),
+        "domain_id": np.repeat(np.arange(3), 40).astype(np.int32),
+    }
+    problem = Problem(_least_squares(), ("a", "b", "c"), expected_counts=(40.0,) * 3)
+
+    def trained(baselines: Any) -> np.ndarray:
+        algorithm, weights = build(problem, baselines)
+        training = cohort_runtime.training(algorithm, PlainSum())
+        state, _ = run_rounds(training, [[client]] * 600)
+        return np.asarray(weights(state.algorithm), np.float64)
+
+    saddle = _smallest_worst_regret(losses, optima)
+    found = trained(tuple(optima.tolist()))
+    regret = losses(found) - optima
+    assert regret.max() == pytest.approx((losses(saddle) - optima).max(), abs=1e-3)
+    # Without baselines it serves the noisiest domain alone.
+    assert np.argmax(losses(saddle)) == 0
+    assert (losses(trained(None)) - optima).max() > 1.5 * regret.max()
