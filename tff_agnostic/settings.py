@@ -83,7 +83,8 @@ def setting(
             if it is not the default), `is_stored` (False of what no folder keeps: it is given
             each time), `short` (its help on a page of many flags, where that is shorter),
             `required` (what has to be given), `repeated` (of texts: the flag may be
-            given several times), `or_text` (of numbers: a text that is none is kept as it is), and
+            given several times), `alias` (another setting, and its values by those of this one,
+            which is an earlier name of it and not stored), `or_text` (of numbers: a text that is none is kept as it is), and
             `also` (types that callers in Python may give instead).
     """
     return dataclasses.field(
@@ -146,6 +147,44 @@ def check_values(settings: Any, name_of: Callable[[dataclasses.Field], str] = fl
             raise UserError(
                 f"--{name_of(field)}: expected {field.metadata['required']}, found none"
             )
+
+
+def resolve_aliases(settings: Any) -> None:
+    """Gives settings the values that their aliases say, and forgets the aliases.
+
+    Args:
+        settings: A frozen dataclass that is being made.
+    """
+    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    for name, value in without_aliases(type(settings), values).items():
+        object.__setattr__(settings, name, value)
+    for field in dataclasses.fields(settings):
+        if "alias" in field.metadata:
+            object.__setattr__(settings, field.name, None)
+
+
+def without_aliases(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values, by field, in which those of aliases are those of what they are names of.
+
+    Args:
+        kind: A dataclass of settings.
+        values: By the names of its fields; others are left alone.
+    """
+    found = dict(values)
+    for field in dataclasses.fields(kind):
+        if "alias" not in field.metadata or found.get(field.name) is None:
+            continue
+        name, meanings = field.metadata["alias"]
+        value = found.pop(field.name)
+        if not isinstance(value, bool):
+            raise UserError(f"--{flag_of(field)}: expected true or false, found {value!r:.100}")
+        if found.get(name) not in (None, meanings[value]):
+            raise UserError(
+                f"--{flag_of(field)}={flag_text(value)} is --{name}={meanings[value]}: expected no "
+                f"other beside it, found --{name}={found[name]}"
+            )
+        found[name] = meanings[value]
+    return found
 
 
 def part_of(settings: Any, part: type) -> Any:

@@ -103,6 +103,7 @@ def run_ours(runtime: TffRuntime, problem: Problem) -> Trajectory:
         window=settings.window_size,
         initial_domain_weights=settings.initial_weights,
         initial_domain_counts=settings.initial_counts,
+        absent_domains="zero",
     )
     num_domains = len(settings.initial_weights)
     algorithm = agnostic_fed_avg(Learned.of_numbered_domains(model, num_domains), options)

@@ -55,14 +55,22 @@ def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtim
 @pytest.mark.parametrize(
     ("build", "settings", "told"),
     [
-        (_agnostic, {"domain_baselines": (1.0, 2.0)}, "expected 3 numbers, one per domain, found 2"),
+        (
+            _agnostic,
+            {"domain_baselines": (1.0, 2.0)},
+            "expected 3 numbers, one per domain, found 2",
+        ),
         (_agnostic, {"domain_baselines": "own"}, "expected 3 numbers, one per domain, found 'own'"),
         (
             _agnostic,
             {"domain_baselines": (1.0, np.nan, 2.0)},
             "--domain_baselines: expected a finite number, found nan",
         ),
-        (build_afl, {"domain_baselines": (1.0, 1.0, 1.0)}, "expected --domain_losses=ratio with it"),
+        (
+            build_afl,
+            {"domain_baselines": (1.0, 1.0, 1.0)},
+            "expected --domain_losses=ratio with it",
+        ),
     ],
 )
 def test_what_cannot_be_a_baseline_is_told(build, settings, told):

@@ -44,6 +44,7 @@ def _options(server: str = "sgd", **settings: Any) -> AgnosticFedAvgOptions:
         "window": 2,
         "initial_domain_weights": _LAMBDA_0,
         "initial_domain_counts": _N_0,
+        "absent_domains": "zero",
     }
     return AgnosticFedAvgOptions(**{**chosen, **_SERVERS[server], **settings})
 
@@ -66,7 +67,7 @@ def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:
             "adam": reference.Adam(0.02, 0.8, 0.999, 1e-3),
         }[options.server_optimizer],
         lambda_update=options.domain_weight_update,
-        freeze_absent=options.freeze_absent_domains,
+        freeze_absent=options.absent_domains == "freeze",
         baselines=None if options.domain_baselines is None else np.array(options.domain_baselines),
     )
 
@@ -132,18 +133,20 @@ def test_several_epochs(epochs, normalizer):
 
 
 @pytest.mark.parametrize(
-    ("update", "freeze_absent"),
+    ("update", "absent"),
     usually(
         [
-            ("exponentiated_gradient", True),
-            ("projected_gradient", False),
-            ("fixed", False),
+            ("exponentiated_gradient", "freeze"),
+            ("projected_gradient", "zero"),
+            ("fixed", "zero"),
         ],
-        itertools.product(["exponentiated_gradient", "projected_gradient", "fixed"], [False, True]),
+        itertools.product(
+            ["exponentiated_gradient", "projected_gradient", "fixed"], ["zero", "freeze"]
+        ),
     ),
 )
-def test_updates_of_the_domain_weights(update, freeze_absent):
-    options = _options(domain_weight_update=update, freeze_absent_domains=freeze_absent)
+def test_updates_of_the_domain_weights(update, absent):
+    options = _options(domain_weight_update=update, absent_domains=absent)
     _assert_pure_functions_follow(options, seed=2)
 
 
@@ -170,16 +173,16 @@ _BASELINES = (0.9, 1.15, 2.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("update", "freeze_absent"),
+    ("update", "absent"),
     usually(
-        [("exponentiated_gradient", True), ("projected_gradient", False)],
-        itertools.product(["exponentiated_gradient", "projected_gradient"], [False, True]),
+        [("exponentiated_gradient", "freeze"), ("projected_gradient", "zero")],
+        itertools.product(["exponentiated_gradient", "projected_gradient"], ["zero", "freeze"]),
     ),
 )
-def test_lambda_follows_excess_losses(update, freeze_absent):
+def test_lambda_follows_excess_losses(update, absent):
     options = _options(
         domain_weight_update=update,
-        freeze_absent_domains=freeze_absent,
+        absent_domains=absent,
         domain_baselines=_BASELINES,
     )
     _assert_pure_functions_follow(options, seed=5)
@@ -190,7 +193,7 @@ _PROJECTED = {
     "window": 1,
     "batch_normalizer": "batch",
     "domain_weight_update": "projected_gradient",
-    "freeze_absent_domains": True,
+    "absent_domains": "freeze",
     "domain_baselines": _BASELINES,
 }
 

@@ -28,6 +28,7 @@ _ALGORITHM = agnostic_fed_avg(
         window=2,
         initial_domain_weights=_LAMBDA_0,
         initial_domain_counts=_N_0,
+        absent_domains="zero",
     ),
 )
 

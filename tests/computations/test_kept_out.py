@@ -135,7 +135,7 @@ def _f32(*values: float) -> np.ndarray:
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight(freeze):
-    options = LambdaOptions(domain_learning_rate=0.5, freeze_absent_domains=freeze)
+    options = LambdaOptions(domain_learning_rate=0.5, absent_domains="freeze" if freeze else "zero")
     lambda_, losses = _f32(0.1, 0.2, 0.3, 0.4), _f32(2.0, 0.0, 1.0, 0.0)
     # The second is trained on only, the third measured only, the last absent.
     steps = lambda_ascent(options, "abcd")
@@ -225,6 +225,7 @@ def test_rounds_are_those_of_the_reference(streaming_runtime, update):
         domain_weight_update=update,
         initial_domain_counts=(9.0, 3.0, 6.0),
         initial_domain_weights=(0.5, 0.2, 0.3),
+        absent_domains="zero",
     )
     server = _ServerApart(
         model=reference.SOFTMAX_REGRESSION,

@@ -130,15 +130,17 @@ def test_level_one_stays_at_the_training_mixture():
 
 
 def test_the_loss_of_an_absent_domain_is_0():
-    lambda_ = _steps().next(_f32(*_ALPHA), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
+    steps = _steps(absent_domains="zero")
+    lambda_ = steps.next(_f32(*_ALPHA), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.2, 0.2, 0.6, 0.0], atol=1e-7)
     # Unless it has to share: two thirds of the training mixture are in it.
-    lambda_ = _steps(mixture=(1, 1, 4)).next(_f32(0, 0, 1), _f32(2, 1, 0), _f32(5, 5, 0))
+    steps = _steps(mixture=(1, 1, 4), absent_domains="zero")
+    lambda_ = steps.next(_f32(0, 0, 1), _f32(2, 1, 0), _f32(5, 5, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
 
 
 def test_an_absent_domain_that_is_frozen_keeps_its_weight():
-    steps = _steps(freeze_absent_domains=True)
+    steps = _steps(absent_domains="freeze")
     lambda_ = steps.next(_f32(0.2, 0.2, 0.1, 0.5), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.0, 0.0, 0.5, 0.5], atol=1e-7)
     # What the last one leaves is more than the level allows the others, who share it by alpha.
@@ -150,7 +152,7 @@ def test_an_absent_domain_that_is_frozen_keeps_its_weight():
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 def test_it_stays_on_the_simplex_whoever_is_there(freeze, rate):
     rng = np.random.default_rng(5)
-    steps = _steps(0.3, cvar_rate=rate, freeze_absent_domains=freeze)
+    steps = _steps(0.3, cvar_rate=rate, absent_domains="freeze" if freeze else "zero")
     lambda_ = _f32(*steps.initial)
     for _ in range(100):
         counts = (rng.integers(0, 3, 4) * rng.integers(0, 2, 4)).astype(np.float32)
@@ -163,7 +165,8 @@ def test_it_stays_on_the_simplex_whoever_is_there(freeze, rate):
 
 def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight():
     counts, measured = _f32(5, 5, 5, 0), _f32(2, 0, 2, 0)
-    lambda_ = _steps().next(_f32(0.2, 0.3, 0.1, 0.4), _f32(2, 0, 3, 0), counts, measured)
+    steps = _steps(absent_domains="zero")
+    lambda_ = steps.next(_f32(0.2, 0.3, 0.1, 0.4), _f32(2, 0, 3, 0), counts, measured)
     np.testing.assert_allclose(lambda_, [0.1, 0.3, 0.6, 0.0], atol=1e-7)
 
 

@@ -133,21 +133,21 @@ def test_a_round_without_examples_leaves_lambda(update):
     np.testing.assert_array_equal(updated, lambda_)
 
 
-def test_by_default_an_absent_domain_loses_weight():
-    options = LambdaOptions(domain_learning_rate=1.0)
+def test_an_absent_domain_whose_loss_is_0_loses_weight():
+    options = LambdaOptions(domain_learning_rate=1.0, absent_domains="zero")
     updated = _next(options, _f32(0.5, 0.5), _f32(0, np.log(3)), _f32(0, 2))
     np.testing.assert_allclose(updated, [0.25, 0.75], rtol=1e-6)
 
 
-def test_freeze_absent_shares_the_rest_among_the_present():
-    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
+def test_by_default_an_absent_domain_keeps_its_weight_and_the_others_share_the_rest():
+    options = LambdaOptions(domain_learning_rate=1.0)
     losses = _f32(0, np.log(3), 0)
     updated = _next(options, _f32(0.5, 0.25, 0.25), losses, _f32(0, 2, 2))
     np.testing.assert_allclose(updated, [0.5, 0.375, 0.125], rtol=1e-6)
 
 
 def test_freeze_absent_leaves_a_single_present_domain():
-    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
+    options = LambdaOptions(domain_learning_rate=1.0, absent_domains="freeze")
     updated = _next(options, _f32(0.3, 0.7), _f32(50.0, 0), _f32(4, 0))
     np.testing.assert_allclose(updated, [0.3, 0.7], rtol=1e-6)
 
@@ -156,7 +156,7 @@ def test_freeze_absent_leaves_a_single_present_domain():
 @pytest.mark.parametrize("losses", [(-50.0, 0.0, 0.0), (-500.0, -500.0, 0.0)])
 def test_freeze_absent_stays_on_the_simplex_when_losses_are_negative(update, losses):
     options = LambdaOptions(
-        domain_weight_update=update, domain_learning_rate=1.0, freeze_absent_domains=True
+        domain_weight_update=update, domain_learning_rate=1.0, absent_domains="freeze"
     )
     counts = _f32(*[1.0 if loss else 0.0 for loss in losses])
     updated = _next(options, _f32(0.2, 0.2, 0.6), _f32(*losses), counts)
@@ -165,7 +165,7 @@ def test_freeze_absent_stays_on_the_simplex_when_losses_are_negative(update, los
 
 
 def test_freeze_absent_compares_negative_losses_of_the_present():
-    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
+    options = LambdaOptions(domain_learning_rate=1.0, absent_domains="freeze")
     losses = _f32(-500, -500 + np.log(3), 0)
     updated = _next(options, _f32(0.2, 0.2, 0.6), losses, _f32(1, 1, 0))
     np.testing.assert_allclose(updated, [0.1, 0.3, 0.6], rtol=1e-4)
@@ -188,7 +188,7 @@ def _moved(options, lambda_, losses, counts, rounds):
 @pytest.mark.parametrize("freeze", usually([True], [False, True]))
 def test_a_weight_that_fell_for_thousands_of_rounds_is_positive_and_recovers(freeze):
     """It falls by e a round; float32 has no room for 90 of them, and log 0 would be the end."""
-    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=freeze)
+    options = LambdaOptions(domain_learning_rate=1.0, absent_domains="freeze" if freeze else "zero")
     counts = _f32(5, 5, 0)
     fallen = _moved(options, _f32(0.4, 0.4, 0.2), _f32(0, 1, 0), counts, _ROUNDS)
     assert fallen[0] == _TINY
@@ -202,7 +202,7 @@ def test_a_weight_that_fell_for_thousands_of_rounds_is_positive_and_recovers(fre
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_weight_that_was_0_stays_0(freeze):
-    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=freeze)
+    options = LambdaOptions(domain_learning_rate=1.0, absent_domains="freeze" if freeze else "zero")
     lambda_ = _moved(options, _f32(0.0, 0.5, 0.5), _f32(9, 1, 0), _f32(5, 5, 5), 50)
     assert lambda_[0] == 0
     assert lambda_[1] > 0.99
@@ -210,7 +210,7 @@ def test_a_weight_that_was_0_stays_0(freeze):
 
 def test_present_domains_may_have_next_to_nothing_to_share():
     """Halves of the smallest normal number are not normal: processors may take them for 0."""
-    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
+    options = LambdaOptions(domain_learning_rate=1.0, absent_domains="freeze")
     lambda_ = _moved(options, _f32(_TINY, _TINY, 1.0), _f32(3, 0, 0), _f32(1, 1, 0), 5)
     assert np.all(lambda_ >= _TINY)
     # Nothing but the next round in which the third is present as well can give them more.

@@ -50,14 +50,14 @@ def _remarks(
 
 
 def test_a_domain_that_was_given_up_is_told_with_the_flag_that_mends_it():
-    ((kind, text),) = _remarks()
+    ((kind, text),) = _remarks(algorithm=AgnosticFedAvgOptions(absent_domains="zero"))
     assert kind == GIVEN_UP
     assert text.startswith(
         "training gave up c (loss 1.1 before the first round, 2 at the end, lambda 0.01): "
     )
-    assert "--freeze_absent_domains keeps it" in text
-    ((_, text),) = _remarks(algorithm=AgnosticFedAvgOptions(freeze_absent_domains=True))
-    assert "--freeze_absent_domains" not in text
+    assert "--absent_domains=freeze keeps it" in text
+    ((_, text),) = _remarks(algorithm=AgnosticFedAvgOptions())
+    assert "--absent_domains" not in text
     assert "--domain_weight_update=fixed" in text
 
 

@@ -257,7 +257,7 @@ ALGORITHM = core.AlgorithmSpec(
         "domain_loss_share": 0.0,
         "domain_weight_update": "exponentiated_gradient",  # line 12
         "lambda_set": "simplex",
-        "freeze_absent_domains": False,  # section 4: "we set L to zero for that round"
+        "absent_domains": "zero",  # section 4: "we set L to zero for that round"
         "chi2_weight": 0.0,
     },
 )

@@ -246,7 +246,7 @@ AFL_BOOST = core.AlgorithmSpec(
         "example_weight": "cohort",  # lines 4 and 5
         "lambda_set": "simplex",
         "domain_losses": "unbiased",
-        "freeze_absent_domains": False,  # line 5: a domain without examples has a gradient of 0
+        "absent_domains": "zero",  # line 5: a domain without examples has a gradient of 0
         "chi2_weight": 0.0,
     },
 )

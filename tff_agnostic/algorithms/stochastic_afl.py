@@ -33,8 +33,10 @@ from tff_agnostic.algorithms.saddle_point import (
 )
 from tff_agnostic.domain_weights.ascent import (
     ALPHA,
+    FREEZE,
     LAMBDA,
     MEAN_LAMBDA,
+    ZERO,
     LambdaOptions,
     lambda_ascent,
 )
@@ -70,6 +72,11 @@ class StochasticAflOptions(
     sample_size: Optional[int] = setting(
         None, "Examples that each client draws for its gradient; all if not given.", at_least=1
     )
+
+    @property
+    def own_absent_domains(self) -> str:
+        """Zero with unbiased losses, which are 0 on average where a domain is absent."""
+        return ZERO if self.domain_losses == "unbiased" else FREEZE
 
     def __post_init__(self) -> None:
         """Refuses CVaR too: the largest of unbiased estimates is no unbiased estimate of it."""
@@ -286,7 +293,7 @@ ALGORITHM = core.AlgorithmSpec(
         "lambda_gradient": "every_domain",
         "step_decay": "none",
         "optimistic": False,
-        "freeze_absent_domains": False,
+        "absent_domains": "zero",
         "chi2_weight": 0.0,
         "domain_loss_share": 0.0,
     },

@@ -16,6 +16,7 @@ The arithmetic is in pure functions on vectors of one entry per domain, usable w
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Sequence
 from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
@@ -31,7 +32,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, Role
-from tff_agnostic.settings import setting
+from tff_agnostic.settings import resolve_aliases, setting
 
 # The smallest normal float32: what is smaller, processors may take for 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
@@ -44,6 +45,15 @@ _WITH_LEARNING_RATE = ("exponentiated_gradient", "projected_gradient", "fixed")
 # maximum, which is the pessimism of their bound, and a convex function of lambda; taken away, it is
 # the penalty of distributionally robust optimisation, and keeps lambda near m_bar.
 CHI2_SIGNS: Registry[float] = Registry("sign of chi2", {"penalty": -1.0, "pessimism": 1.0})
+FREEZE, ZERO = "freeze", "zero"
+ABSENT_DOMAINS: Registry[str] = Registry(
+    "treatment of absent domains",
+    {
+        FREEZE: "it keeps its weight; in other sets than the simplex its loss is the others' mean",
+        # Line 11 of Ro et al. as printed is 0/0.
+        ZERO: "its loss is 0, as section 4 of Ro et al. has it",
+    },
+)
 _SUM_TOLERANCE = 1e-3
 # What algorithms report of lambda.
 LAMBDA = ReportField(
@@ -261,8 +271,8 @@ class LambdaOptions(LambdaSetOptions):
         initial_domain_weights: lambda_0, p numbers on the simplex; if None, uniform, or in a ball
             and for CVaR the training mixture. A weight of 0 stays 0 under exponentiated gradient.
             A hull starts from the mean of its mixtures.
-        freeze_absent_domains: Keep the weight of a domain without examples in a round. Otherwise
-            its loss counts as 0, as section 4 of Ro et al. has it (line 11 as printed is 0/0).
+        absent_domains: Member of `ABSENT_DOMAINS`; made with None, it is `own_absent_domains`.
+        freeze_absent_domains: An earlier name: true is "freeze", false is "zero".
         chi2_weight: mu of a term mu chi2(lambda || m_bar) of the objective, at least 0.
         chi2_sign: Member of `CHI2_SIGNS`.
     """
@@ -301,10 +311,19 @@ class LambdaOptions(LambdaSetOptions):
         "mixture.",
         only_with=("lambda_set", ("simplex", "box", "ball")),
     )
-    freeze_absent_domains: bool = setting(
-        False,
-        "Keep lambda of a domain that is absent from a round; otherwise its loss counts as 0.",
-        only_with=("lambda_set", ("simplex",)),
+    absent_domains: Optional[str] = setting(
+        None,
+        "What becomes of lambda of a domain that is absent from a round: it stays as it is (freeze; "
+        "in a box, a ball or a hull, and in a mean, its loss is that of the others), or its loss "
+        "counts as 0 (zero). If not given, freeze, but in Stochastic-AFL with unbiased losses zero.",
+        choices=ABSENT_DOMAINS,
+        as_before=ZERO,
+    )
+    freeze_absent_domains: Optional[bool] = setting(
+        None,
+        "Until the next release another name of --absent_domains=freeze.",
+        alias=("absent_domains", types.MappingProxyType({True: FREEZE, False: ZERO})),
+        is_stored=False,
     )
     chi2_weight: float = setting(
         0.0,
@@ -321,11 +340,19 @@ class LambdaOptions(LambdaSetOptions):
     own_update: ClassVar[str] = "exponentiated_gradient"
 
     def __post_init__(self) -> None:
-        """Puts `own_update` where no update is given, and checks; see `Settings`."""
+        """Puts what the algorithm has of its own where nothing is given; see `Settings`."""
         if self.domain_weight_update is None:
             object.__setattr__(self, "domain_weight_update", self.own_update)
+        resolve_aliases(self)
+        if self.absent_domains is None:
+            object.__setattr__(self, "absent_domains", self.own_absent_domains)
         super().__post_init__()
         self.update_rule().check(self)
+
+    @property
+    def own_absent_domains(self) -> str:
+        """What the algorithm does with absent domains where nothing is given."""
+        return FREEZE
 
     def update_rule(self) -> _UpdateRule:
         """Returns how lambda moves."""
@@ -365,8 +392,8 @@ class LambdaAscent:
     ) -> tf.Tensor:
         """Returns the coordinates of lambda_t from those of lambda_{t-1}.
 
-        A domain without examples in the round is absent: its loss is 0, or it keeps its weight with
-        `freeze_absent_domains`. One whose examples are all trained on, and none measured, is not
+        A domain without examples in the round is absent: it keeps its weight, or its loss is 0 with
+        `absent_domains` "zero". One whose examples are all trained on, and none measured, is not
         absent, and nobody knows its loss: it keeps its weight. A round without any loss changes
         nothing. A weight that the update leaves positive stays positive: one that were rounded to 0
         could never grow again.
@@ -379,7 +406,7 @@ class LambdaAscent:
                 that are trained on, float32 [p].
             rate_factor: What gamma_lambda is multiplied by in this round; 1 if None.
         """
-        keeps_absent = self.options.freeze_absent_domains
+        keeps_absent = self.options.absent_domains == FREEZE
         known = counts > 0
         if measured is not None:
             known = measured > 0

@@ -74,7 +74,9 @@ class BaselineOptions(Settings):
         if found is None:
             return None
         if isinstance(found, str):
-            raise UserError(f"{flag}: expected {num_domains} numbers, one per domain, found {found!r}")
+            raise UserError(
+                f"{flag}: expected {num_domains} numbers, one per domain, found {found!r}"
+            )
         if len(found) != num_domains:
             raise UserError(
                 f"{flag}: expected {num_domains} numbers, one per domain, found {len(found)}"

@@ -170,7 +170,10 @@ def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
             f"FedAvg ({label or target})",
             {"algorithm": "fed_avg_target_only", "target_domain": target},
         ),
-        "agnostic_fed_avg": Arm("AgnosticFedAvg", {"algorithm": "agnostic_fed_avg"}),
+        # Section 4: "we set L to zero for that round".
+        "agnostic_fed_avg": Arm(
+            "AgnosticFedAvg", {"algorithm": "agnostic_fed_avg", "absent_domains": "zero"}
+        ),
     }
 
 

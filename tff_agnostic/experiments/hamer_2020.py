@@ -91,6 +91,8 @@ def _of_site(site: str) -> Arm:
 
 def _mixture(label: str, algorithm: str, sampling: str) -> Arm:
     sampled: dict[str, Any] = {} if sampling == "none" else {"budget": 2, "uniform_share": 0.0}
+    if algorithm == "afl_boost":
+        sampled["absent_domains"] = "zero"
     return Arm(
         label,
         {
@@ -118,6 +120,7 @@ STACKEXCHANGE = Experiment(
             {
                 **_TRAINED,
                 "algorithm": "agnostic_fed_avg",
+                "absent_domains": "zero",
                 "domain_learning_rate": 0.1,
                 "window": 10,
             },

@@ -71,7 +71,10 @@ DELTA_FL = Experiment(
             },
         ),
         "agnostic_fed_avg": _arm(
-            "AgnosticFedAvg of writer groups", "agnostic_fed_avg", domain_learning_rate=0.1
+            "AgnosticFedAvg of writer groups",
+            "agnostic_fed_avg",
+            domain_learning_rate=0.1,
+            absent_domains="zero",
         ),
         "theta_08": _delta_fl(0.8),
         "theta_05": _delta_fl(0.5),

@@ -44,6 +44,7 @@ ADULT = Experiment(
             "AgnosticFedAvg",
             {
                 "algorithm": "agnostic_fed_avg",
+                "absent_domains": "zero",
                 "client_learning_rate": 0.3,
                 "domain_learning_rate": 0.1,
             },
@@ -114,6 +115,7 @@ FASHION_MNIST = Experiment(
             "AgnosticFedAvg",
             {
                 "algorithm": "agnostic_fed_avg",
+                "absent_domains": "zero",
                 "client_learning_rate": 0.023,
                 "server_learning_rate": 0.0011,
                 "domain_learning_rate": 0.044,
@@ -173,7 +175,9 @@ TWO_DOMAIN_LM = Experiment(
         "fed_avg_documents": _target(_DOCUMENTS),
         "fed_avg_conversations": _target(_CONVERSATIONS),
         "fed_avg": Arm("L uniform", {"algorithm": "fed_avg"}),
-        "agnostic_fed_avg": Arm("L agnostic", {"algorithm": "agnostic_fed_avg"}),
+        "agnostic_fed_avg": Arm(
+            "L agnostic", {"algorithm": "agnostic_fed_avg", "absent_domains": "zero"}
+        ),
     },
     paper=PaperTable(
         source="Mohri et al. 2019, table 3 (Penn Treebank and Cornell movie dialogues)",

@@ -34,6 +34,7 @@ from tff_agnostic.data.data_warnings import (
 )
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.domain_weights import LambdaSet
+from tff_agnostic.domain_weights.ascent import FREEZE
 from tff_agnostic.domain_weights.sets import LambdaSetOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
@@ -258,7 +259,7 @@ def rare_domains(task: Task, spec: RunSpec) -> list[Remark]:
     counts, config = training_counts(task).counts, spec.config
     if counts is None or not moves_lambda(spec.algorithm):
         return []
-    keeps = spec.algorithm.freeze_absent_domains
+    keeps = spec.algorithm.absent_domains == FREEZE
     return rarely_present(
         counts,
         task.domain_names,

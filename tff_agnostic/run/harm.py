@@ -12,7 +12,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, Remark
-from tff_agnostic.domain_weights.ascent import LAMBDA, LambdaOptions
+from tff_agnostic.domain_weights.ascent import FREEZE, LAMBDA, LambdaOptions
 from tff_agnostic.errors import some_of
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import tf
@@ -39,9 +39,7 @@ def moves_lambda(algorithm: Any) -> bool:
 
 def keeping_absent(algorithm: LambdaOptions) -> list[str]:
     """Returns how to keep lambda of a domain in rounds without it; empty if it is kept already."""
-    if algorithm.freeze_absent_domains or algorithm.lambda_set != "simplex":
-        return []
-    return ["--freeze_absent_domains keeps it"]
+    return [] if algorithm.absent_domains == FREEZE else ["--absent_domains=freeze keeps it"]
 
 
 def last_lambda(

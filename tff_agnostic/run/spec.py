@@ -38,13 +38,20 @@ from tff_agnostic.run.options import (
     with_absolute_paths,
     without_effect,
 )
-from tff_agnostic.settings import Settings, check_effective, flag_of, flag_text, make
+from tff_agnostic.settings import (
+    Settings,
+    check_effective,
+    flag_of,
+    flag_text,
+    make,
+    without_aliases,
+)
 from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_flags
 from tff_agnostic.tasks.task import DATA, Task, TaskContext, option_flag
 
 PLACES_OF_DATA = ("data_dir", "data")
 # Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
-FORMAT = 9
+FORMAT = 10
 # Said first where runs differ.
 _CHIEF = ("task", "algorithm", "aggregation")
 # What a run that goes on may have otherwise, and what is told of it.
@@ -202,6 +209,8 @@ def resolve(
         dict(tuned),
         *layers[2:],
     )
+    known = algorithm_of_flag(name).options
+    given, shared = without_aliases(known, given), without_aliases(known, shared)
     rounds = values.get("rounds", RunConfig.rounds)
     given = tabulated(given, rounds)
     values = ChainMap({"algorithm": name}, given, tabulated(shared, rounds), *values.maps[3:])
@@ -236,6 +245,8 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
             raise UserError(f"--{flag}: expected a text, found {flags[flag]!r:.100}")
     is_of_now = flags.get("format", 1) == FORMAT
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
+    if not is_of_now:
+        values = without_aliases(algorithm_of_flag(flags["algorithm"]).options, values)
     task, options = task_of_flags(flags, is_of_now)
     config = make(RunConfig, complete(RunConfig, values, is_of_now))
     aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
