@@ -84,8 +84,8 @@ def setting(
             each time), `short` (its help on a page of many flags, where that is shorter),
             `required` (what has to be given), `repeated` (of texts: the flag may be
             given several times), `alias` (another setting, and its values by those of this one,
-            which is an earlier name of it and not stored), `or_text` (of numbers: a text that is none is kept as it is), and
-            `also` (types that callers in Python may give instead).
+            which is an earlier name of it and not stored), `or_text` (of numbers: a text that is
+            none is kept as it is), and `also` (types that callers in Python may give instead).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}

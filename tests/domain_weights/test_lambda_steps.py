@@ -216,3 +216,17 @@ def test_present_domains_may_have_next_to_nothing_to_share():
     # Nothing but the next round in which the third is present as well can give them more.
     lambda_ = _moved(options, lambda_, _f32(1, 0, 0), _f32(1, 1, 1), 100)
     assert lambda_[0] > 0.99
+
+
+def test_in_a_box_the_loss_of_an_absent_domain_is_the_mean_of_the_others():
+    box = LambdaOptions(lambda_set="box", lambda_upper=(0.6,), domain_learning_rate=0.5)
+    lambda_ = _f32(0.1, 0.4, 0.5)
+    found = _next(box, lambda_, _f32(2.0, 0.0, 1.0), _f32(3, 0, 1))
+    # (0.1 * 2 + 0.5 * 1) / 0.6
+    expected = lambda_ * np.exp(0.5 * np.array([2.0, 7 / 6, 1.0]))
+    np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-6)
+
+
+def test_the_earlier_name_is_forgotten_once_it_is_understood():
+    assert LambdaOptions(freeze_absent_domains=False) == LambdaOptions(absent_domains="zero")
+    assert LambdaOptions(freeze_absent_domains=True) == LambdaOptions()

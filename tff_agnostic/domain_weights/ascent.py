@@ -313,9 +313,9 @@ class LambdaOptions(LambdaSetOptions):
     )
     absent_domains: Optional[str] = setting(
         None,
-        "What becomes of lambda of a domain that is absent from a round: it stays as it is (freeze; "
-        "in a box, a ball or a hull, and in a mean, its loss is that of the others), or its loss "
-        "counts as 0 (zero). If not given, freeze, but in Stochastic-AFL with unbiased losses zero.",
+        "What becomes of lambda of a domain that is absent from a round: it stays as it is, or in "
+        "other sets than the simplex the domain has the mean loss of the others (freeze); or its "
+        "loss counts as 0 (zero). If not given, freeze; zero in Stochastic-AFL, if unbiased.",
         choices=ABSENT_DOMAINS,
         as_before=ZERO,
     )
