@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from tff_agnostic.errors import UserError
@@ -50,8 +50,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return name in self._entries
 
     def _suggestion(self, name: str) -> str:
-        names = ", ".join(self._entries)
-        nearest = difflib.get_close_matches(name, self._entries, n=2, cutoff=0.5)
-        if nearest:
-            return f"did you mean {' or '.join(nearest)}? valid names: {names}"
-        return f"valid names: {names}"
+        return f"{did_you_mean(name, self._entries)}valid names: {', '.join(self._entries)}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Returns "did you mean NAME? " of the nearest names, nothing if none is near."""
+    nearest = difflib.get_close_matches(name, list(names), n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(nearest)}? " if nearest else ""

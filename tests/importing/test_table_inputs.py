@@ -81,7 +81,7 @@ def test_missing_values(tmp_path, rule, numbers, jobs):
 def test_missing_values_are_bad_records_unless_a_rule_is_given(tmp_path):
     path = _csv(tmp_path, _ROWS[:2])
     assert refused("csv", path, feature_columns=("age",), **_COLUMNS) == (
-        "rows.csv:3: expected numbers as features, found '' as number 1 (set "
+        "rows.csv:3: expected numbers as features, found '' in age (set "
         "--missing_values to accept missing ones)"
     )
     empty = _csv(tmp_path, [{**_ROWS[0], "job": ""}])

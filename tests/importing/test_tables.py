@@ -248,9 +248,9 @@ def test_csv_that_is_none(tmp_path, case):
 def test_csv_in_another_encoding(tmp_path):
     path = _csv(tmp_path, "who,where,text\na,x,caf\u00e9\n", "latin-1")
     message = f"{path}: expected UTF-8, found byte 0xe9 at offset 22"
-    assert refused("csv", path, **_TEXT) == message
+    assert refused("csv", path, **_TEXT).startswith(message)
     path = _csv(tmp_path, "who,where,text\na,x,one\n", "utf-16")
-    assert refused("csv", path, **_TEXT) == f"{path}: expected UTF-8, found byte 0xff at offset 0"
+    assert refused("csv", path, **_TEXT).startswith(f"{path}: expected UTF-8, found byte 0xff at offset 0")
 
 
 def test_csv_that_is_cut_off(tmp_path):
@@ -267,7 +267,7 @@ def test_a_feature_that_is_no_number(tmp_path):
     path = _csv(tmp_path, "who,where,a,b,y\na,x,1,two,0\n")
     message = refused("csv", path, **_NUMBERS)
     assert message == (
-        "rows.csv:2: expected numbers as features, found 'two' as number 2 (--categorical_columns "
+        "rows.csv:2: expected numbers as features, found 'two' in b (--categorical_columns "
         "is for names)"
     )
 
@@ -308,6 +308,55 @@ def test_parquet_with_missing_values(tmp_path):
     path = _write("parquet", tmp_path, [_ROWS[0], {**_ROWS[1], "a": None}])
     message = refused("parquet", path, **_NUMBERS)
     assert message == (
-        "rows.parquet row 2: expected numbers as features, found None as number 1 "
+        "rows.parquet row 2: expected numbers as features, found None in a "
         "(set --missing_values to accept missing ones)"
     )
+
+
+_HEADER = "who,where,a,b,y\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [("cp1252", "José"), ("latin-1", "José"), ("utf-16", "Zoë 李"), ("utf-8", "Zoë 李")],
+)
+def test_encodings(tmp_path, encoding, name):
+    path = tmp_path / "rows.csv"
+    # The low byte of this letter is that of a line's end: lines are not found among bytes.
+    odd = "Ċ" if encoding in ("utf-8", "utf-16") else "Z"
+    path.write_bytes(f"{_HEADER}{name},{odd},1,2,0\r\nann,x,3,4,1\r\n".encode(encoding))
+    examples, _ = read("csv", path, encoding=encoding, **_NUMBERS)
+    assert [(e.record.client, e.record.domain) for e in examples] == [(name, odd), ("ann", "x")]
+    assert [e.record.features["label"] for e in examples] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "sign"), [("semicolon", ";"), (";", ";"), ("tab", "\t"), ("|", "|"), ("~", "~")]
+)
+def test_delimiters(tmp_path, delimiter, sign):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{_HEADER}ann,x,1.5,2,0\n".replace(",", sign))
+    examples, _ = read("csv", path, delimiter=delimiter, **_NUMBERS)
+    np.testing.assert_array_equal(examples[0].record.features["x"], np.array([1.5, 2], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "expected"),
+    [
+        (_HEADER.replace(",", ";"), {}, "(--delimiter=semicolon takes them apart)"),
+        (_HEADER, {"feature_columns": ("a", "bb")}, "(did you mean b?)"),
+        (f"{_HEADER}ann,x,1,,0\n", {}, "found '' in b (set --missing_values"),
+        (f'{_HEADER}ann,x,"1,400",2,0\n', {}, "found '1,400' in a (write numbers without signs"),
+        (f"{_HEADER}ann,x,1,inf,0\n", {}, "expected finite features, found inf in b"),
+        (f"{_HEADER}ann,x,1,2,\n", {}, "expected a label, found '' (--bad_records=skip"),
+        (f"{_HEADER}José,x,1,2,0\n", {}, "(CSV and JSON Lines: --encoding=cp1252"),
+        (_HEADER, {"encoding": "utf-16"}, "expected text in utf-16 (--encoding), found other"),
+        (_HEADER, {"delimiter": ";;"}, "--delimiter: expected one sign, or tab, semicolon"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said_with_what_mends_it(
+    tmp_path, content, options, expected
+):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content.encode("latin-1"))
+    assert expected in refused("csv", path, **{**_NUMBERS, **options})

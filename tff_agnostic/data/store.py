@@ -28,6 +28,8 @@ _TFF_TABLES = {
 _PATIENCE = 5.0
 # Rows that are looked at without an index.
 _MAX_SCANNED = 1_000_000
+# How a file of SQLite begins.
+_SQLITE = b"SQLite format 3\0"
 
 
 class Store:
@@ -212,9 +214,18 @@ class Store:
                 raise UserError(f"{self.path}: another process is writing to the store") from e
             raise UserError(f"{self.path}: cannot read the store: {e}") from e
         except sqlite3.DatabaseError as e:
+            if self._is_another_file():
+                raise UserError(
+                    f"{self.path}: expected a client store, found another file (./run import_data "
+                    "makes a store of tables, texts and images)"
+                ) from e
             raise UserError(
                 f"{self.path}: expected an SQLite file, found a damaged one: {e}"
             ) from e
+
+    def _is_another_file(self) -> bool:
+        with open(self.path, "rb") as file:
+            return file.read(len(_SQLITE)) != _SQLITE
 
     def _check_file(self) -> None:
         if not self.path.is_file():

@@ -204,12 +204,14 @@ def vector_of(
     values: Sequence[Any],
     shape: tuple[int, ...],
     place: str,
+    columns: Sequence[str] = (),
     hint: Callable[[Any], str] = lambda value: "",
 ) -> np.ndarray:
     """Returns numbers, or texts of numbers, as float32 of a shape; a vector if the shape is ().
 
     Args:
         place: Their record, for messages.
+        columns: The column of each value, for messages; without, its number is named.
         hint: From a value that is no number to the end of the message about it.
 
     Raises:
@@ -222,14 +224,23 @@ def vector_of(
         raise RecordError(
             place,
             "feature that is no number",
-            f"expected numbers as features, found {values[at]!r} as number {at + 1}"
+            f"expected numbers as features, found {values[at]!r} {_at(at, columns)}"
             f"{hint(values[at])}",
         ) from None
-    return check_finite(_shaped(vector, shape, place), place)
+    return check_finite(_shaped(vector, shape, place), place, columns)
 
 
-def check_finite(features: np.ndarray, place: str) -> np.ndarray:
+def _at(position: int, columns: Sequence[str]) -> str:
+    return f"in {columns[position]}" if position < len(columns) else f"as number {position + 1}"
+
+
+def check_finite(features: np.ndarray, place: str, columns: Sequence[str] = ()) -> np.ndarray:
     """Returns the features.
+
+    Args:
+        features: Numbers, of any shape.
+        place: Their record, for messages.
+        columns: The column of each number; without, its position is named.
 
     Raises:
         RecordError: If one is NaN or infinite.
@@ -239,7 +250,7 @@ def check_finite(features: np.ndarray, place: str) -> np.ndarray:
         raise RecordError(
             place,
             "feature that is not finite",
-            f"expected finite features, found {features.ravel()[at]} as number {at + 1}",
+            f"expected finite features, found {features.ravel()[at]} {_at(at, columns)}",
         )
     return features
 
@@ -305,13 +316,21 @@ class Labels:
             raise UserError(f"--class_names: expected different names, found {','.join(names)}")
         self._are_classes = options.are_classes
         self._names: Mapping[str, int] = {name: i for i, name in enumerate(names)}
+        self._missing = MissingValues(options)
 
     def number_of(self, value: Any, place: str) -> Union[int, float]:
         """Returns the number of a class, an int, or a label that is a number itself, a float.
 
         Raises:
-            RecordError: If there is no such class, or the value is no finite number.
+            RecordError: If there is no such class, or the value is no finite number, or is missing.
         """
+        if self._missing.is_missing(value) and value not in self._names:
+            raise RecordError(
+                place,
+                "missing label",
+                f"expected a label, found {value!r} (--bad_records=skip leaves out records without "
+                "one)",
+            )
         return self.class_of(value, place) if self._are_classes else _real_number(value, place)
 
     def class_of(self, value: Any, place: str) -> int:

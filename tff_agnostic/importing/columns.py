@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -20,13 +21,16 @@ from tff_agnostic.importing.cells import (
     image_of,
     vector_of,
 )
-from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
+from tff_agnostic.importing.options import DELIMITERS, SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import ReadLog, RecordError, SourceExample
 from tff_agnostic.importing.text import Normalizer
+from tff_agnostic.registry import did_you_mean
 
 # So many cells, all of them numbers, are a column of numbers.
 _ENOUGH_NUMBERS = 100
 _RESERVED = (DOMAIN, LABEL, TOKENS)
+# Such as 1,400 and 1.400.000,5.
+_GROUPED_DIGITS = re.compile(r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?")
 
 # Where a row stands, and its values by column.
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
@@ -89,7 +93,18 @@ def check_columns(options: ImportOptions, found: Sequence[str], path: Path) -> N
         if found.count(name) != 1:
             raise UserError(
                 f"{path}: expected one column {name!r}, found {', '.join(found) or 'no columns'}"
+                f"{_column_hint(name, found)}"
             )
+
+
+def _column_hint(name: str, found: Sequence[str]) -> str:
+    """Returns how the header may have to be read, or which column may be meant."""
+    if len(found) == 1:
+        for word, sign in DELIMITERS.items():
+            if sign in found[0]:
+                return f" (--delimiter={word} takes them apart)"
+    meant = "" if name in found else did_you_mean(name, found)
+    return f" ({meant.strip()})" if meant else ""
 
 
 class RowConverter:
@@ -270,9 +285,11 @@ class FeatureConverter:
     ) -> Value:
         values: list[Any] = []
         marks: list[float] = []
+        of_columns: list[str] = []
         for column in input_.columns:
             value = cell(row, column, place)
             entries = value if isinstance(value, list) else [value]
+            of_columns += [column] * len(entries)
             if self._missing.are_refused:
                 values += entries
                 continue
@@ -283,11 +300,13 @@ class FeatureConverter:
                 missing.append(column)
         if self._missing.are_marked:
             values += marks
-        return vector_of(values, self._shape, place, self._hint)
+        return vector_of(values, self._shape, place, of_columns, self._hint)
 
     def _hint(self, value: Any) -> str:
         if self._missing.are_refused and self._missing.is_missing(value):
             return " (set --missing_values to accept missing ones)"
+        if isinstance(value, str) and _GROUPED_DIGITS.fullmatch(value.strip()):
+            return " (write numbers without signs between thousands)"
         return " (--categorical_columns is for names)"
 
     def _category(self, column: str, row: Mapping[str, Any], place: str, missing: list[str]) -> str:

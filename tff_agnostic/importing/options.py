@@ -65,6 +65,18 @@ LABEL_KINDS: Registry[str] = Registry(
         "number": "any numbers, of which a model of your own (--task=custom) has a loss",
     },
 )
+UTF_8 = "utf-8"
+ENCODINGS: Registry[str] = Registry(
+    "encoding",
+    {
+        UTF_8: "Unicode, as nearly everything writes it today",
+        "utf-16": "Unicode in pairs of bytes, which begins with a byte-order mark",
+        "cp1252": "Western European, as Excel writes CSV",
+        "latin-1": "Western European, ISO 8859-1",
+    },
+)
+# What a flag calls signs that a shell makes hard to give.
+DELIMITERS = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|"}
 MISSING_VALUES: Registry[str] = Registry(
     "treatment of missing values",
     {
@@ -205,6 +217,18 @@ class ImportOptions:
     domains_file: Optional[str] = setting(
         None, "CSV with a line CLIENT,DOMAIN for each client.", only_with=_formats("leaf")
     )
+    delimiter: Optional[str] = setting(
+        None,
+        f"What stands between the columns of CSV: one sign, or {', '.join(DELIMITERS)}. [a comma; "
+        "in .tsv a tab]",
+        only_with=_formats("csv"),
+    )
+    encoding: str = setting(
+        UTF_8,
+        "How the text of a file is written.",
+        choices=ENCODINGS,
+        only_with=_formats("csv", "jsonl"),
+    )
     client_column: Optional[str] = setting(
         None, "Column with the client's id.", only_with=_formats(*_NAMED_COLUMNS)
     )
@@ -340,6 +364,11 @@ class ImportOptions:
         return self.max_record_mb * MB
 
     @property
+    def sign_between(self) -> str:
+        """What stands between columns, if --delimiter says it; otherwise empty."""
+        return DELIMITERS.get(self.delimiter or "", self.delimiter or "")
+
+    @property
     def are_classes(self) -> bool:
         """Whether labels are classes."""
         return self.label_kind == "class"
@@ -347,6 +376,13 @@ class ImportOptions:
     def __post_init__(self) -> None:
         """Raises a `UserError` that names the flag if a value is out of range."""
         settings.check_values(self)
+        if self.delimiter is not None and (
+            len(self.sign_between) != 1 or self.sign_between in '"\r\n'
+        ):
+            raise UserError(
+                f"--delimiter: expected one sign, or {', '.join(DELIMITERS)}, found "
+                f"{self.delimiter!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

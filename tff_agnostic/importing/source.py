@@ -12,14 +12,14 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Callable, Optional
+from typing import IO, Any, BinaryIO, Callable, Optional, cast
 
 import numpy as np
 
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import open_file
-from tff_agnostic.importing.options import FREE_MB, MB, ImportOptions
+from tff_agnostic.importing.options import FREE_MB, MB, UTF_8, ImportOptions
 
 _MAX_NEW = 100_000
 _BUFFER = 1 << 20
@@ -308,8 +308,27 @@ def reading_errors(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
 
 
-def decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file with their ends, without a byte-order mark."""
+def decoded_lines(file: IO[bytes], path: Path, encoding: str = UTF_8) -> Iterator[str]:
+    """Yields the lines of a text file with their ends, without a byte-order mark.
+
+    Args:
+        path: Its name, for messages.
+        encoding: A name of `ENCODINGS`.
+    """
+    if encoding == UTF_8:
+        yield from _utf8_lines(file, path)
+        return
+    # Bytes of a line's end may be parts of other characters: lines are found in the text.
+    with io.TextIOWrapper(cast(BinaryIO, file), encoding, newline="") as lines:
+        try:
+            yield from lines
+        except UnicodeError as e:
+            raise UserError(
+                f"{path}: expected text in {encoding} (--encoding), found other bytes ({e})"
+            ) from e
+
+
+def _utf8_lines(file: IO[bytes], path: Path) -> Iterator[str]:
     offset, number = 0, 0
     while line := file.readline():
         number += 1
@@ -323,7 +342,10 @@ def decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
 
 def not_utf8(path: Path, offset: int, byte: int) -> UserError:
     """Returns the error for a byte that is not UTF-8."""
-    return UserError(f"{path}: expected UTF-8, found byte 0x{byte:02x} at offset {offset}")
+    return UserError(
+        f"{path}: expected UTF-8, found byte 0x{byte:02x} at offset {offset} (CSV and JSON Lines: "
+        "--encoding=cp1252 for what Excel writes, or utf-16)"
+    )
 
 
 def input_paths(names: Sequence[str]) -> list[Path]:

@@ -64,12 +64,13 @@ def _table_format(summary: str, suffixes: Sequence[str], rows_of: _Rows) -> Form
 def _csv_rows(
     options: ImportOptions, path: Path, name: str, log: ReadLog
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    separator = "\t" if ".tsv" in path.suffixes else ","
+    separator = options.sign_between or ("\t" if ".tsv" in path.suffixes else ",")
     with (
         csv_field_limit(options.max_record_bytes),
         source.open_input(path, options, log) as file,
     ):
-        lines = csv.reader(source.decoded_lines(file, path), delimiter=separator, strict=True)
+        texts = source.decoded_lines(file, path, options.encoding)
+        lines = csv.reader(texts, delimiter=separator, strict=True)
         try:
             header = next(lines, [])
             _check_header(options, header, path)
@@ -119,7 +120,8 @@ def _jsonl_rows(
     options: ImportOptions, path: Path, name: str, log: ReadLog
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     with source.open_input(path, options, log) as file:
-        for number, line in enumerate(source.decoded_lines(file, path), start=1):
+        texts = source.decoded_lines(file, path, options.encoding)
+        for number, line in enumerate(texts, start=1):
             file.end_record()
             if line.isspace():
                 continue
