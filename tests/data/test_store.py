@@ -175,7 +175,7 @@ def _without(sql):
     [
         (_truncated, "expected an SQLite file, found a damaged one"),
         (_overwritten, "expected an SQLite file, found a damaged one"),
-        (_text_file, "expected an SQLite file, found a damaged one"),
+        (_text_file, "expected a client store, found another file (./run import_data"),
         (lambda path: path.unlink(), "--data: expected a client store, found no file at"),
         (lambda path: path.write_bytes(b""), "expected a client store with the table examples"),
         (_without("DROP TABLE client_metadata"), "expected a client store with the table client_m"),

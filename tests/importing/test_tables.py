@@ -250,7 +250,9 @@ def test_csv_in_another_encoding(tmp_path):
     message = f"{path}: expected UTF-8, found byte 0xe9 at offset 22"
     assert refused("csv", path, **_TEXT).startswith(message)
     path = _csv(tmp_path, "who,where,text\na,x,one\n", "utf-16")
-    assert refused("csv", path, **_TEXT).startswith(f"{path}: expected UTF-8, found byte 0xff at offset 0")
+    assert refused("csv", path, **_TEXT).startswith(
+        f"{path}: expected UTF-8, found byte 0xff at offset 0"
+    )
 
 
 def test_csv_that_is_cut_off(tmp_path):
@@ -349,7 +351,7 @@ def test_delimiters(tmp_path, delimiter, sign):
         (f'{_HEADER}ann,x,"1,400",2,0\n', {}, "found '1,400' in a (write numbers without signs"),
         (f"{_HEADER}ann,x,1,inf,0\n", {}, "expected finite features, found inf in b"),
         (f"{_HEADER}ann,x,1,2,\n", {}, "expected a label, found '' (--bad_records=skip"),
-        (f"{_HEADER}José,x,1,2,0\n", {}, "(CSV and JSON Lines: --encoding=cp1252"),
+        (f"{_HEADER}José,x,1,2,0\n", {}, "(--encoding=cp1252 is for what Excel"),
         (_HEADER, {"encoding": "utf-16"}, "expected text in utf-16 (--encoding), found other"),
         (_HEADER, {"delimiter": ";;"}, "--delimiter: expected one sign, or tab, semicolon"),
     ],

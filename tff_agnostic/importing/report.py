@@ -15,8 +15,10 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.data.data_warnings import Remark, cut_words, domains_without, share, small_domains
+from tff_agnostic.data.store_format import description_from_json
 from tff_agnostic.data.texts import SEQUENCE_LENGTH
 from tff_agnostic.importing.cells import CategorySummary
+from tff_agnostic.importing.contents import Contents, contents_of, large_clients
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.splits import TRAIN, Stratum, parse_shares
@@ -177,6 +179,7 @@ class ImportReport:
         missing: How many examples lack the value of a column, by column.
         client_sizes: Examples of the training clients.
         sentence_lengths: Words of the sentences to train on, in a text store.
+        contents: Classes and copies of the examples.
         remarks: Warnings for whoever trains on it.
     """
 
@@ -192,6 +195,7 @@ class ImportReport:
     missing: Mapping[str, int]
     client_sizes: Sizes
     sentence_lengths: Optional[Sizes]
+    contents: Contents
     remarks: Sequence[Remark]
 
     def text(self) -> str:
@@ -199,6 +203,9 @@ class ImportReport:
         parts = [self._counts_table()]
         if len(self._domains()) > 1:
             parts.append(self._overlap_table())
+        classes = self.contents.classes and self.contents.classes.table()
+        if classes:
+            parts.append(classes)
         left_out = [[reason, count] for reason, count in self.skipped.items()]
         if self.clients_without_examples:
             left_out.append(["clients without a kept example", self.clients_without_examples])
@@ -234,6 +241,8 @@ class ImportReport:
             "missing": dict(self.missing),
             "client_sizes": dataclasses.asdict(self.client_sizes),
             "sentence_lengths": self.sentence_lengths and dataclasses.asdict(self.sentence_lengths),
+            "classes": self.contents.classes and self.contents.classes.to_json(),
+            "copies": self.contents.copies and self.contents.copies._asdict(),
             "remarks": [remark.to_json() for remark in self.remarks],
         }
 
@@ -313,6 +322,14 @@ def summarise(
         sizes = dict(db.execute(_CLIENT_SIZES, [TRAIN]))
         lengths = dict(db.execute(_SENTENCE_LENGTHS, [TRAIN]))
         words = dict(db.execute("SELECT word, count FROM vocabulary"))
+        ((description,),) = db.execute("SELECT description FROM tff_agnostic")
+        contents = contents_of(db, description_from_json(description))
+        of_clients = large_clients(
+            db.execute(
+                "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
+                [TRAIN],
+            )
+        )
     examples = {
         name: {domain: n.examples for domain, n in split.domains.items()}
         for name, split in splits.items()
@@ -322,6 +339,9 @@ def summarise(
     remarks = [
         *domain_remarks(examples, wanted, options.min_domain_examples),
         *large_units(strata, options),
+        *of_clients,
+        *(contents.classes.remarks() if contents.classes else []),
+        *(contents.copies.remarks() if contents.copies else []),
         *sentence_remarks(lengths),
         *markup_remarks(words, options),
     ]
@@ -338,6 +358,7 @@ def summarise(
         missing=dict(log.missing.most_common()),
         client_sizes=Sizes.of(sizes),
         sentence_lengths=Sizes.of(lengths) if lengths else None,
+        contents=contents,
         remarks=remarks,
     )
 

@@ -22,6 +22,9 @@ from tff_agnostic.files import open_file
 from tff_agnostic.importing.options import FREE_MB, MB, UTF_8, ImportOptions
 
 _MAX_NEW = 100_000
+_OTHER_ENCODINGS = (
+    " (--encoding=cp1252 is for what Excel writes, utf-16 for Unicode in pairs of bytes)"
+)
 _BUFFER = 1 << 20
 # Of a compressed file. What was read of it decides how much it may have unpacked to by then: a
 # large piece would let a bomb go on for long.
@@ -308,15 +311,15 @@ def reading_errors(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
 
 
-def decoded_lines(file: IO[bytes], path: Path, encoding: str = UTF_8) -> Iterator[str]:
+def decoded_lines(file: IO[bytes], path: Path, encoding: Optional[str] = None) -> Iterator[str]:
     """Yields the lines of a text file with their ends, without a byte-order mark.
 
     Args:
         path: Its name, for messages.
-        encoding: A name of `ENCODINGS`.
+        encoding: A name of `ENCODINGS`; None where it can only be UTF-8.
     """
-    if encoding == UTF_8:
-        yield from _utf8_lines(file, path)
+    if encoding in (None, UTF_8):
+        yield from _utf8_lines(file, path, "" if encoding is None else _OTHER_ENCODINGS)
         return
     # Bytes of a line's end may be parts of other characters: lines are found in the text.
     with io.TextIOWrapper(cast(BinaryIO, file), encoding, newline="") as lines:
@@ -328,24 +331,21 @@ def decoded_lines(file: IO[bytes], path: Path, encoding: str = UTF_8) -> Iterato
             ) from e
 
 
-def _utf8_lines(file: IO[bytes], path: Path) -> Iterator[str]:
+def _utf8_lines(file: IO[bytes], path: Path, hint: str) -> Iterator[str]:
     offset, number = 0, 0
     while line := file.readline():
         number += 1
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as e:
-            raise not_utf8(path, offset + e.start, line[e.start]) from e
+            raise not_utf8(path, offset + e.start, line[e.start], hint) from e
         yield text[1:] if number == 1 and text.startswith("\ufeff") else text
         offset += len(line)
 
 
-def not_utf8(path: Path, offset: int, byte: int) -> UserError:
+def not_utf8(path: Path, offset: int, byte: int, hint: str = "") -> UserError:
     """Returns the error for a byte that is not UTF-8."""
-    return UserError(
-        f"{path}: expected UTF-8, found byte 0x{byte:02x} at offset {offset} (CSV and JSON Lines: "
-        "--encoding=cp1252 for what Excel writes, or utf-16)"
-    )
+    return UserError(f"{path}: expected UTF-8, found byte 0x{byte:02x} at offset {offset}{hint}")
 
 
 def input_paths(names: Sequence[str]) -> list[Path]:

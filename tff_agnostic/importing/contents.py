@@ -1,0 +1,311 @@
+"""What the examples of a finished store hold: classes by domain, large clients, and copies."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sqlite3
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+from tabulate import tabulate
+
+from tff_agnostic.data.data_warnings import Remark, share
+from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, StoreDescription
+from tff_agnostic.errors import some_of
+
+TEST = "test"
+# A wider table cannot be read; the JSON report has every class.
+_MAX_CLASSES = 10
+_MAX_ROWS = 60
+_MAX_NAMES = 5
+# A client with more of a domain's examples is named, if it is also so many times the mean client.
+_LARGE_SHARE = 0.2
+_TIMES_THE_MEAN = 2
+# Fewer copies may be chance, where features have few values.
+_MANY_COPIES = 0.01
+# Each takes 16 bytes of memory: 320 MB.
+_MAX_COUNTED = 20_000_000
+_DIGEST_BYTES = 8
+
+
+class ClassCounts(NamedTuple):
+    """How many examples of each class there are.
+
+    Attributes:
+        num_classes: K; labels are below it.
+        class_names: Names of the classes, if they have any.
+        counts: By split, then domain, then class; of a class without examples there is none.
+    """
+
+    num_classes: int
+    class_names: Optional[Sequence[str]]
+    counts: Mapping[str, Mapping[str, Mapping[int, int]]]
+
+    def name(self, label: int) -> str:
+        """Returns the name of a class; its number, if it has none."""
+        return str(label) if self.class_names is None else self.class_names[label]
+
+    def table(self) -> Optional[str]:
+        """Returns the counts for people; None where there are too many to read."""
+        rows = [
+            [
+                split,
+                domain,
+                *(classes.get(k, 0) for k in range(min(self.num_classes, _MAX_CLASSES))),
+            ]
+            for split, domains in self.counts.items()
+            for domain, classes in domains.items()
+        ]
+        if self.num_classes > _MAX_CLASSES or len(rows) > _MAX_ROWS:
+            return None
+        headers = ["split", "domain", *map(self.name, range(self.num_classes))]
+        return "Examples of each class:\n" + tabulate(rows, headers=headers)
+
+    def to_json(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Returns them by split, domain and class, without zeros."""
+        return {
+            split: {
+                domain: {self.name(k): classes[k] for k in sorted(classes)}
+                for domain, classes in domains.items()
+            }
+            for split, domains in self.counts.items()
+        }
+
+    def remarks(self) -> list[Remark]:
+        """Returns warnings about classes that cannot be learnt, or that nobody has."""
+        return [*self._one_class(), *self._unused(), *self._not_in_train()]
+
+    def _one_class(self) -> list[Remark]:
+        present = {k for classes in self.counts.get(TRAIN, {}).values() for k in classes}
+        if len(present) != 1:
+            return []
+        name = self.name(*present)
+        return [
+            Remark(
+                "one_class",
+                f"All examples of train are of class {name}: there is nothing to tell apart.",
+                {"class": name},
+            )
+        ]
+
+    def _unused(self) -> list[Remark]:
+        used = {
+            k for domains in self.counts.values() for classes in domains.values() for k in classes
+        }
+        unused = self.num_classes - len(used)
+        if not unused:
+            return []
+        first = itertools.islice((k for k in range(self.num_classes) if k not in used), _MAX_NAMES)
+        some = [self.name(k) for k in first]
+        more = f" and {unused - len(some)} more" if unused > len(some) else ""
+        return [
+            Remark(
+                "unused_classes",
+                f"{unused} of {self.num_classes} classes have no example: {', '.join(some)}{more}; "
+                "a model has an output for each. Classes count from 0; --class_names=A,B gives "
+                "values of the file their numbers.",
+                {"unused": unused, "classes": self.num_classes, "some": some},
+            )
+        ]
+
+    def _not_in_train(self) -> list[Remark]:
+        train, found = self.counts.get(TRAIN, {}), {}
+        for domain, tested in self.counts.get(TEST, {}).items():
+            # Of a domain without any training example another warning speaks.
+            missing = {
+                self.name(k): n for k, n in tested.items() if k not in train.get(domain, tested)
+            }
+            if missing:
+                found[domain] = missing
+        if not found:
+            return []
+        some = [
+            f"{domain} ({', '.join(f'{name}: {n}' for name, n in classes.items())})"
+            for domain, classes in found.items()
+        ]
+        return [
+            Remark(
+                "classes_not_in_train",
+                f"In {len(found)} domains a class is in test and not in train: "
+                f"{some_of(some, _MAX_NAMES)}. Results there say little of the training; "
+                "--split_by=example or another --seed divides differently.",
+                {"domains": found},
+            )
+        ]
+
+
+class Copies(NamedTuple):
+    """Examples that are there more than once, with all their features, label and domain.
+
+    Attributes:
+        of_client: By split: examples that the same client has before.
+        in_train: By other split: examples that train has, too.
+        examples: By split: all examples.
+    """
+
+    of_client: Mapping[str, int]
+    in_train: Mapping[str, int]
+    examples: Mapping[str, int]
+
+    def remarks(self) -> list[Remark]:
+        """Returns warnings about many copies."""
+        found = []
+        copies, total = sum(self.of_client.values()), sum(self.examples.values())
+        if copies >= _MANY_COPIES * total:
+            found.append(
+                Remark(
+                    "copies",
+                    f"{share(copies, total)} of the examples ({copies} of {total}) are copies of "
+                    "another example of their client.",
+                    {"copies": copies, "examples": total},
+                )
+            )
+        for split, n in self.in_train.items():
+            of_split = self.examples[split]
+            if n >= _MANY_COPIES * of_split:
+                found.append(
+                    Remark(
+                        "copies_in_train",
+                        f"{share(n, of_split)} of the examples of {split} ({n} of {of_split}) are "
+                        "in train, too: results on them are too good.",
+                        {"split": split, "copies": n, "examples": of_split},
+                    )
+                )
+        return found
+
+
+class Contents(NamedTuple):
+    """What the examples of a store hold.
+
+    Attributes:
+        classes: Counts of classes; None where labels count none.
+        copies: None of texts without labels, whose sentences come again and again, and of too many
+            examples to remember.
+    """
+
+    classes: Optional[ClassCounts]
+    copies: Optional[Copies]
+
+
+def contents_of(database: sqlite3.Connection, description: StoreDescription) -> Contents:
+    """Returns what the examples of a finished store hold, in one pass over them."""
+    if LABEL not in description.features:
+        return Contents(None, None)
+    # Imported here: other imports' reports do not need it.
+    from tensorflow.core.example import example_pb2
+
+    num_classes = description.num_classes
+    counts: Counter[tuple[str, str, int]] = Counter()
+    seen = _Seen()
+    example = example_pb2.Example()
+    for split, client, proto in database.execute(
+        "SELECT split_name, client_id, serialized_example_proto FROM examples"
+    ):
+        seen.add(split, client, proto)
+        if num_classes is not None:
+            example.ParseFromString(proto)
+            features = example.features.feature
+            domain = features[DOMAIN].bytes_list.value[0].decode()
+            counts[split, domain, features[LABEL].int64_list.value[0]] += 1
+    classes = None
+    if num_classes is not None:
+        classes = ClassCounts(num_classes, description.class_names, _nested(counts))
+    return Contents(classes, seen.copies())
+
+
+def _nested(
+    counts: Mapping[tuple[str, str, int], int],
+) -> dict[str, dict[str, dict[int, int]]]:
+    nested: dict[str, dict[str, dict[int, int]]] = {}
+    for split, domain, label in sorted(counts, key=lambda key: (key[0] != TRAIN, key)):
+        nested.setdefault(split, {}).setdefault(domain, {})[label] = counts[split, domain, label]
+    return nested
+
+
+class _Seen:
+    """Counts copies among digests of examples: two of ten million are the same once in 300,000."""
+
+    def __init__(self) -> None:
+        self._examples: dict[str, array[int]] = {}
+        self._of_clients: dict[str, array[int]] = {}
+        self._left = _MAX_COUNTED
+
+    def add(self, split: str, client: str, proto: bytes) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self._examples, self._of_clients = {}, {}
+            return
+        key = client.encode("utf-8", "surrogatepass") + b"\0"
+        self._examples.setdefault(split, array("Q")).append(_digest(proto))
+        self._of_clients.setdefault(split, array("Q")).append(_digest(key, proto))
+
+    def copies(self) -> Optional[Copies]:
+        if self._left < 0:
+            return None
+        sizes = {split: len(digests) for split, digests in self._examples.items()}
+        of_client = {
+            split: len(digests) - len(np.unique(_numbers(digests)))
+            for split, digests in self._of_clients.items()
+        }
+        train = np.unique(_numbers(self._examples.get(TRAIN, array("Q"))))
+        in_train = {
+            split: int(np.count_nonzero(np.isin(_numbers(digests), train)))
+            for split, digests in self._examples.items()
+            if split != TRAIN
+        }
+        return Copies(of_client, in_train, sizes)
+
+
+def _digest(*parts: bytes) -> int:
+    digest = hashlib.blake2b(b"".join(parts), digest_size=_DIGEST_BYTES).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _numbers(digests: array[int]) -> np.ndarray:
+    return np.frombuffer(digests, np.uint64)
+
+
+def large_clients(
+    rows: Iterable[tuple[str, str, int]], times_the_mean: float = _TIMES_THE_MEAN
+) -> list[Remark]:
+    """Returns the warning about domains of which one training client has much.
+
+    Args:
+        rows: (client, domain, examples) of the training split.
+        times_the_mean: How many times the examples of the mean client are much.
+    """
+    totals: Counter[str] = Counter()
+    clients: Counter[str] = Counter()
+    largest: dict[str, tuple[int, str]] = {}
+    for client, domain, n in rows:
+        totals[domain] += n
+        clients[domain] += 1
+        largest[domain] = max(largest.get(domain, (0, "")), (n, client))
+    found = {
+        domain: {"client": client, "examples": n, "of": totals[domain]}
+        for domain, (n, client) in sorted(largest.items())
+        if n > _LARGE_SHARE * totals[domain]
+        and n * clients[domain] > times_the_mean * totals[domain]
+    }
+    if not found:
+        return []
+    some = some_of(
+        [
+            f"{domain} ({one['client']}: {one['examples']} of {one['of']})"
+            for domain, one in found.items()
+        ],
+        _MAX_NAMES,
+    )
+    return [
+        Remark(
+            "large_clients",
+            f"In {len(found)} of {len(totals)} domains one client has more than a fifth of the "
+            f"training examples: {some}; what is learnt there is mostly its own, and "
+            "--max_examples limits it.",
+            {"domains": found},
+        )
+    ]
