@@ -16,7 +16,7 @@ from tests.algorithms.references.fed_prox import fed_prox_round
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.q_fed_avg import q_fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss, size
-from tests.algorithms.references.term import term_round, tilted_loss, tilted_weights
+from tests.algorithms.references.term import term_round, tilted_weights
 from tests.computations.harness import random_client, run_rounds, single
 from tests.selection import usually
 from tff_agnostic.algorithms.fed_avg import takes_part
@@ -170,28 +170,6 @@ def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
     _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
-def test_the_update_of_a_client_falls_in_mu(streaming_runtime):
-    client = COHORTS[6][0]
-    norms = []
-    for mu in (0.0, 0.1, 1.0, 3.0):
-        case = _prox(mu)
-        training = streaming_runtime.training(case.build(), PlainSum())
-        _, report = training.next(training.initialize(), [client])
-        norms.append(float(report["finalizer"]["update_norm"]))
-    assert norms == sorted(norms, reverse=True)
-    assert norms[0] > 1.05 * norms[-1]
-
-
-def test_with_one_local_step_mu_has_no_effect(streaming_runtime):
-    models = []
-    for mu in (0.0, 5.0):
-        algorithm = build("fed_prox", mu=mu, client_epochs=1, batch_size=1000, shuffle=False)
-        training = streaming_runtime.training(algorithm, PlainSum())
-        models.append(run_rounds(training, COHORTS[:3])[0].algorithm.weights.trainable)
-    for one, other in zip(*models):
-        np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("factor", [1e-4, 1e3])
 def test_the_unit_of_losses_changes_no_update_of_q_ffl(streaming_runtime, factor):
     training = streaming_runtime.training(_q(5.0).build(), PlainSum())
@@ -283,19 +261,6 @@ def test_a_large_tilt_comes_to_train_the_client_with_the_largest_loss_or_the_sma
     alone = training.next(state, [chosen])[0].algorithm.weights.trainable
     for w, with_all, by_itself in zip(before, moved, alone):
         np.testing.assert_allclose(with_all - w, by_itself - w, rtol=0.02, atol=1e-6)
-
-
-def test_exponents_are_counted_from_the_mean_loss_by_the_rounds_weights(streaming_runtime):
-    tilt, clients = 2.0, COHORTS[0]
-    algorithm = _term(tilt).build()
-    training = streaming_runtime.training(algorithm, PlainSum())
-    state, _ = training.next(_at(training, algorithm, tilt=tilt, center=1.0), clients)
-    F, n = _losses(clients), [size(client) for client in clients]
-    expected = tilted_weights(F, n, tilt) @ F
-    assert float(state.algorithm.center) == pytest.approx(expected, rel=1e-5)
-    # Then the weights of the same losses sum to between the smallest p_k and 1.
-    log_sum = tilt * (tilted_loss(F, n, tilt) - expected)
-    assert np.log(min(n) / sum(n)) <= log_sum <= 0
 
 
 def test_secure_sums_of_term_stay_finite_and_come_back_from_far_off(streaming_runtime):

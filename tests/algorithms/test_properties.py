@@ -129,14 +129,6 @@ def test_an_empty_cohort_leaves_the_models(training, name):
     assert sum(report["clients"].values()) == 0
 
 
-def test_a_cohort_without_examples_leaves_the_models(training, name):
-    state = _started(training)
-    next_state, report = training.next(state, [empty_client(), empty_client()])
-    assert_identical(_main_model(name, next_state), _main_model(name, state))
-    _assert_finite((next_state, report))
-    assert report["clients"]["empty"] == 2
-
-
 def test_a_client_without_examples_adds_nothing_and_is_counted(training):
     state, clients = _started(training), cohort(6)
     expected, _ = training.next(state, clients)
@@ -180,14 +172,6 @@ def test_a_client_that_is_not_finite_adds_nothing_and_is_counted(training):
         assert_all_close(report["client_work"], expected_report["client_work"], rtol=1e-6)
         assert report["clients"]["non_finite"] == 1
         assert report["clients"]["contributed"] == expected_report["clients"]["contributed"]
-
-
-def test_a_cohort_of_clients_that_are_not_finite_leaves_the_models(training, name):
-    state = _started(training)
-    next_state, report = training.next(state, [spoiled_client(np.nan)] * 3)
-    assert_identical(_main_model(name, next_state), _main_model(name, state))
-    _assert_finite((next_state, report))
-    assert report["clients"]["non_finite"] == 3
 
 
 def test_every_client_is_counted_once(training):

@@ -72,17 +72,6 @@ def test_optional_settings_may_be_written_either_way(call, folder):
     assert outcome.status == 0, outcome
 
 
-_CHECK = "    def __post_init__(self):\n        super().__post_init__()\n"
-
-
-def test_checks_of_the_users_own(folder):
-    lines = f"{_POWER}\n\n{_CHECK}        assert self.size_power != 3"
-    write_by_size(folder / "mine.py", (_POWER, lines))
-    message = Caller(None).refused(folder, train, *_RUN, "--size_power=3")
-    assert message.startswith("mine.py: options fails: ") or "/mine.py: options fails: " in message
-    assert "assert self.size_power != 3" in message and "AssertionError" in message
-
-
 _NEXT_STATE = "return core.average_and_apply(optimizer, state, total.weighted_delta, total.beta)"
 _OUTPUT = "return output._replace(weighted_delta=delta, beta=beta)"
 

@@ -373,16 +373,3 @@ def test_default_folders_are_numbered_and_resume_takes_the_newest(call, folder):
         "toy_regression-agnostic_fed_avg-001",
         "toy_regression-agnostic_fed_avg-002",
     ]
-
-
-def test_resume_starts_where_there_is_nothing_to_go_on_with(call, folder):
-    outcome = call(train, *TOY, "--rounds=1", "--resume", "--algorithm=fed_avg")
-    assert outcome.status == 0, outcome
-    assert (folder / "runs" / "toy_regression-fed_avg-001" / "result.json").is_file()
-
-
-def test_a_flagfile_can_hold_the_flags(call, folder):
-    (folder / "toy.flags").write_text("\n".join(["# A remark.", *TOY, "--rounds=2"]) + "\n")
-    outcome = call(train, "--flagfile=toy.flags", "--rounds=1", "--output_dir=run")
-    assert outcome.status == 0, outcome
-    assert json.loads((folder / "run" / "config.json").read_text())["rounds"] == 1

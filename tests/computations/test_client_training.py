@@ -1,7 +1,6 @@
 """What one client computes and sends."""
 
 import dataclasses
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
 _SEED = np.array([1, 2], np.int32)
-_CLIENT_SEED = tf.constant(5, tf.int64)
 
 
 def _weights(seed: int = 0) -> ModelWeights:
@@ -62,33 +60,6 @@ def _output(model, alpha, weights, client, seed=_SEED, **options) -> TrainingOut
 
 def _update(client, alpha=(0.1, 0.2, 0.3, 0.4), **options) -> TrainingOutput:
     return _output(logistic_regression(4, 3), alpha, _weights(), client, **options)
-
-
-def test_beta_is_the_scaled_count_and_weighs_the_delta():
-    client = _client()
-    output = _update(client, batch_size=5)
-    counts = np.bincount(client["domain_id"], minlength=4)
-    np.testing.assert_allclose(output.beta, counts @ [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
-    trained, _ = local_sgd(
-        logistic_regression(4, 3),
-        LocalTrainingOptions(batch_size=5, shuffle=False),
-        _weights(),
-        single(client, _CLIENT_SEED),
-        np.array([0.1, 0.2, 0.3, 0.4], np.float32),
-        output.beta,
-    )
-    unshuffled = _update(client, batch_size=5, shuffle=False)
-    for delta, w, w_k in zip(unshuffled.weighted_delta, _weights().trainable, trained):
-        np.testing.assert_allclose(delta, output.beta * (w - w_k), rtol=1e-5, atol=1e-7)
-
-
-def test_losses_are_those_before_training():
-    client = _client()
-    output = _update(client, client_learning_rate=1.0, client_epochs=3)
-    sums = domain_sums(logistic_regression(4, 3), 4, _weights(), single(client))
-    assert_all_close(output.domain_losses, sums.losses)
-    assert_identical(output.domain_counts, sums.counts)
-    assert_all_close(output.metric_sums, OrderedDict(sums.metric_sums))
 
 
 def test_a_huge_learning_rate_is_dropped_when_it_overflows():
@@ -356,12 +327,6 @@ def test_domain_pass_does_not_depend_on_its_batch_size(batch_size):
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
     sums = domain_sums(model, 4, weights, single(client), batch_size=batch_size)
     assert_all_close(sums, domain_sums(model, 4, weights, single(client), batch_size=1000))
-
-
-def test_domain_pass_of_a_client_without_examples_is_zero():
-    sums = domain_sums(logistic_regression(4, 3), 4, _weights(), single(_client(size=0)))
-    for value in tf.nest.flatten(sums):
-        np.testing.assert_array_equal(value, np.zeros_like(value))
 
 
 def test_the_regularizer_is_part_of_every_examples_loss():

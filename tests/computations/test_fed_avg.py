@@ -7,7 +7,6 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.algorithms.cases import build
-from tests.computations import reference
 from tests.computations.harness import (
     EagerTraining,
     assert_all_close,
@@ -40,53 +39,6 @@ def _target_only(target: str, num_domains: int, **settings: Any) -> EagerTrainin
     problem = Problem.of_numbered_domains(logistic_regression(4, 3), num_domains)
     options = TargetOnlyOptions(target_domain=target, **settings)
     return EagerTraining(fed_avg_target_only(problem, options))
-
-
-def test_uniform_weighs_clients_by_their_examples():
-    training = _uniform(linear_model(initial=0.0), 2, client_learning_rate=1.0, batch_size=10)
-    cohort = [make_client([1, 1, 1], [0, 0, 1]), make_client([5], [1])]
-    state, metrics = training.next(training.initialize(), cohort)
-    # Steps by the mean gradient of each client, 1 and 5, weighted 3 to 1.
-    np.testing.assert_allclose(
-        state.algorithm.weights.trainable[0], [-(3 * 1 + 1 * 5) / 4], rtol=1e-6
-    )
-    # The mixture that was minimised: two examples in each domain.
-    np.testing.assert_allclose(metrics["domain_weights"]["share"], [0.5, 0.5])
-    np.testing.assert_array_equal(metrics["domain_weights"]["alpha"], [1, 1])
-
-
-@pytest.mark.parametrize("normalizer", ["client", "batch"])
-def test_uniform_against_the_reference_with_a_constant_scale(normalizer):
-    training = _uniform(
-        logistic_regression(4, 3),
-        3,
-        client_learning_rate=0.3,
-        client_epochs=2,
-        batch_size=4,
-        batch_normalizer=normalizer,
-        shuffle=False,
-    )
-    client_params = reference.ClientParams(0.3, E=2, B=4, normalizer=normalizer)
-    rng = np.random.default_rng(0)
-    w = [np.zeros([4, 3]), np.zeros([3])]
-    state = training.initialize()
-    for _ in range(10):
-        cohort = [random_client(rng, n, range(3)) for n in (6, 11, 1)]
-        results = [
-            reference.client(
-                reference.SOFTMAX_REGRESSION,
-                reference.Client(c["x"], c["y"], c["domain_id"]),
-                w,
-                np.ones(3),
-                client_params,
-            )
-            for c in cohort
-        ]
-        total = sum(len(c["y"]) for c in cohort)
-        w = [sum(len(c["y"]) * r.w[m] for c, r in zip(cohort, results)) / total for m in (0, 1)]
-        state, _ = training.next(state, cohort)
-        for actual, expected in zip(state.algorithm.weights.trainable, w):
-            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -186,15 +138,6 @@ def test_target_only_needs_the_name_of_a_domain(target, message):
     problem = Problem(logistic_regression(2, 2), ("south", "north"))
     with pytest.raises(UserError, match=message):
         fed_avg_target_only(problem, TargetOnlyOptions(target_domain=target))
-
-
-def test_the_target_is_found_by_its_name():
-    options = TargetOnlyOptions(target_domain="north")
-    problem = Problem(logistic_regression(4, 3), ("south", "north"))
-    training = EagerTraining(fed_avg_target_only(problem, options))
-    cohort = [random_client(np.random.default_rng(4), 6, range(2))]
-    _, metrics = training.next(training.initialize(), cohort)
-    np.testing.assert_array_equal(metrics["domain_weights"]["alpha"], [0, 1])
 
 
 def test_the_builder_makes_a_learning_process(tff_runtime):

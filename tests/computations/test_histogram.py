@@ -73,7 +73,9 @@ def test_every_centre_is_in_its_own_bin(grid):
 
 
 def test_the_quantile_of_no_clients_is_nan():
-    assert math.isnan(quantile(LinearGrid(), np.zeros([201], np.int64), 0.5))
+    nobody = np.zeros([201], np.int64)
+    assert math.isnan(quantile(LinearGrid(), nobody, 0.5))
+    assert math.isnan(superquantile(LinearGrid(), nobody, 0.1))
 
 
 @pytest.mark.parametrize("q", [0.1, 0.3, 0.55, 0.7, 0.9])
@@ -151,29 +153,6 @@ def test_it_is_the_conditional_value_at_risk_of_the_histogram(share, seed):
     found = superquantile(grid, _counts(grid, values), share)
     assert found == pytest.approx(_cvar(values, share), abs=1e-6)
     assert found == pytest.approx(_worst_mean(values, share, True), rel=1e-12)
-
-
-def test_superquantiles_by_hand():
-    grid = LinearGrid()
-    counts = _counts(grid, np.array([0.1, 0.2, 0.2, 0.5, 0.9]))
-    # 1.5 of five clients: the worst one, and half of the next.
-    assert superquantile(grid, counts, 0.3) == pytest.approx((0.9 + 0.5 / 2) / 1.5)
-    assert superquantile(grid, counts, 0.3, worst_is_largest=False) == pytest.approx(
-        (0.1 + 0.2 / 2) / 1.5
-    )
-    # Less than one client is a part of the worst one.
-    assert superquantile(grid, counts, 0.1) == pytest.approx(0.9)
-    assert superquantile(grid, counts, 1.0) == pytest.approx(0.38)
-    # Ties at the boundary are one value.
-    assert superquantile(grid, _counts(grid, np.full(7, 0.4)), 0.1) == pytest.approx(0.4)
-
-
-def test_the_superquantile_of_one_client_is_its_value_and_of_none_is_nan():
-    grid = LinearGrid()
-    for worst_is_largest in (True, False):
-        one = superquantile(grid, _counts(grid, np.array([0.35])), 0.1, worst_is_largest)
-        assert one == pytest.approx(0.35)
-        assert math.isnan(superquantile(grid, np.zeros([201], np.int64), 0.1, worst_is_largest))
 
 
 @pytest.mark.parametrize("grid", [LinearGrid(40.0, 81), LogGrid()], ids=["linear", "log"])

@@ -12,7 +12,6 @@ from tests.computations import reference
 from tests.computations.harness import (
     EagerTraining,
     assert_all_close,
-    assert_identical,
     make_client,
     random_client,
     run_rounds,
@@ -60,14 +59,6 @@ def test_every_example_is_measured_or_trained_on(share):
         assert bool(trained) == (n > 0)
         if n > 1 / (1 - share):
             assert abs(len(kept_out) - share * n) < 1
-
-
-def test_a_client_of_one_example_trains_on_it_and_one_of_two_on_one_at_least():
-    rng = np.random.default_rng(1)
-    for n, kept_out in ((1, {0}), (2, {0, 1})):
-        clients = [_numbered(rng, n) for _ in range(100)]
-        found, _ = Holdout(SHARE, seed=3).split(vectorised(clients))
-        assert set(np.asarray(found.num_examples)) == kept_out
 
 
 @pytest.mark.parametrize("n", [2, 3, 7])
@@ -253,45 +244,6 @@ def test_rounds_are_those_of_the_reference(streaming_runtime, update):
         np.testing.assert_array_equal(domains.window, server.window)
 
 
-def test_a_domain_whose_only_example_is_kept_out_is_measured_and_not_scaled_anew():
-    rng = np.random.default_rng(6)
-    # Drawn until the only example of domain 2 is one that is kept out.
-    while True:
-        client = random_client(rng, 6, [0, 1])
-        client["domain_id"][3] = 2
-        kept_out, trained = split_of(client)
-        if 3 in kept_out:
-            break
-    training = EagerTraining(build("agnostic_fed_avg", domain_loss_share=SHARE))
-    before = training.initialize()
-    after, report = training.next(before, [client])
-    train = report["client_work"]["train"]
-    assert train["num_kept_out"][2] == 1 and train["num_examples"][2] == 0
-    assert train["loss"][2] == pytest.approx(np.log(3), rel=1e-5)
-    domains = after.algorithm.domains
-    assert domains.window[-1][2] == 0
-    # No count to scale by but those before.
-    assert np.all(np.asarray(domains.mean_counts) > 0)
-    assert int(np.sum(train["num_kept_out"])) == len(kept_out)
-    assert int(np.sum(train["num_examples"])) == len(trained)
-
-
-def test_what_is_measured_is_not_trained_on():
-    """Clients whose kept-out examples are another's give the same model, and other losses."""
-    rng = np.random.default_rng(9)
-    client = random_client(rng, 12, range(3))
-    kept_out, _ = split_of(client)
-    inner = [place for place in kept_out if 0 < place < 11]
-    changed = {**client, "x": client["x"].copy()}
-    # The first and the last example are in the seed of the split.
-    changed["x"][inner] += 3.0
-    training = EagerTraining(build("agnostic_fed_avg", domain_loss_share=SHARE))
-    state, _ = run_rounds(training, [[client]])
-    one, other = (training.next(state, [c]) for c in (client, changed))
-    assert_identical(one[0].algorithm.weights, other[0].algorithm.weights)
-    assert not np.array_equal(one[0].algorithm.domains.lambda_, other[0].algorithm.domains.lambda_)
-
-
 # Clients that measure nothing, in algorithms that weigh clients by their losses
 
 
@@ -397,18 +349,6 @@ def test_secure_sums_carry_both_counts(streaming_runtime, streamed_rounds):
     assert sum(counts["num_kept_out"]) + sum(counts["num_examples"]) == 30
     for report in found[1]:
         assert not any(report["aggregator"]["clipped"].values())
-
-
-def test_a_run_that_goes_on_has_the_same_split(streaming_runtime):
-    cohorts = _EVERYWHERE[:2] * 2
-    training = streaming_runtime.training(_everywhere("agnostic_fed_avg"), PlainSum())
-    expected, reports = run_rounds(training, cohorts)
-    counts = [report["client_work"]["train"]["num_kept_out"] for report in reports]
-    # In every round a client is split as in the others.
-    np.testing.assert_array_equal(counts[:2], counts[2:])
-    halfway, _ = run_rounds(training, cohorts[:2])
-    again = streaming_runtime.training(_everywhere("agnostic_fed_avg"), PlainSum())
-    assert_identical(run_rounds(again, cohorts[2:], halfway)[0], expected)
 
 
 def test_without_a_share_nothing_more_is_sent_or_reported(streaming_runtime):

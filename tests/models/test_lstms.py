@@ -65,16 +65,6 @@ def test_long_sequences(masked):
     assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
 
 
-def test_weights_are_exchanged_with_keras():
-    layer, twin = LSTM(5), tf.keras.layers.LSTM(5)
-    layer.build((None, None, 3))
-    twin.build((None, None, 3))
-    assert [w.shape for w in layer.weights] == [w.shape for w in twin.weights]
-    layer.set_weights(twin.get_weights())
-    for ours, theirs in zip(layer.get_weights(), twin.get_weights()):
-        np.testing.assert_array_equal(ours, theirs)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -300,14 +290,6 @@ def test_it_has_the_papers_number_of_parameters():
 def test_word_vectors_start_in_a_range(scale):
     vectors = _small(embedding_scale=scale).initial_weights.trainable[0]
     assert 0.8 * scale < np.max(np.abs(vectors)) <= scale
-
-
-def test_losses_and_scores_are_those_of_the_formulas():
-    weights, batch = _weights(), _sentences(9)
-    floats = [tf.constant(w, tf.float32) for w in weights]
-    losses, scores = _small().example_losses(ModelWeights(floats, []), batch, False, _SEED)
-    assert scores.shape == [9, _STEPS, _IDS]
-    np.testing.assert_allclose(losses, _plain_losses(weights, batch), rtol=1e-5)
 
 
 @pytest.mark.parametrize("traced", [False, True])

@@ -43,18 +43,6 @@ def q_fed_avg_message(
     return Message(Delta, float(h))
 
 
-def scale_free_message(
-    model: Model, w_t: Weights, client: Client, q: float, sgd: LocalSgd, cref: float
-) -> Message:
-    """The same with every F divided by cref > 0: both are cref^q times smaller."""
-    F, Dw, L = _losses_and_steps(model, w_t, client, sgd)
-    ratio = F / cref
-    with np.errstate(over="ignore", invalid="ignore"):
-        Delta = [ratio**q * Dw_m for Dw_m in Dw]
-        h = (q / cref) * ratio ** (q - 1) * _squared_norm(Dw) + L * ratio**q
-    return Message(Delta, float(h))
-
-
 def q_fed_avg_round(
     model: Model,
     w_t: Weights,
@@ -70,21 +58,6 @@ def q_fed_avg_round(
     """
     kept = with_finite_loss(model, w_t, clients)
     messages = [q_fed_avg_message(model, w_t, client, q, sgd) for client in kept]
-    return _step(w_t, kept, messages, weighting)
-
-
-def scale_free_round(
-    model: Model,
-    w_t: Weights,
-    clients: Sequence[Client],
-    q: float,
-    sgd: LocalSgd,
-    cref: float,
-    weighting: str = "equal",
-) -> Weights:
-    """The same round from scale-free messages: the same weights for any cref."""
-    kept = with_finite_loss(model, w_t, clients)
-    messages = [scale_free_message(model, w_t, client, q, sgd, cref) for client in kept]
     return _step(w_t, kept, messages, weighting)
 
 
