@@ -4,7 +4,7 @@ Twenty random rounds with ties, clients without examples and clients that are no
 """
 
 import dataclasses
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import pytest
@@ -25,8 +25,6 @@ from tff_agnostic.models.classifiers import emnist_cnn
 # Of the smoothed objective.
 _NU = 0.3
 _SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")
-# (w, what is remembered of the threshold, cohort) -> the same after a round.
-_Round = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class _Case(NamedTuple):

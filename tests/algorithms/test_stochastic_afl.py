@@ -195,11 +195,6 @@ def _passed(client: Any, alpha: Any, seed: Any, sample_size: Any = None) -> Any:
     )
 
 
-def _gradient(client: Any, lambda_: np.ndarray) -> Any:
-    alpha = (lambda_ / COUNTS).astype(np.float32)
-    return _passed(client, alpha, tf.constant(0, tf.int64)).gradient
-
-
 def test_draws_have_their_probabilities_and_never_what_has_none():
     probabilities = np.array([0.0, 0.5, 0.0, 0.2, 0.3, 0.0], np.float32)
     drawn = [int(draw(tf.constant(probabilities), tf.constant([k, 1]))) for k in range(2000)]

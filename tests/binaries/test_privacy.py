@@ -16,7 +16,6 @@ from tff_agnostic.privacy.accountant import PrivacyStatement
 from tff_agnostic.studies import privacy_planning
 
 _WRITERS = ("--clients=539", "--clients_per_round=50", "--delta=1e-3")
-_TREE = ("--privacy=tree", "--clients=1000000", "--delta=1e-10", "--rounds=2000")
 _QUICK = ("--privacy_accountant=rdp",)
 
 
@@ -98,9 +97,6 @@ def test_an_audit_ends_with_an_error_where_more_is_proved_than_is_claimed(
     assert (found["runs"], found["rounds"], found["shows_participation"]) == (1000, 4, False)
     # One over the noise multiplier of the rounds.
     assert found["shift"] == pytest.approx(1.0, rel=1e-3)
-
-
-_TWO = ("--rounds=120", "--noise_multiplier=1")
 
 
 @golden.arguments

@@ -308,10 +308,6 @@ def test_an_export_has_a_key_of_its_own(call: Caller, folder):
         assert "has no effect on an export, whose noise is that of --checkpoint's run" in refused
 
 
-_OF_CLIENTS = ["--privacy=distributed", "--aggregation=secure", "--noise_multiplier=1"]
-_CENTRAL = ["--privacy=central", "--noise_multiplier=1"]
-
-
 @golden.arguments
 def test_what_cannot_be_promised_is_one_line(call: Caller, folder, arguments):
     outcome = call(train, *TOY, *arguments, "--rounds=2", "--output_dir=run")

@@ -16,9 +16,8 @@ from tests.computations.harness import (
     run_rounds,
     to_tensors,
 )
-from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions, Problem
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
 from tff_agnostic.models import Metric, logistic_regression
@@ -201,17 +200,6 @@ def test_steps_and_states_are_those_of_tff(name, numbers):
         assert_identical(dict(state), dict(expected_state))
 
 
-def test_a_step_by_hand():
-    # v = 0.5 v - 0.1 g: -1, then -0.5 - 2 = -2.5.  w += 0.5 v - 0.1 g: -0.5 - 1, -1.25 - 2.
-    optimizer = SERVER_OPTIMIZERS["nesterov"](0.1, 0.5, 0.0)
-    state = optimizer.initialize([tf.TensorSpec([], tf.float32)])
-    state, weights = optimizer.next(state, [tf.constant(8.0)], [tf.constant(10.0)])
-    np.testing.assert_allclose(weights[0], 6.5)
-    state, weights = optimizer.next(state, weights, [tf.constant(20.0)])
-    np.testing.assert_allclose(weights[0], 3.25)
-    np.testing.assert_allclose(state["velocity"][0], -2.5)
-
-
 def test_other_types_of_numbers():
     optimizer = SERVER_OPTIMIZERS["nesterov"](0.1, 0.9, 0.0)
     weights = [tf.constant([1.0], tf.float64)]
@@ -220,43 +208,3 @@ def test_other_types_of_numbers():
     )
     assert stepped.dtype == state["velocity"][0].dtype == tf.float64
     np.testing.assert_allclose(stepped, [1 - 0.9 * 0.1 - 0.1], rtol=1e-7)
-
-
-def _cohorts_of_optimizers():
-    rng = np.random.default_rng(1)
-    return [[random_client(rng, n, range(2)) for n in (5, 8)] for _ in range(3)]
-
-
-@pytest.fixture(scope="module")
-def runs(tff_runtime):
-    """States of the server after each of three rounds in TFF: with plain SGD, and with Nesterov."""
-    problem = Problem.of_numbered_domains(logistic_regression(4, 3), 2)
-
-    def states(name):
-        options = FedAvgOptions(server_optimizer=name, server_learning_rate=0.7)
-        training = tff_runtime.training(fed_avg(problem, options), PlainSum())
-        cohorts = _cohorts_of_optimizers()
-        return [run_rounds(training, cohorts[: t + 1])[0].algorithm for t in range(len(cohorts))]
-
-    return {"sgd": states("sgd"), "nesterov": states("nesterov")}
-
-
-def test_rounds_in_tff_are_steps_of_keras(runs):
-    first, *_ = runs["sgd"]
-    zeros = [np.zeros_like(w) for w in first.weights.trainable]
-    # The first round's gradient is the same whatever is done with it.
-    gradient = [-np.asarray(w) / 0.7 for w in first.weights.trainable]
-    keras = _Keras(zeros, 0.7, 0.9)
-    assert_all_close(
-        list(runs["nesterov"][0].weights.trainable), keras.step(gradient), rtol=1e-5, atol=1e-6
-    )
-
-
-def test_the_velocity_outlives_the_round(runs):
-    for before, after in zip(runs["nesterov"], runs["nesterov"][1:]):
-        velocities = [s.optimizer_state["velocity"] for s in (before, after)]
-        for v, w_0, w, next_v in zip(
-            velocities[0], before.weights.trainable, after.weights.trainable, velocities[1]
-        ):
-            # w - w_0 = 0.9 next_v - 0.7 g and next_v = 0.9 v - 0.7 g.
-            np.testing.assert_allclose(w - w_0, 1.9 * next_v - 0.9 * v, rtol=1e-4, atol=1e-5)

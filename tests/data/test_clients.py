@@ -127,17 +127,6 @@ def test_a_mapping_of_arrays_is_checked_array_by_array():
     assert _error(_columns(), _NESTED_SPEC) == expected
 
 
-def test_domain_counts_are_summed_over_clients():
-    clients = InMemoryClients(
-        {
-            "a": _columns(),
-            "b": _columns(domain_id=np.array([2, 2, 2], np.int32)),
-            "empty": {name: column[:0] for name, column in _columns().items()},
-        }
-    )
-    np.testing.assert_array_equal(domain_counts(clients, 5), [1, 1, 4, 0, 0])
-
-
 def test_the_first_examples_of_each_client_are_kept():
     clients = FirstExamples(InMemoryClients({"b": _columns(), "a": _columns()}), 2)
     assert list(clients.client_ids) == ["a", "b"]
@@ -163,12 +152,6 @@ def test_the_first_examples_of_a_mapping_of_arrays():
     found = FirstExamples(InMemoryClients({"a": _columns(x=x)}), 1).read("a")["x"]
     np.testing.assert_array_equal(found["tokens"], [[0, 1, 2]])
     np.testing.assert_array_equal(found["more"]["weight"], [0])
-
-
-def test_an_empty_client_has_no_first_examples():
-    empty = {name: column[:0] for name, column in _columns().items()}
-    found = FirstExamples(InMemoryClients({"a": empty}), 5).read("a")
-    assert [len(column) for column in found.values()] == [0, 0, 0]
 
 
 # --- Cohorts that are read one round ahead
@@ -201,12 +184,6 @@ def _sampled(round_num: int) -> list[str]:
 
 def _ids(cohort) -> list[str]:
     return [_IDS[int(client["x"][0])] for client in cohort]
-
-
-def test_rounds_have_the_cohorts_that_are_sampled_for_them():
-    with CohortReader(_Clients(), _sampled, last_round=4) as reader:
-        for t in (1, 2, 3, 4):
-            assert _ids(reader.read(t)) == _sampled(t)
 
 
 def test_a_run_may_go_on_after_any_round():
@@ -272,12 +249,6 @@ def test_a_small_concentration_gives_more_skewed_mixtures():
 
     assert largest_share(0.1) > largest_share(1.0) > largest_share(100.0)
     assert largest_share(1000.0) < 0.4
-
-
-def test_clients_have_several_domains():
-    domain_id = _domain_id()
-    parts = dirichlet_partition(domain_id, 10, 1.0, _rng())
-    assert all(len(np.unique(domain_id[rows])) > 1 for rows in parts)
 
 
 def test_dirichlet_parts_are_a_function_of_the_random_numbers():

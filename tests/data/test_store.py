@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
-from tests.data.stores import image, text_store, tff_store, write_store
+from tests.data.stores import text_store, tff_store
 from tff_agnostic.data.clients import (
     FirstExamples,
     InMemoryClients,
@@ -36,17 +36,6 @@ def test_what_was_written_is_read(tmp_path):
     columns = parse_examples(store.read("train", "b"), _TEXT, "client b")
     assert columns["tokens"].tolist() == [b"the cat", b"sat", b"the the dog"]
     assert columns["domain"].tolist() == [b"question", b"answer", b"question"]
-
-
-def test_images_keep_their_shape_and_values(tmp_path):
-    records = [("train", image("a", "d", k, ink=k / 10)) for k in range(3)]
-    store = Store(write_store(tmp_path / "s.sqlite", records, "features", class_names="xyz"))
-    assert store.description.class_names == ("x", "y", "z")
-    columns = parse_examples(store.read("train", "a"), store.description.features, "a")
-    assert columns["pixels"].shape == (3, 28, 28)
-    assert columns["pixels"].dtype == np.float32
-    np.testing.assert_array_equal(columns["pixels"][:, 5, 5], np.float32([0.0, 0.1, 0.2]))
-    np.testing.assert_array_equal(columns["label"], [0, 1, 2])
 
 
 def test_the_vocabulary_is_in_order_of_counts(tmp_path):
@@ -199,13 +188,6 @@ def test_what_is_no_store_is_one_line(tmp_path, damage, message):
             store.read("train", client)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-_NO_CONSTRAINTS = (
-    "PRAGMA writable_schema=ON; UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', ''); "
-    "PRAGMA writable_schema=RESET; "
-)
-_RENAMED = "ALTER TABLE client_metadata RENAME TO other; "
 
 
 @golden.values

@@ -191,12 +191,6 @@ def test_a_packed_dump(tmp_path):
     assert "expected a whole .gz file, found a truncated" in refused("stackexchange", packed)
 
 
-_BOMB = """<?xml version="1.0"?>
-<!DOCTYPE posts [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>
-<posts><row Id="1" PostTypeId="1" OwnerUserId="2" Body="&b;" /></posts>
-"""
-
-
 @golden.values
 def test_what_is_no_dump_is_refused(tmp_path, case):
     path = tmp_path / "Posts.xml"

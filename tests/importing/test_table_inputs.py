@@ -172,9 +172,6 @@ def test_a_text_column_of_numbers(tmp_path):
         )
 
 
-_X: dict[str, Any] = {"feature_columns": ("age", "pay")}
-
-
 @golden.values
 def test_inputs_that_cannot_be(tmp_path, case):
     path = _csv(tmp_path)

@@ -80,19 +80,6 @@ def report() -> EvaluationReport:
     return _report()
 
 
-def test_values_of_each_domain_and_of_all_examples(report):
-    values = {
-        name: {m: v.value for m, v in r.measures.items()} for name, r in report.domains.items()
-    }
-    assert values["phone"] == {"loss": 0.5, "accuracy": 0.75}
-    assert values["tablet"] == {"loss": 1.5, "accuracy": 0.25}
-    assert all(map(math.isnan, values["watch"].values()))
-    assert report.overall.measures["loss"].value == pytest.approx(11 / 10)
-    assert report.overall.measures["accuracy"].value == pytest.approx(4.5 / 10)
-    assert [r.num_examples for r in report.domains.values()] == [4, 6, 0]
-    assert report.overall.num_examples == 10
-
-
 def test_the_distribution_over_clients(report):
     accuracy = report.domains["phone"].measures["accuracy"]
     assert accuracy.num_clients == 2

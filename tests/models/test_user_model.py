@@ -1,6 +1,5 @@
 """Models from users' files: what they may be."""
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -137,48 +136,10 @@ def build_model(data):
     assert _losses(model, x, np.ones([3], np.int32))[0].shape == [3]
 
 
-def test_modules_next_to_the_file_are_its_own(tmp_path):
-    before, path_before = set(sys.modules), list(sys.path)
-    for units in (5, 6):
-        folder = tmp_path / str(units)
-        folder.mkdir()
-        (folder / "parts.py").write_text(f"UNITS = {units}\n")
-        text = f"{IMPORTS}\ndef build_model(data):\n    import parts\n"
-        hidden = "tf.keras.Sequential([layers.Dense(parts.UNITS), layers.Dense(3)])"
-        path = model_file(folder, f"{text}    return {hidden}, {LOSS}\n")
-        model = load_user_model(path, FEATURES)
-        assert model.initial_weights.trainable[0].shape == (4, units)
-    assert sys.path == path_before
-    assert "parts" not in set(sys.modules) - before
-
-
-def test_a_file_may_define_dataclasses_and_layers(tmp_path):
-    text = f"""from __future__ import annotations
-import dataclasses
-{IMPORTS}
-
-@dataclasses.dataclass
-class Sizes:
-    units: int = 3
-
-class Twice(layers.Layer):
-    def call(self, x):
-        return 2 * x
-
-def build_model(data):
-    return tf.keras.Sequential([Twice(), layers.Dense(Sizes().units)]), {LOSS}
-"""
-    model = load_user_model(model_file(tmp_path, text), FEATURES)
-    assert model.num_parameters == 15
-
-
 # --- Models and losses of users that do not fit the data, or are none
 
 
 # What is wrong with what the function returns
-
-
-_WANTED = "expected it to return (keras_model, loss) or (keras_model, loss, metrics), found"
 
 
 @golden.values

@@ -16,14 +16,12 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from tests.run.harness import (
-    AWKWARD_NAMES,
     is_png,
     make_columns,
     make_evaluation,
     make_task,
     make_values,
 )
-from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.computations.evaluation import ClientDistribution, SizeSums
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import (
@@ -34,13 +32,12 @@ from tff_agnostic.metrics.evaluation_report import (
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.metrics import perplexity, root_mean_squared_error
-from tff_agnostic.models.model import Measure, ModelWeights, measures_of
+from tff_agnostic.models.model import Measure, measures_of
 from tff_agnostic.report_fields import ReportField, Unit
 from tff_agnostic.reports.distributions import client_figure
 from tff_agnostic.reports.figures import COLORS, draw_grid, figure_of, look, new_figure, save
 from tff_agnostic.reports.page import compact_svg
 from tff_agnostic.reports.run_figures import client_figures, draw_run
-from tff_agnostic.run.evaluation import Evaluator
 
 _LOSS = ReportField("test/loss", "loss on the test clients", per_domain=True)
 
@@ -81,12 +78,6 @@ def test_equal_runs_have_equal_figures(tmp_path):
         _draw(tmp_path / folder, task)
     for path in (tmp_path / "first").iterdir():
         assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
-
-
-def test_awkward_names_are_shown_as_they_are(tmp_path):
-    task = make_task(AWKWARD_NAMES)
-    _draw(tmp_path, task)
-    assert is_png((tmp_path / "test_loss.png").read_bytes())
 
 
 @pytest.mark.parametrize("name", ["$", "$x^$", "$\\undefined$", "a $1 to $2", "_hidden"])
@@ -142,18 +133,6 @@ def test_series_look_different_also_in_a_print_without_colours():
     assert len({(own.color, own.hatch) for own in looks[:14]}) == 14
 
 
-def _luminance(color: str) -> float:
-    channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear))
-
-
-def test_no_colour_is_lost_on_white():
-    # WCAG asks for a contrast of 3 for graphics; sky blue and orange, which Okabe and Ito chose for
-    # being told apart, have 2.
-    assert min(1.05 / (_luminance(color) + 0.05) for color in COLORS) > 2
-
-
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "plots").write_text("")
     task = make_task(("phone", "tablet"))
@@ -195,31 +174,6 @@ def test_the_worst_of_many_domains_are_told_apart(tmp_path, num_domains, higher)
 
 _MEASURES = measures_of(logistic_regression(2, 3))
 _PERPLEXITY = Measure("perplexity", Unit.FACTOR, False, perplexity(5))
-
-
-def test_an_evaluation_knows_its_clients_by_value_and_by_size(cohort_runtime):
-    task = make_task(("a", "b", "c"), clients=9)
-    rng = np.random.default_rng(3)
-    initial = task.model.initial_weights
-    weights = ModelWeights([rng.normal(size=w.shape).astype(np.float32) for w in initial[0]], [])
-    evaluate = cohort_runtime.evaluation(task.model, 3, PlainSum())
-    report = Evaluator(task, evaluate, percentiles=(97.5, 20.0))(weights, on_all=True)
-    matrix, offsets = weights.trainable
-    clients = [task.test.read(client_id) for client_id in task.test.client_ids]
-    exact = np.array([np.mean((c["x"] @ matrix + offsets).argmax(1) == c["y"]) for c in clients])
-    found = report.overall.measures["accuracy"]
-    assert list(found.percentiles) == [20.0, 97.5]
-    for percentile, value in found.percentiles.items():
-        assert abs(value - np.percentile(exact, percentile)) <= 0.0025 + 1e-6
-    # A tenth of nine clients is nine tenths of the worst one.
-    assert abs(found.superquantile - exact.min()) <= 0.0025 + 1e-6
-    of = report.client_values["accuracy"]
-    values, counts = np.unique(np.round(exact * 200) / 200, return_counts=True)
-    np.testing.assert_allclose(of.values, values, rtol=1e-5)
-    assert of.clients == counts.tolist()
-    # All of them have 6 examples, which is a bin of 4 to 7.
-    assert (of.sizes, of.size_clients) == ([4], [9])
-    assert of.size_means == pytest.approx([exact.mean()])
 
 
 def _sums(bins: dict[int, int], num_bins: int) -> ClientDistribution:

@@ -1,7 +1,6 @@
 """Lanes: order, exceptions, how much is under way, and their end."""
 
 import contextlib
-import inspect
 import sys
 import threading
 from collections.abc import Iterator
@@ -226,14 +225,6 @@ def test_groups_are_as_few_as_the_bounds_allow_and_nearly_equal():
 def test_a_large_client_is_not_padded_to():
     """Of 100,000 rows each small client would add 99,999 of padding."""
     assert vectorised_shards([1, 100_000, 1, 1], 4) == [(1,), (0, 2, 3)]
-
-
-def test_groups_are_a_function_of_the_sizes_alone():
-    """Nothing says how many devices, lanes or workers there are."""
-    assert list(inspect.signature(vectorised_shards).parameters) == ["sizes", "max_clients"]
-    assert list(inspect.signature(streamed_shards).parameters) == ["num_clients"]
-    for sizes in _SIZES:
-        assert vectorised_shards(list(sizes), 7) == vectorised_shards(tuple(sizes), 7)
 
 
 def test_equal_sizes_keep_the_order_of_the_cohort():

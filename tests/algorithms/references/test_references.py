@@ -18,8 +18,6 @@ from tests.algorithms.references.term import term_round, tilted_loss, tilted_wei
 _FEATURES, _CLASSES = 4, 3
 # Float64 throughout: what is the same on paper differs by rounding alone.
 _RTOL = 1e-11
-_SGD = LocalSgd(eta=0.3, epochs=2, batch_size=4)
-
 # One weight w; an example's loss is (a/2) w^2, where a is its only feature.
 _QUADRATIC = Model(
     losses=lambda w, x, y: x[:, 0] / 2 * w[0] ** 2,
