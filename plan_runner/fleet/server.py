@@ -14,7 +14,7 @@ import numpy as np
 
 from plan_runner import export as exports
 from plan_runner.errors import PlanError
-from plan_runner.export import EVALUATION, TRAINING, open_export
+from plan_runner.export import EVALUATION, TRAINING, Limits, open_export
 from plan_runner.fleet.members import Channel, Exchange, Members, PlanHello
 from plan_runner.fleet.player import Player, secure_sums
 from plan_runner.fleet.settings import (
@@ -62,11 +62,20 @@ class FleetServer:
     All that is needed to go on is in the folder for state: another process with the same settings
     goes on where this one was ended, in the middle of a round as well.
 
+    Args:
+        player: (export, SHA-256 of its manifest, limits, trust) -> what plays it.
+
     Raises:
         PlanError: If an export, the roster or the folder is not as it has to be.
     """
 
-    def __init__(self, settings: ServerSettings, channel: Channel, listener: Listener) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        channel: Channel,
+        listener: Listener,
+        player: Callable[[Path, str, Limits, bool], Player] = Player,
+    ) -> None:
         self._settings = settings
         self._listener = listener
         self._identities = read_roster(settings.roster)
@@ -78,7 +87,9 @@ class FleetServer:
             stack.callback(self._folder.close)
             self._plans: dict[str, _Plan] = {}
             for kind, export in exports_of.items():
-                plan = _Plan(kind, export, settings, self._folder, self._identities)
+                pinned = manifest_sha256(export)
+                played = player(export, pinned, settings.limits, settings.trust)
+                plan = _Plan(kind, export, pinned, played, settings, self._folder, self._identities)
                 stack.callback(plan.player.close)
                 plan.load(channel, listener.line)
                 self._plans[kind] = plan
@@ -198,6 +209,8 @@ class _Plan:
         self,
         kind: str,
         export: Path,
+        pinned: str,
+        player: Player,
         settings: ServerSettings,
         folder: StateFolder,
         identities: Identities,
@@ -205,8 +218,7 @@ class _Plan:
         self._kind, self._export, self._settings = kind, export, settings
         self._state_folder = folder
         self.identities = identities
-        self._pinned = manifest_sha256(export)
-        self.player = Player(export, self._pinned, settings.limits, settings.trust)
+        self._pinned, self.player = pinned, player
         # Until which round a node is left out.
         self.resting: dict[bytes, int] = {}
         # Whether there have been as many nodes as are wanted.

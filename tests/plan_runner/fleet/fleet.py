@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plan_runner.fleet.node import Node
+from plan_runner.fleet.player import Player
 from plan_runner.fleet.settings import (
     DataSettings,
     NodeSettings,
@@ -18,8 +19,8 @@ from plan_runner.fleet.wire import Kind, decoded
 from plan_runner.secure_aggregation import primitives
 from plan_runner.secure_aggregation.messages import Type
 
-# What a lost message costs; a real answer is waited for by threads, not by the clock.
-TIMEOUTS = Timeouts(*[300.0] * 7)
+# Nodes are called when they are asked: nobody waits but for what is lost.
+TIMEOUTS = Timeouts(*[0.05] * 7)
 
 
 def stage_of(request: bytes) -> str:
@@ -31,14 +32,13 @@ def stage_of(request: bytes) -> str:
 
 
 class LocalChannel:
-    """Calls nodes at once. `lost` says what is lost before it arrives: the node is gone then.
-
-    A lost message is answered with a word of the transport's, as by one that knows: no test waits.
-    """
+    """Calls nodes at once. `lost` says what does not arrive, by node and stage."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = dict(nodes)
         self.lost: Callable[[str, str], bool] = lambda node, stage: False
+        # Number of the round of the last request.
+        self.round = 0
         self.carried: list[tuple[str, str, bytes, bytes]] = []
         self._answers: list[tuple[str, bytes]] = []
 
@@ -48,6 +48,7 @@ class LocalChannel:
     def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
         assert timeout > 0
         for node, request in requests.items():
+            self.round = decoded(request, "request").head.get("round", self.round)
             if self.lost(node, stage_of(request)):
                 continue
             answer = self._nodes[node].answer(request)
@@ -90,7 +91,7 @@ class Fleet:
     """Keys, a roster and settings of a fleet; each node is a client with its TFRecord file."""
 
     def __init__(self, folder: Path, export: Path, clients: Path) -> None:
-        self.folder, self.export = folder, export
+        self.folder, self.export, self.profile = folder, export, ""
         folder.mkdir(parents=True)
         self.names = sorted(path.stem for path in clients.iterdir())
         lines = []
@@ -104,6 +105,13 @@ class Fleet:
         self.roster.write_text("".join(lines))
         self.clients = clients
         self._nodes: dict[str, Node] = {}
+        self._player: Player | None = None
+
+    def player(self, *settings: Any) -> Player:
+        """The player of all servers, which none of them ends: to start one takes seconds."""
+        if self._player is None:
+            self._player = _Shared(*settings)
+        return self._player
 
     def node_settings(self, name: str, **changes: Any) -> NodeSettings:
         given = {
@@ -135,3 +143,10 @@ class Fleet:
     def close(self) -> None:
         for node in self._nodes.values():
             node.close()
+        if self._player is not None:
+            Player.close(self._player)
+
+
+class _Shared(Player):
+    def close(self) -> None:
+        """Stays."""

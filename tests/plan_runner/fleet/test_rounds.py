@@ -7,9 +7,14 @@ import shutil
 
 import pytest
 
+from plan_runner.errors import PlanError
+from plan_runner.fleet.player import Player
 from plan_runner.fleet.server import FleetServer
+from plan_runner.fleet.settings import manifest_sha256
+from plan_runner.fleet.wire import Kind, Message, decoded
+from plan_runner.secure_aggregation.messages import roster_message
 from tests.plan_runner.exports import rehash, write_clients
-from tests.plan_runner.fleet.fleet import Fleet, LocalChannel, Told
+from tests.plan_runner.fleet.fleet import Fleet, LocalChannel, Stopped, Told
 from tests.plan_runner.harness import call
 
 _CLIENTS = {"ann": [(1.0, 4), (2.0, 5)], "bob": [(3.0, 6)], "cyd": [], "dee": [(0.1, 1)] * 3}
@@ -23,6 +28,7 @@ def fleet(request, exports, tmp_path_factory):
     shutil.copytree(exports[request.param], export)
     rehash(export, privacy={"maximum_clients_per_round": 6})
     made = Fleet(folder / "fleet", export, write_clients(folder / "clients", _CLIENTS))
+    made.profile = request.param
     yield made
     made.close()
 
@@ -47,14 +53,185 @@ def metrics(folder):
     return [json.loads(line)["metrics"] for line in lines]
 
 
+def served(fleet, folder, rounds, channel=None, stop="", player=None, **changes):
+    """Plays rounds; returns what was told."""
+    told, channel = Told(stop), channel or LocalChannel(fleet.nodes())
+    settings = fleet.server_settings(state=folder / "server", **{"cohort_size": 4, **changes})
+    server = FleetServer(settings, channel, told, player or fleet.player)
+    try:
+        server.run(rounds)
+    except Stopped:
+        assert stop
+    finally:
+        server.close()
+    return told
+
+
+def state(folder) -> bytes:
+    return (folder / "server" / "server_state.ckpt").read_bytes()
+
+
+def events(folder, *names):
+    lines = (folder / "server" / "rounds.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] in names]
+
+
 def test_rounds_are_the_runners_bit_for_bit(fleet, tmp_path):
-    told = Told()
-    settings = fleet.server_settings(state=tmp_path / "server", cohort_size=4)
-    server = FleetServer(settings, LocalChannel(fleet.nodes()), told)
-    server.run(3)
-    server.close()
-    found = (tmp_path / "server" / "server_state.ckpt").read_bytes()
-    assert found == expected(fleet, tmp_path, [fleet.names] * 3)
-    ours, theirs = metrics(tmp_path / "server"), metrics(tmp_path / "run_plan")
-    assert ours == theirs
-    assert len(told.lines) == 3
+    # Another process goes on in the middle of a round.
+    served(fleet, tmp_path, 3, stop="training 2: opened", player=Player)
+    told = served(fleet, tmp_path, 3, player=Player)
+    assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names] * 3)
+    assert metrics(tmp_path / "server") == metrics(tmp_path / "run_plan")
+    assert len(told.lines) == 2
+
+
+# The requests in order, and whether a node that gets none from there on is in the sum.
+_SECURE = {"BEGIN": False, "ROSTER": False, "DELIVERY": False, "SURVIVORS": True, "VOTES": True}
+_STAGES = {"secure": _SECURE, "daf": {"WORK": False}}
+
+
+def test_a_node_that_dies_at_any_stage_is_left_out_whole_or_not_at_all(fleet, tmp_path):
+    """Round after round another node dies, at another stage; it is back in the next round."""
+    stages = _STAGES[fleet.profile]
+    cohorts, dead = [], {}
+    for number, is_in_sum in enumerate(stages.values(), 1):
+        node = fleet.names[number % 4]
+        dead[number] = node, list(stages)[number - 1 :]
+        cohorts.append([name for name in fleet.names if is_in_sum or name != node])
+    channel = LocalChannel(fleet.nodes())
+
+    def is_lost(node, stage):
+        return (
+            channel.round in dead
+            and node == dead[channel.round][0]
+            and stage in dead[channel.round][1]
+        )
+
+    channel.lost = is_lost
+    told = served(fleet, tmp_path, len(stages), channel, rest_rounds=0)
+    assert [event["names"] for event in events(tmp_path, "opened")] == cohorts
+    assert state(tmp_path) == expected(fleet, tmp_path, cohorts)
+    assert sum("no answer" in line for line in told.lines) >= len(stages)
+
+
+def test_a_server_that_is_killed_anywhere_goes_on_from_there(fleet, tmp_path):
+    """In each round the server is killed at another step, and another one goes on."""
+    told = served(fleet, tmp_path / "once", 1)
+    steps = [step.removeprefix("training 1: ") for step in told.steps]
+    assert steps[0] == "begun" and steps[-1] == "state replaced"
+    channel = LocalChannel(fleet.nodes())
+    for number, step in enumerate(steps, 1):
+        stop = f"training {number}: {step}"
+        assert served(fleet, tmp_path, number, channel, stop).steps[-1] == stop
+        before = len(channel.carried)
+        served(fleet, tmp_path, number, channel)
+        asked = {stage for _, stage, _, _ in channel.carried[before:]} - {"HELLO"}
+        # What was on the disk is not asked for again.
+        assert asked == set(_STAGES[fleet.profile]) - set(_done(fleet.profile, steps, step))
+    rounds = len(steps)
+    assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names] * rounds)
+    # Nobody had to begin again.
+    assert [event["round"] for event in events(tmp_path, "begun")] == [*range(1, rounds + 1)]
+    assert not events(tmp_path, "given up")
+    assert not list((tmp_path / "server").glob("*_sums"))
+    assert len(metrics(tmp_path / "server")) == rounds
+
+
+def _done(profile, steps, step):
+    """The requests of which all answers are on the disk after a step."""
+    if profile == "daf":
+        return [] if step in ("begun", "sums written") else ["WORK"]
+    answers = ["KEYS", "SHARES", "MASKED", "VOTE", "OPENING"]
+    reached = steps.index(step)
+    return [request for request, answer in zip(_SECURE, answers) if steps.index(answer) <= reached]
+
+
+def test_too_few_nodes_are_said_in_a_line(fleet, tmp_path):
+    channel = LocalChannel(fleet.nodes())
+    channel.lost = lambda node, stage: stage in ("DELIVERY", "WORK") and node in ("ann", "bob")
+    with pytest.raises(PlanError, match="training 1: given up 2 times, the last time: ") as caught:
+        served(fleet, tmp_path, 1, channel, attempts=2)
+    assert "\n" not in str(caught.value)
+    assert len({event["session"] for event in events(tmp_path, "begun")}) == 2
+    # Later they are there again: a round that was given up is played with new keys.
+    served(fleet, tmp_path, 1)
+    assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
+
+
+def test_openings_are_asked_for_again_before_a_sum_is_given_up(fleet, tmp_path):
+    if fleet.profile != "secure":
+        pytest.skip("plain sums are not opened")
+    channel, lost = LocalChannel(fleet.nodes()), ["ann", "bob"]
+
+    def is_lost(node, stage):
+        if stage == "VOTES" and node in lost:
+            lost.remove(node)
+            return True
+        return False
+
+    channel.lost = is_lost
+    served(fleet, tmp_path, 1, channel)
+    assert not lost
+    assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
+
+
+def test_late_nodes_are_left_out_for_some_rounds(fleet, tmp_path):
+    channel = LocalChannel(fleet.nodes())
+    stage = next(iter(_STAGES[fleet.profile]))
+    channel.lost = lambda node, asked: (node, asked, channel.round) == ("dee", stage, 1)
+    served(fleet, tmp_path, 5, channel, rest_rounds=2)
+    names = [event["cohort"] for event in events(tmp_path, "begun")]
+    assert [("dee" in cohort) for cohort in names] == [True, False, False, True, True]
+
+
+def test_nodes_and_servers_with_other_plans_say_so(fleet, tmp_path):
+    """Hello, with what is not the node's own."""
+    node = fleet.nodes()["ann"]
+
+    def words(**changes):
+        head = {"tag": "x", "manifest": manifest_sha256(fleet.export), "sums": "", **changes}
+        head = {"challenge": bytes(32).hex(), "min_clients": 3, "checks_survivors": True, **head}
+        answer = decoded(node.answer(Message(Kind.HELLO, head).encoded()), "answer")
+        assert answer.head["tag"] == "x"
+        return answer.head["words"] if answer.kind == Kind.REFUSED else answer.kind
+
+    assert "which the operator of this node has pinned" in words(manifest="0" * 64)
+    assert "manifest: expected 64 hexadecimal digits" in words(manifest="x")
+    if fleet.profile == "secure":
+        assert words(min_clients=4).startswith("min_clients: expected 3 as this node has")
+        assert words(checks_survivors=False).startswith("checks_survivors: expected True")
+        assert words() == "secure sums: expected those of this node's plan, the server has others"
+    else:
+        assert words() == Kind.WELCOME
+
+
+def test_what_a_server_sends_never_ends_a_node(fleet):
+    node, manifest = fleet.nodes()["ann"], manifest_sha256(fleet.export)
+    begun = decoded(node.answer(b"nonsense"), "answer")
+    assert begun.kind == Kind.REFUSED and "expected a message of this fleet" in begun.head["words"]
+    newer = Message(Kind.HELLO, {}).encoded().replace(b"FLEET\x01", b"FLEET\x02")
+    assert "expected version 1 of the fleet's messages, found 2" in words_of(node.answer(newer))
+    assert "expected a request, found WELCOME" in words_of(asked(node, Kind.WELCOME))
+    unknown = roster_message(bytes(32), ())
+    if fleet.profile == "secure":
+        found = words_of(asked(node, Kind.STAGE, unknown, manifest=manifest))
+        assert found == "session 0000000000000000: expected a session that began, found ROSTER"
+        found = words_of(asked(node, Kind.WORK, b"x", manifest=manifest, id="0" * 64))
+        assert "expected secure aggregation for this plan" in found
+    else:
+        found = words_of(asked(node, Kind.STAGE, unknown, manifest=manifest))
+        assert "expected work of plain sums for this plan" in found
+        found = words_of(asked(node, Kind.WORK, b"x", manifest=manifest, id="0" * 64))
+        # What is wrong with its work may tell of its examples.
+        assert found == "the client's work failed on this node, whose log says why"
+
+
+def asked(node, kind, *parts, **head) -> bytes:
+    return node.answer(Message(kind, {"tag": "x", **head}, parts).encoded())
+
+
+def words_of(answer) -> str:
+    message = decoded(answer, "answer")
+    assert message.kind == Kind.REFUSED
+    assert "\n" not in message.head["words"]
+    return message.head["words"]
