@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from binaries import compare, evaluate, export, save_model, train
 from tests import golden
 from tests.binaries.harness import ROOT, TOY, Caller, python_module, tree
-from tests.run.harness import as_nobody
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _RUN = (*TOY, "--rounds=6", "--checkpoint_every=2", "--evaluate_every=3", "--keep_checkpoints=3")
@@ -94,60 +92,6 @@ def test_a_malformed_line_of_adult_is_named(call, folder):
     (folder / "adult.test").write_text(_COLUMNS_OF_ADULT)
     message = call.refused(folder, train, "--task=adult", "--data_dir=.", "--output_dir=run")
     assert message == f"{folder / 'adult.data'}:4: expected 15 columns, found 1"
-
-
-def test_an_output_folder_that_is_not_free(call, folder, whole):
-    shutil.copytree(whole, folder / "run")
-    (folder / "other").mkdir()
-    (folder / "other" / "thesis.tex").write_text("")
-    for arguments, message in (
-        (["--output_dir=run"], "--output_dir: run holds this run already: add --resume to go on"),
-        (
-            ["--output_dir=run", "--seed=1"],
-            "--output_dir: run holds another run: --seed is 0 there and 1 here",
-        ),
-        (
-            ["--output_dir=run", "--resume", "--algorithm=fed_avg"],
-            "--output_dir: run holds another run: --algorithm is agnostic_fed_avg there and fed_a",
-        ),
-        (
-            ["--output_dir=run", "--resume", "--rounds=5"],
-            "--rounds: the run in run has 6 rounds, and a resumed run cannot have fewer, found 5",
-        ),
-        (["--output_dir=other"], "--output_dir: expected a new or empty folder or that of a run, "),
-        (["--output_dir=other", "--resume"], "--output_dir: expected a new or empty folder or "),
-        (["--output_dir=other/thesis.tex"], "--output_dir: expected a new or empty folder or "),
-    ):
-        assert call.refused(folder, train, *_RUN, *arguments).startswith(message)
-    message = call.refused(folder, compare, *TOY, "--output_dir=run", "--resume")
-    assert message.startswith(
-        "--output_dir: expected a new or empty folder or that of a comparison"
-    )
-
-
-def test_an_output_folder_that_cannot_be_made(call, folder):
-    (folder / "file").write_text("")
-    for path, reason in (
-        ("file/run", "Not a directory"),
-        ("/proc/no/run", "No such file or directory"),
-        ("x" * 300, "File name too long"),
-    ):
-        message = call.refused(folder, train, *_RUN, f"--output_dir={path}")
-        assert message == f"{path}: cannot write: {reason}"
-
-
-def test_a_read_only_output_folder(call):
-    # Not below pytest's folders, which others may not even enter.
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)
-        parent.chmod(0o555)
-        with as_nobody():
-            message = call.refused(parent, train, *_RUN, f"--output_dir={parent / 'run'}")
-        assert message == f"{parent / 'run'}: cannot write: Permission denied"
-        (parent / "empty").mkdir()
-        with as_nobody():
-            message = call.refused(parent, train, *_RUN, f"--output_dir={parent / 'empty'}")
-        assert message.endswith("cannot write: Permission denied")
 
 
 def test_a_model_that_diverges(call, folder):

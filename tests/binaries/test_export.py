@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from tests import golden
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import sentence, write_store
 from tests.plan_runner.harness import call as run_plan
-from tests.run.harness import as_nobody
 from tests.selection import exhaustive
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -161,16 +159,6 @@ def test_a_folder_that_cannot_be_made(call, folder):
     (folder / "file").write_text("")
     message = call.refused(folder, export, *TOY, "--output_dir=file/export")
     assert message.startswith("file/export: cannot write: ")
-
-
-def test_an_unwritable_folder(call):
-    # Not below pytest's folders, which others may not even enter.
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o555)
-        with as_nobody():
-            message = call.refused(folder, export, *TOY, f"--output_dir={folder / 'export'}")
-    assert message == f"{folder / 'export'}: cannot write: Permission denied"
 
 
 def test_clients_that_cannot_be_written(call, folder):

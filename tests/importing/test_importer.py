@@ -303,7 +303,3 @@ def test_skewness_is_that_of_equation_4(num_domains):
     for _ in range(100):
         raw = [draw.expovariate(1) for _ in range(num_domains)]
         assert chi_squared([r / sum(raw) for r in raw]) + 1 <= found.value + 1e-9
-
-
-def test_equal_domains_have_the_least_skewness():
-    assert skewness({"a": 5, "b": 5, "c": 5}).value == 3
