@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import time
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Optional
@@ -33,6 +34,11 @@ _MOST_INT = 1 << 63
 OWNER_ONLY = 0o600
 # Between two tries for a lock.
 _TRY_AGAIN_SECONDS = 0.05
+
+
+# How many times its size a file may have when unpacked, beyond the first bytes.
+_MAX_RATIO = 200
+_FREE_BYTES = 1 << 26
 
 
 @contextlib.contextmanager
@@ -340,3 +346,42 @@ def file_digest(path: Path) -> str:
     except OSError as e:
         raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
     return found.hexdigest()[:_DIGITS]
+
+
+def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file.
+
+    Args:
+        what: The expected kind of file, for messages.
+    """
+    # Opened once: a file that is removed or replaced meanwhile cannot mix.
+    with open_file(path, what) as file:
+        try:
+            _check_unpacked_size(file)
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("a single array, as in .npy files")
+            with archive:
+                return {name: archive[name] for name in archive.files}
+        except Exception as e:  # There is no list of what zip and npy raise on arbitrary bytes.
+            raise UserError(
+                f"{path}: expected {what}, found a damaged or another file ({_error_line(e)})"
+            ) from e
+
+
+def _check_unpacked_size(file: IO[bytes]) -> None:
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        return
+    with zipfile.ZipFile(file) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    size = os.fstat(file.fileno()).st_size
+    if unpacked > max(_FREE_BYTES, _MAX_RATIO * size):
+        raise ValueError(
+            f"{size} bytes that unpack to {unpacked}; np.savez writes arrays without packing them"
+        )
+    file.seek(0)
+
+
+def _error_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

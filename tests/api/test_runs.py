@@ -17,8 +17,7 @@ from tests.tasks.custom.user_models import CLASSIFIER, model_file
 from tff_agnostic import api
 from tff_agnostic.data import tff_clients
 from tff_agnostic.errors import UserError
-from tff_agnostic.reports import run_figures
-from tff_agnostic.run import command_line
+from tff_agnostic.run import command_line, results
 
 _TOY: dict[str, Any] = {"toy_regression_num_clients": 8, "clients_per_round": 3}
 
@@ -27,7 +26,7 @@ _TOY: dict[str, Any] = {"toy_regression_num_clients": 8, "clients_per_round": 3}
 def in_a_folder(cohort_runtime, tmp_path, monkeypatch) -> None:
     """The current folder is empty, and the session's runtime runs; nothing is drawn of runs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_figures, "draw_run", draw_nothing)
+    monkeypatch.setattr(results, "draw_run", draw_nothing)
     running = {"cohort": lambda options: contextlib.nullcontext(cohort_runtime)}
     monkeypatch.setattr(command_line, "RUNTIMES", running)
 

@@ -20,8 +20,8 @@ from binaries import compare
 from tests.processes import children_of, default_signals, wait_until
 from tff_agnostic.commands import command
 from tff_agnostic.files import make_folder
-from tff_agnostic.reports import page, run_figures
-from tff_agnostic.run import command_line
+from tff_agnostic.reports import page
+from tff_agnostic.run import command_line, results
 from tff_agnostic.run.process import define, exit_status, parse_flags
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -70,7 +70,7 @@ class Caller:
 
     def __init__(self, running: Optional[Mapping[str, Any]], draws: bool = False) -> None:
         self._running = running
-        self._draw_run = run_figures.draw_run if draws else draw_nothing
+        self._draw_run = results.draw_run if draws else draw_nothing
         self._draw_comparison = comparison_report.draw_comparison if draws else draw_nothing
         self._image = page.image_address if draws else _no_image
 
@@ -84,7 +84,7 @@ class Caller:
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
             mock.patch.object(command_line, "RUNTIMES", self._runtimes()),
-            mock.patch.object(run_figures, "draw_run", self._draw_run),
+            mock.patch.object(results, "draw_run", self._draw_run),
             mock.patch.object(comparison_report, "draw_comparison", self._draw_comparison),
             mock.patch.object(page, "image_address", self._image),
             contextlib.redirect_stdout(out),
@@ -139,7 +139,7 @@ def compared_specs(*arguments: str) -> dict[str, list[RunSpec]]:
 
 
 def draw_nothing(folder: Path, *what: Any) -> None:
-    """Leaves a folder of plots as it is; for `run_figures.draw_run` and `draw_comparison`."""
+    """Leaves a folder of plots as it is; for `results.draw_run` and `draw_comparison`."""
     del what
     make_folder(folder)
 

@@ -17,7 +17,7 @@ from tests.binaries.harness import ROOT, Caller, Process, python_module
 from tests.importing.harness import table
 from tests.processes import wait_until
 from tests.selection import usually
-from tff_agnostic.importing.formats import FORMATS
+from tff_agnostic.importing.importer import FORMATS
 
 _ROW = '<row Id="{0}" PostTypeId="{1}" OwnerUserId="{2}" Body="&lt;p&gt;Hello {0}.&lt;/p&gt;" />\n'
 _COLUMNS = ("--client_column=who", "--domain_column=where")

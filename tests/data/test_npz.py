@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests import golden
-from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_npz
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.tasks.own_data import NpzClients
 

@@ -9,8 +9,7 @@ from typing import Any, Union
 import pytest
 
 from tests import golden
-from tff_agnostic.importing.formats import FORMATS
-from tff_agnostic.importing.importer import Import, checked_import
+from tff_agnostic.importing.importer import FORMATS, Import, checked_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog, SourceExample
 

@@ -14,7 +14,7 @@ from tests import golden
 from tests.importing.harness import REAL, needs, read, refused
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing import npz
-from tff_agnostic.importing.formats import FORMATS
+from tff_agnostic.importing.importer import FORMATS
 from tff_agnostic.importing.npz import NpzColumns
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog

@@ -9,7 +9,7 @@ from typing import Any
 from tests.importing import independent
 from tests.importing.harness import REAL, job, needs, table
 from tests.importing.independent import Example
-from tff_agnostic.importing.formats import FORMATS
+from tff_agnostic.importing.importer import FORMATS
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.tasks.adult import read_adult

@@ -37,7 +37,7 @@ from tff_agnostic.report_fields import ReportField, Unit
 from tff_agnostic.reports.distributions import client_figure
 from tff_agnostic.reports.figures import COLORS, draw_grid, figure_of, look, new_figure, save
 from tff_agnostic.reports.page import compact_svg
-from tff_agnostic.reports.run_figures import client_figures, draw_run
+from tff_agnostic.run.results import client_figures, draw_run
 
 _LOSS = ReportField("test/loss", "loss on the test clients", per_domain=True)
 

@@ -19,9 +19,8 @@ import numpy as np
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, architecture_of, ensemble, form_of
 from tff_agnostic.boosting.predictor_store import Architecture
-from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import atomic_file, digest, read_json
+from tff_agnostic.files import atomic_file, digest, read_json, read_npz
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.keras_export import classes_of

@@ -14,13 +14,14 @@ from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import check_can_be_made, folder_to_write_in, make_folder, write_json
+from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
 from tff_agnostic.importing.cells import CategoryCounts
-from tff_agnostic.importing.formats import FORMATS
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport, summarise
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample, input_paths
 from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
 from tff_agnostic.importing.text import VocabularySummary, WordCounts
+from tff_agnostic.registry import Registry
 from tff_agnostic.settings import check_effective
 
 _TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")
@@ -28,6 +29,20 @@ _TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")
 _MAX_DOMAINS = 1000
 # Names of all domains together, and of figures about several, in tables, plots and TensorBoard.
 _RESERVED = frozenset({"all", "difference", "overall", "worst"})
+FORMATS: Registry[Format] = Registry(
+    "format",
+    {
+        "stackexchange": stackexchange.FORMAT,
+        "text_folders": text_folders.FORMAT,
+        "plays": text_folders.PLAYS,
+        "leaf": leaf.FORMAT,
+        "csv": tables.CSV,
+        "jsonl": tables.JSONL,
+        "parquet": tables.PARQUET,
+        "npz": npz.FORMAT,
+        "idx": idx.FORMAT,
+    },
+)
 
 
 @dataclasses.dataclass(frozen=True)

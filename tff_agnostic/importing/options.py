@@ -118,7 +118,7 @@ _MATH = re.compile(
 
 
 def _formats_help() -> str:
-    from tff_agnostic.importing.formats import FORMATS
+    from tff_agnostic.importing.importer import FORMATS
 
     summaries = "; ".join(f"{name}: {one.summary}" for name, one in FORMATS.items())
     return f"Format of the input. One of: {summaries}."

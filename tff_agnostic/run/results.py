@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,13 +21,23 @@ from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.later import matplotlib, tf
 from tff_agnostic.metrics.columns import RunRows
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.formatting import csv_text, short_names
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights, measures_of
 from tff_agnostic.report_fields import ReportField
-from tff_agnostic.reports import run_figures
-from tff_agnostic.reports.figures import draw_grid, look, new_figure, plain_text, save
-from tff_agnostic.reports.run_figures import client_figures
+from tff_agnostic.reports.distributions import client_figure
+from tff_agnostic.reports.figures import (
+    Values,
+    draw_grid,
+    drawn_columns,
+    figure_of,
+    house_style,
+    look,
+    new_figure,
+    plain_text,
+    save,
+)
 from tff_agnostic.run.build import evaluation_counts, training_counts
 from tff_agnostic.run.command_line import flags_without_folders
 from tff_agnostic.run.evaluation import Reports, skipped_rounds
@@ -71,7 +84,7 @@ def leave_results(
     num_skipped = int(np.nansum(values["skipped"]))
     if num_skipped:
         print(f"{num_skipped} of {config.rounds} rounds were {skipped_rounds(spec.settings())}")
-    run_figures.draw_run(folder.plots, task, rows.columns, values, client_figures(reports))
+    draw_run(folder.plots, task, rows.columns, values, client_figures(reports))
     if isinstance(task.model, EnsembleModel):
         by_model = alphas(models)
         write_alphas(folder.path, task.model, by_model)
@@ -324,3 +337,60 @@ def alpha_figure(
 
 def _by_weight(by_model: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.argsort(-next(iter(by_model.values())), kind="stable")
+
+
+def draw_run(
+    folder: Path,
+    task: Task,
+    columns: Sequence[Column],
+    values: Values,
+    further: Mapping[str, Callable[[], matplotlib.figure.Figure]] = types.MappingProxyType({}),
+) -> None:
+    """Draws every quantity that is to be drawn, and the task's own figures, as .png files.
+
+    Args:
+        folder: Where to.
+        columns: The columns of metrics.csv.
+        values: Their values.
+        further: What draws further figures, by what they are of.
+    """
+    make_folder(folder)
+    for quantity in dict.fromkeys(c.quantity for c in columns if c.quantity.is_drawn):
+        save(
+            figure_of(quantity, drawn_columns(quantity, columns), values),
+            folder / f"{_file_name(quantity)}.png",
+        )
+    for name, draw_further in further.items():
+        save(draw_further(), folder / f"{_as_file_name(name)}.png")
+    with house_style():
+        for file_name, draw in task.figures.items():
+            save(draw(task, values), folder / f"{file_name}.png")
+
+
+def _file_name(quantity: ReportField) -> str:
+    return quantity.file_name or _as_file_name(quantity.name)
+
+
+def _as_file_name(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", name)
+
+
+def client_figures(
+    reports: Mapping[str, EvaluationReport],
+) -> dict[str, Callable[[], matplotlib.figure.Figure]]:
+    """Returns what draws the clients for each measure of a run, by a name for the figure.
+
+    Args:
+        reports: The evaluation of each of its models, by name; several lie over each other.
+    """
+    main = next(iter(reports.values()))
+    return {
+        f"{main.split} clients {name}": functools.partial(
+            client_figure,
+            name,
+            main.measures[name].unit,
+            {model: [report.client_values[name]] for model, report in reports.items()},
+            main.split,
+        )
+        for name in main.client_values
+    }

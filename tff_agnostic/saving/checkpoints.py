@@ -18,9 +18,15 @@ import numpy as np
 from absl import logging
 
 from tff_agnostic.computations.algorithm import MAIN_MODEL
-from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import OWNER_ONLY, atomic_file, make_folder, sync_folder, write_errors
+from tff_agnostic.files import (
+    OWNER_ONLY,
+    atomic_file,
+    make_folder,
+    read_npz,
+    sync_folder,
+    write_errors,
+)
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.model import ModelWeights

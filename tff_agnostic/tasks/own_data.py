@@ -20,10 +20,10 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.data.clients import check_labels, checked_examples
-from tff_agnostic.data.npz import read_npz
 from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_npz
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.models.keras_platform import name_layers_afresh
 from tff_agnostic.models.losses import sentence_spec

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.run.training.harness import train
-from tff_agnostic.reports import run_figures
+from tff_agnostic.run import results
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
 
@@ -37,7 +37,7 @@ def _figures_as_text() -> Iterator[None]:
     def save(figure: Figure, path: Path) -> None:
         path.write_text(json.dumps([_shown(axes) for axes in figure.axes]))
 
-    with mock.patch.object(run_figures, "save", save):
+    with mock.patch.object(results, "save", save):
         yield
 
 
