@@ -42,30 +42,6 @@ def _steps(conformity: float = 0.5, mixture=_ALPHA, **settings) -> LambdaAscent:
     return lambda_ascent(options, "abcdefgh"[: len(mixture)], mixture)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "theta", "expected"),
-    [
-        (_ALPHA, 0.8, [0.0, 0.125, 0.375, 0.5]),
-        (_ALPHA, 0.5, [0.0, 0.0, 0.2, 0.8]),
-        (_ALPHA, 0.4, [0.0, 0.0, 0.0, 1.0]),
-        (_ALPHA, 0.1, [0.0, 0.0, 0.0, 1.0]),
-        (_ALPHA, 1.0, _ALPHA),
-        ([0.25] * 4, 0.8, [0.0625, 0.3125, 0.3125, 0.3125]),
-        ([0.25] * 4, 0.3, [0.0, 0.0, 1 / 6, 5 / 6]),
-    ],
-)
-def test_the_worst_mixtures_of_four_losses(alpha, theta, expected):
-    found = cvar_step(_f32(*[0.25] * 4), _f32(1, 2, 3, 4), alpha, theta)
-    np.testing.assert_allclose(found, expected, atol=1e-7)
-
-
-def test_equal_losses_share_by_the_training_mixture():
-    lambda_ = _f32(0.25, 0.25, 0.25, 0.25)
-    np.testing.assert_allclose(cvar_step(lambda_, _f32(2, 2, 2, 2), _ALPHA, 0.01), _ALPHA)
-    found = cvar_step(lambda_, _f32(1, 1, 1, 9), _ALPHA, 0.5)
-    np.testing.assert_allclose(found, [1 / 30, 2 / 30, 3 / 30, 0.8], rtol=1e-6)
-
-
 def test_it_is_the_reference():
     for losses, alpha, theta, lambda_ in _problems(150):
         # The reference has an absolute tolerance in theta.
@@ -121,12 +97,6 @@ def test_it_starts_at_the_training_mixture_or_where_it_is_told_to():
     np.testing.assert_allclose(_steps(mixture=(1, 2, 3, 4)).initial, _ALPHA)
     given = (0.7, 0.1, 0.1, 0.1)
     np.testing.assert_allclose(_steps(initial_domain_weights=given).initial, given)
-
-
-def test_level_one_stays_at_the_training_mixture():
-    steps = _steps(1.0)
-    lambda_ = steps.next(_f32(*steps.initial), _f32(9, 0, 1, 5), _f32(1, 1, 1, 1))
-    np.testing.assert_allclose(lambda_, _ALPHA, rtol=1e-6)
 
 
 def test_the_loss_of_an_absent_domain_is_0():

@@ -102,25 +102,6 @@ def test_what_is_projected_is_in_the_set(case):
             assert case.inside is None or case.inside(found.astype(np.float64)) > -1e-5
 
 
-@pytest.mark.parametrize(
-    ("point", "expected"),
-    [
-        ([0.5, 0.8, -0.2], [0.35, 0.65, 0.0]),
-        ([1.2, 0.15], [1.0, 0.0]),
-        ([0.3, 0.3, 0.3], [1 / 3, 1 / 3, 1 / 3]),
-    ],
-)
-def test_the_simplex_by_hand(point, expected):
-    np.testing.assert_allclose(Simplex().project(tf.constant(point)), expected, atol=1e-6)
-
-
-def test_a_box_that_is_the_simplex_is_the_simplex():
-    box = Box((0.0,) * 4, (1.0,) * 4)
-    for point in _points(9):
-        expected = Simplex().project(tf.constant(point))
-        np.testing.assert_allclose(box.project(tf.constant(point)), expected, atol=1e-5)
-
-
 def test_a_box_of_one_point():
     box = Box((0.2, 0.3, 0.5), (0.2, 0.3, 0.5))
     for method in (box.project, box.project_kl):
