@@ -128,17 +128,6 @@ def test_the_same_by_size_of_the_client(output, measured, measure, column):
     np.testing.assert_allclose(found.total, expected, rtol=1e-5)
 
 
-def test_tails_and_sizes_add_up_to_the_same_clients(output):
-    for name, distribution in output.over_clients.items():
-        by_size = output.by_size[name]
-        assert np.sum(by_size.num_clients) == distribution.num_clients[_DOMAINS]
-        np.testing.assert_allclose(np.sum(by_size.total), distribution.total[_DOMAINS], rtol=1e-6)
-
-
-def test_clients_are_counted(output):
-    assert dict(output.clients) == {"evaluated": 30, "empty": 0, "non_finite": 0}
-
-
 def test_clients_without_examples_and_not_finite_ones_add_nothing_and_are_counted(plain, output):
     clients = [_nan_client(), *_clients(), _empty_client(), _empty_client()]
     spoiled = plain(_weights(), [clients]).output

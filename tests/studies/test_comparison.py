@@ -84,19 +84,6 @@ def test_the_difference_is_that_of_each_trial(comparison):
     np.testing.assert_allclose(values["(difference)"]["accuracy"], [0.4, 0.1, 0.6])
 
 
-def test_json_has_the_layout_of_the_design(comparison):
-    found = json.loads(json.dumps(comparison.to_json(), allow_nan=False))
-    assert list(found) == ["agnostic_fed_avg", "fed_avg"]
-    assert set(found["fed_avg"]) == {*_NAMES, "(worst)", "(overall)", "(difference)"}
-    assert found["agnostic_fed_avg"]["phone"]["loss"] == {
-        "mean": 2.0,
-        "std": 1.0,
-        "trials": [1.0, 3.0, 2.0],
-    }
-    # One trial has no standard deviation.
-    assert found["fed_avg"]["tablet"]["accuracy"] == {"mean": 0.5, "std": None, "trials": [0.5]}
-
-
 def test_a_domain_without_test_examples_is_null_and_not_the_worst(tmp_path):
     run = _run(tmp_path / "0", [1.0, None], [0.9, None], counts=(5, 0))
     trials = collect([run], _NAMES, _MEASURES, [1])
