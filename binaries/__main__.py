@@ -19,8 +19,8 @@ from typing import NoReturn, Optional
 
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
 
-# They have no options of this package's: one knows nothing of it, the other knows all of them.
-_OTHERS = ("completion", "run_plan")
+# They have no options of this package's: completion knows all of them, the others nothing of it.
+_OTHERS = ("completion", "fleet", "run_plan")
 _HELP = ("--help", "-h", "help")
 _QUOTES = '"' * 3
 # Importing and tracing make millions of objects that stay: to look through them as often as Python

@@ -4,3 +4,6 @@ It simulates the server and the clients of an export's rounds. It imports only t
 package and its dependencies: this folder can be copied and used alone. `secure_aggregation`, which
 the simulation does without, needs `cryptography`.
 """
+
+# Of the package that is installed; the same as tff_agnostic's.
+__version__ = "0.4.0.dev0"

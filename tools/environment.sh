@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 # Makes the Python environment with uv. Sourced by `run` only when there is none that fits, so that
-# the usual start stays quick. Uses its root, venv, lock, stamp, say and fail.
+# the usual start stays quick. Uses its root, what its use_environment sets, say and fail.
 
 setup_child=
 
@@ -25,7 +25,7 @@ interrupted() {
 
 set_up_failed() {
   tail -n 15 "$venv/setup.log" >&2 || true
-  fail 1 "set-up failed while $1 (above: the end of .venv/setup.log); the next use starts it again"
+  fail 1 "set-up failed while $1 (above: the end of $venv_name/setup.log); the next use starts it again"
 }
 
 # What a tool said last, for an error of one line.
@@ -46,10 +46,10 @@ print(sys.implementation.name, "%d.%d" % sys.version_info[:2], os.path.realpath(
     2>/dev/null </dev/null) || return 1
   read -r implementation python_version python <<<"$answer"
   rejected="$implementation $python_version"
-  [[ $rejected =~ ^cpython\ 3\.(9|10|11)$ ]]
+  [[ $rejected == "cpython $python_version" && " $pythons " == *" $python_version "* ]]
 }
 
-# The lock is held on a file inside .venv, which is why .venv is emptied and not deleted.
+# The lock is held on a file inside the environment, which is why that is emptied and not deleted.
 # A child of a killed set-up inherits the lock, so the next one waits until it has ended. The file
 # is not .lock, on which uv waits for a lock of its own.
 take_setup_lock() {
@@ -67,7 +67,7 @@ find_uv() {
   local install="apt install python3-pip (Debian, Ubuntu) or dnf install uv (Fedora)"
   uv=$(command -v uv) && "$uv" --version >/dev/null 2>&1 && return
   uv=$venv/.uv/bin/uv
-  for name in ${TFF_AGNOSTIC_PYTHON:+"$TFF_AGNOSTIC_PYTHON"} python3{,.{14..8}}; do
+  for name in ${!python_variable:+"${!python_variable}"} python3{,.{14..8}}; do
     python=$(command -v -- "$name") || continue
     # Debian has pip in one package, and what brings it into virtual environments in another.
     if ! "$python" -I -m pip --version >/dev/null 2>&1; then
@@ -87,27 +87,27 @@ find_uv() {
 # Sets python to one that is there, or to what uv is to fetch.
 find_python() {
   local version
-  [[ -z ${TFF_AGNOSTIC_PYTHON:-} ]] || return 0 # It was probed at the beginning.
-  for version in 3.11 3.10 3.9; do
+  [[ -z ${!python_variable:-} ]] || return 0 # It was probed at the beginning.
+  for version in $pythons; do
     # uv does not look where pyenv keeps its versions.
     python=$(
       for bin in "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/$version".*/bin; do PATH+=:$bin; done
       cd / && "$uv" python find --system --no-python-downloads "cpython@$version" 2>/dev/null
     ) && probe "$python" && return
   done
-  python=cpython@3.11 python_version=3.11
+  python_version=${pythons%% *} python=cpython@$python_version
 }
 
 set_up_environment() {
   local why=$stale system uv python python_version rejected
   system="$(uname -s) $(uname -m)"
   [[ $system == "Linux x86_64" ]] ||
-    fail 2 "needs Linux x86_64, the only platform with TensorFlow Federated 0.87; this is $system"
+    fail 2 "needs Linux x86_64, $needs; this is $system"
   command -v flock >/dev/null || fail 2 "needs the command flock (package util-linux)"
-  [[ -r $lock ]] || fail 2 "there is no requirements.lock in $root"
-  if [[ -n ${TFF_AGNOSTIC_PYTHON:-} ]]; then
-    probe "$TFF_AGNOSTIC_PYTHON" ||
-      fail 2 "needs CPython 3.9, 3.10 or 3.11; TFF_AGNOSTIC_PYTHON is $TFF_AGNOSTIC_PYTHON ($rejected)"
+  [[ -r $lock ]] || fail 2 "there is no $lock_name in $root"
+  if [[ -n ${!python_variable:-} ]]; then
+    probe "${!python_variable}" ||
+      fail 2 "needs one of CPython ${pythons// /, }; $python_variable is ${!python_variable} ($rejected)"
   fi
   trap 'interrupted 130' INT
   trap 'interrupted 143' TERM
@@ -134,15 +134,15 @@ build_environment() {
   unset UV_PYTHON UV_SYSTEM_PYTHON UV_CONSTRAINT UV_OVERRIDE
   find_uv
   find_python
-  say "setting up .venv with CPython $python_version ($why; takes about 2 minutes on a fast network, once)"
-  [[ $python == /* ]] || say "there is none yet: uv fetches CPython 3.11 (about 30 MB)"
+  say "setting up $venv_name with CPython $python_version ($why; takes about 2 minutes on a fast network, once)"
+  [[ $python == /* ]] || say "there is none yet: uv fetches CPython $python_version (about 30 MB)"
   sum=$(sha256sum <"$lock")
   rm -f "$stamp"
   find "$venv" -mindepth 1 -maxdepth 1 ! -name .setup_lock ! -name .uv ! -name setup.log \
     -exec rm -rf {} + || fail 1 "cannot empty $venv"
   if ! run_logged "$uv" venv --quiet --no-project --allow-existing --python "$python" "$venv"; then
     [[ $python == /* ]] && set_up_failed "making a virtual environment"
-    fail 1 "uv cannot fetch CPython 3.11 ($(reason)); install one: apt install python3.11 (Debian 12, Ubuntu 22.04) or dnf install python3.11 (Fedora), or name one in TFF_AGNOSTIC_PYTHON"
+    fail 1 "uv cannot fetch CPython $python_version ($(reason)); install one: apt install python$python_version (Debian 12, Ubuntu 22.04) or dnf install python$python_version (Fedora), or name one in $python_variable"
   fi
   probe "$venv/bin/python" || set_up_failed "making a virtual environment"
   run_logged "$uv" pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes \
@@ -155,6 +155,6 @@ build_environment() {
   # file's own folder: no character of it can be mistaken.
   echo ../../../.. >"$venv/lib/python$python_version/site-packages/tff_agnostic.pth"
   # The sum is from before the installation: a lock that changed meanwhile is noticed.
-  printf '%s\n' "${sum%% *}" "$root" "$python" "${TFF_AGNOSTIC_PYTHON:-}" >"$stamp.new"
+  printf '%s\n' "${sum%% *}" "$root" "$python" "${!python_variable:-}" >"$stamp.new"
   mv "$stamp.new" "$stamp"
 }

@@ -248,7 +248,7 @@ def read_identity(path: Path) -> bytes:
 def read_roster(path: Path) -> Identities:
     """Reads the identities of a fleet: a TOML file of lines NAME = "64 hexadecimal digits"."""
     names: dict[bytes, str] = {}
-    for name, key in _toml(path).items():
+    for name, key in read_toml(path).items():
         check_digest(key, f"{path}: {name}")
         public = bytes.fromhex(key)
         if public in names:
@@ -270,7 +270,8 @@ def _at_least(found: int, fewest: int, where: str) -> None:
         raise PlanError(f"{where}: expected at least {fewest}, found {found}")
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a TOML file."""
     try:
         tomllib = importlib.import_module("tomllib")
     except ImportError:
@@ -284,7 +285,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _read(kind: type[_T], path: Path) -> _T:
-    return _made(kind, _toml(path), path.parent, str(path))
+    return _made(kind, read_toml(path), path.parent, str(path))
 
 
 def _made(kind: type[_T], table: Mapping[str, Any], folder: Path, where: str) -> _T:

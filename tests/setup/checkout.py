@@ -121,6 +121,12 @@ class Checkout:
         shutil.copy(ROOT / "run", self.root)
         shutil.copytree(ROOT / "tools", self.root / "tools")
         (self.root / "requirements.lock").write_text("one==1\n")
+        fleet = self.root / "plan_runner" / "fleet"
+        fleet.mkdir(parents=True)
+        for folder in (fleet.parent, fleet):
+            (folder / "__init__.py").touch()
+        (fleet / "requirements.lock").write_text("two==1\n")
+        (fleet / "__main__.py").write_text(BINARY.format(name="fleet", description="A fleet"))
         (self.root / "binaries" / "__init__.py").touch()
         shutil.copy(ROOT / "binaries" / "__main__.py", self.root / "binaries")
         (self.root / "binaries" / "_private.py").touch()

@@ -141,3 +141,32 @@ def test_a_missing_lock_is_one_line(checkout):
     result = checkout.run("setup")
     assert result.returncode == 2
     assert "there is no requirements.lock" in one_line(result)
+
+
+def test_the_fleet_has_an_environment_of_its_own(checkout):
+    first = checkout.run("fleet", "demo", "--nodes=4")
+    assert first.returncode == 0
+    assert first.stderr.startswith("run: setting up .venv-fleet with CPython 3.11 (first use;")
+    assert json.loads(first.stdout)["argv"] == ["demo", "--nodes=4"]
+    assert not (checkout.root / ".venv").exists()
+    assert checkout.run("fleet").stderr == ""
+    # Another lock, and another variable for its CPython, of which others fit.
+    (checkout.root / "requirements.lock").write_text("one==2\n")
+    environment = {"TFF_AGNOSTIC_PYTHON": "python3.9"}
+    assert checkout.run("fleet", environment=environment).stderr == ""
+    (checkout.root / "plan_runner/fleet/requirements.lock").write_text("two==2\n")
+    assert "plan_runner/fleet/requirements.lock has changed" in one_line_of_errors(
+        checkout.run("fleet")
+    )
+    asked = checkout.add_python(checkout.folder / "other" / "python", "3.13")
+    environment = {"PLAN_RUNNER_PYTHON": str(asked)}
+    made = checkout.run("fleet", environment=environment)
+    assert "CPython 3.13 (PLAN_RUNNER_PYTHON has changed" in one_line_of_errors(made)
+    refused = checkout.run("fleet", environment={"PLAN_RUNNER_PYTHON": "python3.9"})
+    assert refused.returncode == 2
+    assert "needs one of CPython 3.11, 3.12, 3.13; PLAN_RUNNER_PYTHON" in one_line(refused)
+
+
+def one_line_of_errors(result):
+    (line,) = result.stderr.splitlines()
+    return line

@@ -42,7 +42,7 @@ _PARTS: dict[str, Registry] = {
 _LISTS_OF_ALGORITHMS = ("algorithms",)
 _OF_ALL = ("help", "helpfull", "flagfile=")
 # They have no description with options.
-_OTHER_COMMANDS = ("completion", "run_plan")
+_OTHER_COMMANDS = ("completion", "fleet", "run_plan")
 
 _COMPLETE = r"""
 # Prints what the last of some words may become: a command, a flag or a whole --flag=value.
