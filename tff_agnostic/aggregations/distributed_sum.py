@@ -14,7 +14,8 @@ them: one entry of the cohort stands for as many as fit into one table of their 
 **In a simulation** the noise of all clients is made of one key, which the server sends them, so
 that a run can be repeated. Anyone with the key can remove the noise, and clients have it: that is
 sound where one process simulates all parties. On a device the noise must be the device's own draw,
-and no key is sent.
+and no key is sent: `SumOfDevices` is the same sum without them, for devices that add noise and toss
+coins themselves.
 """
 
 from __future__ import annotations
@@ -31,12 +32,21 @@ from tff_agnostic.aggregations.aggregation import (
     FederatedSums,
     SecurityProperty,
 )
-from tff_agnostic.aggregations.integer_codec import IntegerCodec, joined, pieces_of
+from tff_agnostic.aggregations.integer_codec import (
+    ClientNoise,
+    IntegerCodec,
+    joined,
+    pieces_of,
+)
 from tff_agnostic.aggregations.noise import Release, clients_of_a_table
 from tff_agnostic.aggregations.privacy_options import DistributedOptions
 from tff_agnostic.aggregations.private_sum import ClippedOutput, PrivateAggregation, PrivateState
 from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportField, ReportFields
+from tff_agnostic.stateless_random import fold_in, uniform
+
+# What the numbers of a client's seed are for that decide how its values are rounded.
+_ROUNDING = 7
 
 
 class ClientParams(NamedTuple):
@@ -44,7 +54,7 @@ class ClientParams(NamedTuple):
 
     Attributes:
         clip_norms: The clip norm of each update.
-        noise_key: Key of the noise of simulated clients; see the module.
+        noise_key: Key of the noise of simulated clients; see the module. () for devices.
         releases: Number of sums released before.
     """
 
@@ -66,6 +76,10 @@ class Integers(NamedTuple):
     values: ClippedOutput
     padding: list[tf.Tensor]
     num_clients: tf.Tensor
+
+
+# The fields that are summed modulo powers of two.
+MODULAR = ("values", "padding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +167,7 @@ class DistributedDpSum(PrivateAggregation):
         self, params: ClientParams, output: Any, bounds: Any, client: ClientFacts
     ) -> Integers:
         """Clips and rounds an output, and adds a client's share of the noise."""
-        number, silent = client.place
+        silent = self._silent(client)
         # A silent client sends noise only, also in place of its bit and its counts.
         released = tf.nest.map_structure(
             lambda value: tf.where(silent > 0, tf.zeros_like(value), value),
@@ -163,8 +177,7 @@ class DistributedDpSum(PrivateAggregation):
         sent = [tf.zeros(value.shape, tf.int64) for value in values]
         padding: list[tf.Tensor] = []
         codecs = self.codecs(values, bounds)
-        release = Release(params.noise_key, self.exchange, params.releases)
-        draws = self.generator.client_draws(release, number, codecs)
+        draws = self._draws(params, client, codecs)
         limits = self.group_limits(params.clip_norms, bounds)
         for group, codec, limit, drawn in zip(self.groups(bounds), codecs, limits, draws):
             members = [values[i] for i in group.positions]
@@ -176,24 +189,44 @@ class DistributedDpSum(PrivateAggregation):
         num_clients = tf.cast(tf.maximum(silent, 1), tf.int64)
         return Integers(tf.nest.pack_sequence_as(released, sent), padding, num_clients)
 
+    def _silent(self, client: ClientFacts) -> tf.Tensor:
+        """On a client: returns how many silent clients it stands for; see `IntegerCodec.encode`."""
+        silent: tf.Tensor = client.place.silent
+        return silent
+
+    def _draws(
+        self, params: ClientParams, client: ClientFacts, codecs: Sequence[IntegerCodec]
+    ) -> list[ClientNoise]:
+        """On a client: returns its random numbers for each group."""
+        release = Release(params.noise_key, self.exchange, params.releases)
+        return self.generator.client_draws(release, client.place.number, codecs)
+
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """Returns modular secure sums of the integers, and one of the number of clients."""
-        spec = sums.spec(encoded)
+        bits = self.bit_widths(sums.spec(encoded), bounds)
+        widths = (bits.values, bits.padding)
+        modulus = tf.nest.map_structure(lambda width: np.int64(2**width), widths)
+        summed = sums.secure_modular(sums.joined((encoded.values, encoded.padding)), modulus)
+        num_clients = sums.secure(encoded.num_clients, bits.num_clients)
+        return sums.joined(Integers(summed[0], summed[1], num_clients))
+
+    def bit_widths(self, spec: Integers, bounds: Any) -> Any:
+        """Returns the bits of each part of what a client sends; those of integers are their sums'.
+
+        Args:
+            spec: Specs of what a client sends.
+        """
         values = tf.nest.flatten(spec.values)
         # Values in no group are zeros.
-        moduli = [np.int64(2)] * len(values)
+        bits = [1] * len(values)
         of_padding = []
         for group, codec in zip(self.groups(bounds), self.codecs(values, bounds)):
             for i in group.positions:
-                moduli[i] = np.int64(2**codec.bits)
+                bits[i] = codec.bits
             if codec.size > codec.num_values:
-                of_padding.append(np.int64(2**codec.bits))
-
-        modulus = (tf.nest.pack_sequence_as(spec.values, moduli), of_padding)
-        summed = sums.secure_modular(sums.joined((encoded.values, encoded.padding)), modulus)
-        bits = self.bundle.bit_length()
-        num_clients = sums.secure(encoded.num_clients, bits)
-        return sums.joined(Integers(summed[0], summed[1], num_clients))
+                of_padding.append(codec.bits)
+        of_values = tf.nest.pack_sequence_as(spec.values, bits)
+        return Integers(of_values, of_padding, self.bundle.bit_length())
 
     def noisy_sums(
         self, state: PrivateState, summed: Integers, bounds: Any
@@ -246,3 +279,44 @@ class DistributedDpSum(PrivateAggregation):
     def _options(self) -> DistributedOptions:
         assert isinstance(self.options, DistributedOptions)
         return self.options
+
+
+@dataclasses.dataclass(frozen=True)
+class SumOfDevices(DistributedDpSum):
+    """The sum of devices that add their noise themselves, to the integers of `encode`.
+
+    No key is sent. Whether a value is rounded up is drawn from the client's seed, which the server
+    may know: what a client may change is bounded however values are rounded.
+    """
+
+    numbers_clients = False
+
+    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns sums that share the budget of a round; each device stands for itself."""
+        return PrivateAggregation.of_exchanges(self, bounds)
+
+    def client_params(self, state: PrivateState) -> ClientParams:
+        """Returns the clip norms, and the release's number."""
+        return super().client_params(state)._replace(noise_key=())
+
+    def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
+        """Returns secure sums of all parts, of which `decode` takes the remainders.
+
+        A plan says of the integers that they are summed modulo 2^bits.
+        """
+        return sums.secure(encoded, self.bit_widths(sums.spec(encoded), bounds))
+
+    def _silent(self, client: ClientFacts) -> tf.Tensor:
+        del client
+        return tf.constant(0)
+
+    def _draws(
+        self, params: ClientParams, client: ClientFacts, codecs: Sequence[IntegerCodec]
+    ) -> list[ClientNoise]:
+        del params
+        draws = []
+        for codec in codecs:
+            seeds = fold_in(client.seed, tf.range(codec.size, dtype=tf.int64))
+            of_group = fold_in(seeds, tf.constant(codec.place, tf.int64))
+            draws.append(ClientNoise(uniform(of_group, _ROUNDING), None))
+        return draws

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -43,11 +43,11 @@ class ClientNoise(NamedTuple):
 
     Attributes:
         uniforms: For rounding, in [0, 1), float32 [d].
-        words: For noise, of 64 random bits, int64 [`IntegerCodec.num_words`].
+        words: For noise, of 64 random bits, int64 [`IntegerCodec.num_words`]; None for no noise.
     """
 
     uniforms: tf.Tensor
-    words: tf.Tensor
+    words: Optional[tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +140,16 @@ class IntegerCodec:
         if self.is_rotated:
             vector = rotated(vector, self._signs(release))
         max_norm = rounded_sensitivity(self.steps, self.size, ROUNDING_BETA).l2
+        integers = rounded(vector, max_norm, draws.uniforms)
+        if draws.words is None:
+            return residues(integers, self.bits)
         variances, which = [self.variance], None
         if self.bundle > 1:
             # Skellam noise of a sum is Skellam noise of the sum of the variances.
             variances.append(self.bundle * self.variance)
             which = tf.cast(silent > 1, tf.int64)
         noise = skellam(draws.words, variances, self.size, which, self.by_tables)
-        return residues(rounded(vector, max_norm, draws.uniforms) + noise, self.bits)
+        return residues(integers + noise, self.bits)
 
     def decode(self, summed: tf.Tensor, limit: tf.Tensor, release: tf.Tensor) -> tf.Tensor:
         """On the server: returns the sum of the values, float64 [`num_values`].

@@ -9,8 +9,12 @@ from typing import Optional
 from plan_runner import plan_pb2
 from tff_agnostic.deployment.client_graph import ExampleSource
 from tff_agnostic.deployment.graphs import Leaf, file_path, restore, save
+from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportFields
+
+# Limit of the platform's protocol.
+_LARGEST_MODULUS = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +25,35 @@ class PlanSettings:
         source: Where the clients' examples come from.
         quantities: Describes the metrics of the round.
         max_clients: The most clients of a round that secure sums have room for.
+        modular: First parts of the names of what clients send modulo 2^bits, in whose sums more
+            bits would tell more than is accounted for.
     """
 
     source: ExampleSource
     quantities: ReportFields
     max_clients: int
+    modular: tuple[str, ...] = ()
+
+    def modulus(self, path: str, bits: int) -> int:
+        """Returns the modulus of the secure sum of values of so many bits.
+
+        Args:
+            path: Of the values, as a `Leaf` has it.
+        """
+        if path.partition("/")[0] in self.modular:
+            return 1 << bits
+        return sum_modulus(bits, self.max_clients)
+
+
+def sum_modulus(bits: int, clients: int) -> int:
+    """Returns the smallest power of 2 above any sum of so many clients' values of so many bits."""
+    modulus = 1 << (clients * (2**bits - 1)).bit_length()
+    if modulus > _LARGEST_MODULUS:
+        raise UserError(
+            f"--max_clients_per_round: expected a modulus of secure sums of at most 2^62, found "
+            f"2^{modulus.bit_length() - 1} of {clients} clients with values of {bits} bits"
+        )
+    return modulus
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ import numpy as np
 from plan_runner import plan_pb2
 from tff_agnostic import versions
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.distributed_sum import MODULAR, SumOfDevices
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.client_graph import ExampleFormat, ExampleSource
@@ -41,6 +42,7 @@ from tff_agnostic.deployment.metrics import EvaluationMetrics
 from tff_agnostic.deployment.privacy import (
     CONFORMANCE_KEY,
     FleetNoise,
+    node_noise_facts,
     noise_facts,
     privacy_facts,
     with_key,
@@ -166,7 +168,9 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
     source = ExampleSource(request.example_format(), request.collection_uri, request.max_examples)
     with new_folder(folder, "--output_dir") as path:
         rounds = kind.rounds(runtime, request)
-        settings = PlanSettings(source, rounds.quantities, request.max_clients_per_round)
+        settings = PlanSettings(
+            source, rounds.quantities, request.max_clients_per_round, _modular(request)
+        )
         plan = profile.build(rounds.round_, settings)
         lite = convert_client_graph(plan.client_graph, plan.client_phase)
         beyond = beyond_odp(lite.flex_ops, bool(plan.secure), request.noise is not None)
@@ -210,7 +214,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
                 **privacy_facts(
                     plan, algorithm, request.aggregation, request.max_clients_per_round
                 ),
-                **_noise_facts(request, state),
+                **_noise_facts(request, state, plan),
             },
             **verification(),
             "conformance": conformance,
@@ -247,23 +251,31 @@ def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph:
 def _write_state(
     path: Path, state: RunState, plan: CompiledPlan, noise: Optional[FleetNoise]
 ) -> None:
-    if noise is None:
+    # Without a key of the run either, of which nodes that draw their own noise have no use.
+    state = state if noise is None else with_key(state, noise.key)
+    if noise is None or not noise.has_secret:
         write_checkpoint(path, named_values(state, plan.tensors.state, SERVER))
         return
     # TensorFlow makes a file that everybody may read: here in a folder that its owner alone enters.
     with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as hidden:
         secret = Path(hidden) / path.name
-        tensors = named_values(with_key(state, noise.key), plan.tensors.state, SERVER)
-        write_checkpoint(secret, tensors)
+        write_checkpoint(secret, named_values(state, plan.tensors.state, SERVER))
         secret.chmod(OWNER_ONLY)
         secret.replace(path)
 
 
-def _noise_facts(request: ExportRequest, state: RunState) -> dict[str, Any]:
+def _modular(request: ExportRequest) -> tuple[str, ...]:
+    """Returns which fields of a client's submission are summed modulo 2^bits."""
+    return MODULAR if isinstance(request.aggregation, SumOfDevices) else ()
+
+
+def _noise_facts(request: ExportRequest, state: RunState, plan: CompiledPlan) -> dict[str, Any]:
     if request.noise is None:
         return {}
-    step = KINDS[request.rounds].step(request)
-    return {"differential_privacy": noise_facts(step, state, request.noise)}
+    step, noise = KINDS[request.rounds].step(request), request.noise
+    if noise.has_secret:
+        return {"differential_privacy": noise_facts(step, state, noise)}
+    return {"differential_privacy": node_noise_facts(step, state, noise, plan)}
 
 
 def _write_conformance(
@@ -281,7 +293,9 @@ def _write_conformance(
             folder / "conformance" / "clients" / f"{name}.tfrecord", examples
         )
     own_state = {}
-    if request.noise is not None:
+    if request.noise is not None and not request.noise.has_secret:
+        state = with_key(state, request.noise.key)
+    elif request.noise is not None:
         state = with_key(state, CONFORMANCE_KEY[: len(request.noise.key)])
         own_state["state"] = f"conformance/{STATE}"
         write_checkpoint(

@@ -3,16 +3,21 @@
 A server adds noise in its result graph, with the key in its state. The initial state of a
 deployment has a secret key of its own. Conformance rounds, which are public, are made with a public
 key, in a state of their own.
+
+Nodes of a fleet that add noise themselves do so outside of the graphs, as the manifest tells them:
+no state has a key, and conformance rounds are without noise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.distributed_sum import Integers, SumOfDevices
 from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions, TreeOptions
 from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateAggregation
 from tff_agnostic.aggregations.secure_sum import SecureSum
@@ -20,6 +25,7 @@ from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 from tff_agnostic.later import tf, tff
+from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
 # Not secret: with it the noise of conformance rounds can be removed, which hides no one. A
 # generator takes as many of these numbers as its keys have.
@@ -50,22 +56,48 @@ _PLAIN = (
 _SECURE = "sums over the clients of a round of the values below, and nothing of a single client"
 
 
+class NodesAccount(NamedTuple):
+    """What the server of a fleet learns of a client whose nodes add the noise.
+
+    Attributes:
+        delta: The delta of the epsilons.
+        epsilons: From a state, epsilon after a client was in 1, 2, ... sums.
+        takes_part: The probability of a client's own coin with which it sends its values, as two
+            whole numbers.
+        taken_for_granted: The account's assumption, a sentence without full stop.
+        adjacency: How neighbouring client populations differ.
+    """
+
+    delta: float
+    epsilons: Callable[[RunState], Sequence[float]]
+    takes_part: tuple[int, int]
+    taken_for_granted: str
+    adjacency: str
+
+
 class FleetNoise(NamedTuple):
     """The noise of a plan that is exported.
 
     Attributes:
-        key: The secret key of the deployment.
+        key: The secret key of the deployment; zeros of as many numbers if nodes add the noise.
         guarantee: What is promised by a fleet as the run has simulated it, from the state that is
             exported, as `PrivacyStatement.to_dict` has it.
         expected_devices: Devices that a round has on average, which the graphs divide by; None if
             they do not.
         server_must: Further duties of a server.
+        of_nodes: The account of nodes that add the noise themselves; None if the server adds it.
     """
 
     key: tuple[int, ...]
     guarantee: Callable[[RunState], Mapping[str, Any]]
     expected_devices: Optional[float] = None
     server_must: tuple[str, ...] = ()
+    of_nodes: Optional[NodesAccount] = None
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether the key is one."""
+        return self.of_nodes is None
 
 
 def with_key(state: RunState, key: Sequence[int]) -> RunState:
@@ -126,6 +158,94 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
     }
 
 
+def node_noise_facts(
+    step: RoundStep, state: RunState, noise: FleetNoise, plan: CompiledPlan
+) -> dict[str, Any]:
+    """Returns the manifest's entry on noise that nodes add: what `plan_runner.private_sums` reads.
+
+    Args:
+        step: What is exported, whose integers nodes add noise to.
+        plan: Its plan, which names the tensors.
+    """
+    release, account = step.aggregation, noise.of_nodes
+    assert isinstance(release, SumOfDevices) and account is not None
+    names, spec, num_values = _names_of_parts(release, step.bounds, plan)
+    codecs = release.codecs(tf.nest.flatten(spec.values), step.bounds)
+    paddings, grouped, groups = iter(range(num_values, len(names))), set(), []
+    norms = iter(state.aggregations[0].clip_norms)
+    for group, codec in zip(release.groups(step.bounds), codecs):
+        parts = list(group.positions)
+        parts += [next(paddings)] if codec.size > codec.num_values else []
+        grouped.update(parts)
+        bound = rounded_sensitivity(codec.steps, codec.size, ROUNDING_BETA).l2
+        # Raises a `UserError` if it is so wide that drawing it takes too long.
+        _ = codec.num_words
+        groups.append(
+            {
+                "name": group.name,
+                "tensors": [names[i] for i in parts],
+                "clip_norm": group.limit * (float(next(norms)) if group.is_update else 1.0),
+                "clip_in_steps": codec.steps,
+                "values": codec.size,
+                # Of whole numbers, whose squares add up to a whole number.
+                "largest_squared_norm": math.floor(bound**2),
+                "variance": codec.variance,
+                "modulus": 2**codec.bits,
+            }
+        )
+    ungrouped = [i for i in range(num_values) if i not in grouped]
+    epsilons = [float(epsilon) for epsilon in account.epsilons(state)]
+    return {
+        "mechanism": release.name,
+        "noise": "Skellam, drawn by each node itself and added to the integers of the client's "
+        "graph, modulo each group's modulus, before the secure sum",
+        "noise_multiplier": float(state.aggregations[0].noise_multiplier),
+        "noise_clients": int(release.noise_clients or release.expected_clients),
+        "fewest_clients": release.least_clients,
+        "takes_part": list(account.takes_part),
+        "delta": account.delta,
+        "groups": groups,
+        # A client counts as one; what is public anyway is not sent.
+        "without_noise": {**{names[i]: 0 for i in ungrouped}, names[-1]: 1},
+        "clip_norms": release.options.clipping,
+        "epsilon_after": epsilons,
+        "neighbours": account.adjacency,
+        "taken_for_granted": account.taken_for_granted,
+        "guarantee_as_simulated": dict(noise.guarantee(state)),
+        "server_must": list(noise.server_must),
+        "secret_files": [],
+    }
+
+
+def _names_of_parts(
+    release: SumOfDevices, bounds: Any, plan: CompiledPlan
+) -> tuple[list[str], Any, int]:
+    """Returns what a client sends, in the order of `tf.nest.flatten`.
+
+    Returns:
+        The tensors' names in the plan; values, paddings and the number of clients. The specs in
+        the same structure. The number of values.
+    """
+    of_values = release.released_bounds(bounds)
+    num_values, num_parts = len(tf.nest.flatten(of_values)), len(plan.secure)
+    numbers = iter(range(num_parts))
+    numbered = Integers(
+        tf.nest.map_structure(lambda _: next(numbers), of_values),
+        [next(numbers) for _ in range(num_parts - num_values - 1)],
+        next(numbers),
+    )
+    # TFF has its own order, which is not TensorFlow's where there are mappings.
+    order = tff.structure.flatten(tff.structure.from_container(numbered, recursive=True))
+    secure = dict(zip(order, plan.secure))
+
+    def spec(number: int) -> tf.TensorSpec:
+        leaf = secure[number].leaf
+        return tf.TensorSpec(leaf.shape, leaf.dtype)
+
+    names = [secure[number].name for number in range(num_parts)]
+    return names, tf.nest.map_structure(spec, numbered), num_values
+
+
 def _of_devices(noise: FleetNoise) -> dict[str, float]:
     expected = noise.expected_devices
     return {} if expected is None else {"expected_devices_per_round": expected}
@@ -153,13 +273,15 @@ def privacy_facts(
     `max_clients` are the most clients that the sums have room for.
     """
     (step,) = algorithm.steps
-    of_values = step.bounds(aggregation.limits)
+    of_values, are_remainders = step.bounds(aggregation.limits), False
     if isinstance(aggregation, PrivateAggregation):
+        are_remainders = isinstance(aggregation, SumOfDevices)
         of_values, aggregation = aggregation.released_bounds(of_values), aggregation.inner
     if not isinstance(aggregation, SecureSum):
         return {"server_sees": _PLAIN, "secure_sums": []}
     bounds = tff.structure.flatten(tff.structure.from_container(of_values, recursive=True))
-    quantised = [value for value in plan.secure if value.leaf.path.startswith("values/")]
+    values = [value for value in plan.secure if value.leaf.path.startswith("values/")]
+    quantised = [] if are_remainders else values
     others = [value for value in plan.secure if value not in quantised]
     sums = []
     for value, bound in zip(quantised, bounds):

@@ -39,8 +39,6 @@ from tff_agnostic.report_fields import ReportFields
 
 _FEDERATED_SUM = "federated_sum"
 _URI = "federated_secure_sum_bitwidth"
-# Limit of the platform's protocol.
-_LARGEST_MODULUS = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +129,7 @@ def build_secure_plan(round_: tff.Computation, settings: PlanSettings) -> Compil
     names = graphs.side_channel_names(_URI, tensors.update)
     bits = _constants(from_compiled(form.secure_sum_bitwidth))
     secure = tuple(
-        SecureValue(f"{name}:0", leaf, width, sum_modulus(width, settings.max_clients))
+        SecureValue(f"{name}:0", leaf, width, settings.modulus(leaf.path, width))
         for name, leaf, width in zip(names, tensors.update, bits)
     )
     plan = plan_pb2.Plan(version=1)
@@ -305,17 +303,6 @@ def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
             f"in other sums: {', '.join(outside)}"
         )
     return by_bit_width
-
-
-def sum_modulus(bits: int, clients: int) -> int:
-    """Returns the smallest power of 2 above any sum of so many clients' values of so many bits."""
-    modulus = 1 << (clients * (2**bits - 1)).bit_length()
-    if modulus > _LARGEST_MODULUS:
-        raise UserError(
-            f"--max_clients_per_round: expected a modulus of secure sums of at most 2^62, found "
-            f"2^{modulus.bit_length() - 1} of {clients} clients with values of {bits} bits"
-        )
-    return modulus
 
 
 def _constants(function: TfFunction) -> list[int]:

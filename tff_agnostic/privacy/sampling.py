@@ -299,6 +299,26 @@ class SecretCohorts:
 
 
 @dataclasses.dataclass(frozen=True)
+class KnownCohorts:
+    """The server chooses who reports in a round, and knows it: nothing is amplified.
+
+    Rounds are then a client's own: those in which it reported.
+    """
+
+    adjacency = ZERO_OUT
+    sensitivity = 1.0
+    assumption = "the server knows who takes part in a round, and rounds are those of one client"
+
+    def participations(self, rounds: int) -> int:
+        """Returns all of them."""
+        return rounds
+
+    def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
+        """Returns the divergences as they are."""
+        return divergence(orders)
+
+
+@dataclasses.dataclass(frozen=True)
 class CountedCohorts:
     """Poisson cohorts of a public size: clients that are left out do not report.
 
