@@ -27,6 +27,8 @@ from plan_runner.fleet.settings import (
 )
 from plan_runner.fleet.sums import sum_plan
 from plan_runner.fleet.wire import Kind, Message, decoded, identity_text
+from plan_runner.private_sums.account import NodeAccount
+from plan_runner.private_sums.noise import check_sum_plan, noise_of_export
 from plan_runner.secure_aggregation import messages, primitives
 from plan_runner.secure_aggregation.client import Client
 from plan_runner.secure_aggregation.sessions import SessionFolder
@@ -35,6 +37,7 @@ from plan_runner.secure_aggregation.sum_plan import Identities, SumPlan
 _LOG = logging.getLogger(__name__)
 _SERVER = "message of the server"
 _LONGEST_WORDS = 1000
+_ACCOUNT = "noised_sums.jsonl"
 _FAILED = "the client's work failed on this node, whose log says why"
 
 
@@ -147,15 +150,20 @@ class _Plan:
         self._sums: SumPlan | None = None
         self._client: Client | None = None
         self._pinned = pinned
+        self._noise = noise_of_export(plan.export, pinned)
+        # Of all plans together: a new one does not make what was told before untold.
+        self._account = settings.state / _ACCOUNT
 
     def check(self) -> None:
         """Loads the plan, and checks that it reads this node's examples."""
         settings, about = self._settings, self._player.about
+        settings.privacy.check_noise(self._noise)
         if about.secure:
             self._sums = sum_plan(
                 self._pinned, about, settings.min_clients, settings.checks_survivors
             )
             self._client = Client(self._sums, self._secret, self._roster, self._folder)
+            check_sum_plan(self._noise, self._sums)
         else:
             _LOG.warning(
                 "%s: profile %s: sums are plain, the server sees every update of this node",
@@ -192,10 +200,15 @@ class _Plan:
             with _for_the_log():
                 found = self._player.values(self._name, message.parts[1], self._source())
                 sums.check_values(found, "values of this client")
+                noised = None if self._noise is None else self._noise.noised(found)
+            if self._noise is None or noised is None:
                 return found
+            demands = self._settings.privacy
+            NodeAccount(self._account, self._noise, demands).charge(session)
+            return noised
 
-        answer = self._client.answer(request, values)
         kind, session = messages.read_header(request, sums, _SERVER)
+        answer = self._client.answer(request, values)
         if kind == messages.Type.BEGIN:
             # The server goes on without them: nobody needs their secrets again.
             for other in self._client.unfinished():

@@ -26,11 +26,14 @@ from plan_runner.fleet.settings import (
 from plan_runner.fleet.state_folder import Begun, StateFolder, Track
 from plan_runner.fleet.sums import sum_plan
 from plan_runner.fleet.wire import Kind, Message
+from plan_runner.private_sums.account import ServerAccount
+from plan_runner.private_sums.noise import check_sum_plan, noise_of_export
 from plan_runner.secure_aggregation.messages import SESSION_BYTES, Type
 from plan_runner.secure_aggregation.server import Server
 from plan_runner.secure_aggregation.sessions import SessionFolder
 from plan_runner.secure_aggregation.sum_plan import Identities, ProtocolError, SumPlan
 
+_ACCOUNT = "account.jsonl"
 # Of cohorts by chance, until one is large enough.
 _MOST_DRAWS = 10_000
 # By the answers that are collected: what the stage is called, which is the name of its timeout.
@@ -129,6 +132,8 @@ class FleetServer:
             if begun is None:
                 attempts += 1
                 cohort = self._cohort(plan, number)
+                if plan.account is not None:
+                    plan.account.check(cohort)
                 names = tuple(self._identities.name(identity) for identity in cohort)
                 begun = Begun(secrets.token_bytes(SESSION_BYTES), names)
                 plan.track.begin(number, begun)
@@ -152,6 +157,8 @@ class FleetServer:
         if plan.folder is not None:
             plan.folder.erase(bytes.fromhex(event["session"]))
         self._listener.line(f"{plan.track.kind}: {ended.line}")
+        if plan.account is not None:
+            self._listener.line(f"{plan.track.kind}: {plan.account.text}")
 
     def _cohort(self, plan: _Plan, number: int) -> list[bytes]:
         """Waits for enough nodes and draws those of a round, in the order of their names."""
@@ -225,6 +232,8 @@ class _Plan:
         self.met = False
         self.sums: SumPlan | None = None
         self.folder: SessionFolder | None = None
+        # What has been told of nodes that add noise.
+        self.account: ServerAccount | None = None
 
     def load(self, channel: Channel, tell: Callable[[str], None]) -> None:
         """Loads the plan, and takes up its rounds."""
@@ -251,6 +260,11 @@ class _Plan:
                 self._pinned, about, settings.min_clients, settings.checks_survivors
             )
             self.folder = SessionFolder(self._state_folder.folder / f"{self._kind}_sessions")
+            noise = noise_of_export(self._export, self._pinned)
+            check_sum_plan(noise, self.sums)
+            if noise is not None:
+                path = self._state_folder.folder / f"{self._kind}_{_ACCOUNT}"
+                self.account = ServerAccount(path, noise, settings.target_epsilon)
             head = {
                 "sums": self.sums.digest().hex(),
                 "min_clients": settings.min_clients,
@@ -327,6 +341,9 @@ class _Round:
         session = self._session()
         while session.stage is not None:
             stage = session.stage
+            if stage == Type.OPENING and self._plan.account is not None:
+                # On the disk before anybody opens anything, whatever becomes of the round.
+                self._plan.account.charge(self._begun.session, session.survivors)
             self.asked_to_open |= stage == Type.OPENING
             for _ in range(self._settings.attempts if stage == Type.OPENING else 1):
                 self._ask(session, stage)

@@ -19,6 +19,7 @@ from typing import Any, Optional, TypeVar, Union
 from plan_runner import export as exports
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits
+from plan_runner.private_sums.noise import Demands
 from plan_runner.secure_aggregation.primitives import KEY_BYTES
 from plan_runner.secure_aggregation.sum_plan import FEWEST_CLIENTS, Identities
 
@@ -98,6 +99,7 @@ class NodeSettings:
         tells_domain: Whether it tells the server its domain.
         limits: Memory and time of playing, and examples.
         trust: Play without a sandbox: only a plan that the operator trusts.
+        privacy: The noise that it demands of plans, and how often it takes part.
     """
 
     export: Path
@@ -113,6 +115,7 @@ class NodeSettings:
     tells_domain: bool = False
     limits: Limits = DEFAULT_LIMITS
     trust: bool = False
+    privacy: Demands = Demands()
 
     def check(self, where: str) -> None:
         """Checks what is not of one setting's type."""
@@ -175,6 +178,8 @@ class ServerSettings:
         timeouts: How long the server waits.
         limits: Memory and time of playing.
         trust: Play without a sandbox.
+        target_epsilon: Where nodes add noise: epsilon that is not to be passed by any of them; as
+            far as the export's account goes if None.
     """
 
     export: Path
@@ -191,9 +196,14 @@ class ServerSettings:
     timeouts: Timeouts = Timeouts()
     limits: Limits = DEFAULT_LIMITS
     trust: bool = False
+    target_epsilon: Optional[float] = None
 
     def check(self, where: str) -> None:
         """Checks what is not of one setting's type."""
+        if self.target_epsilon is not None and not self.target_epsilon > 0:
+            raise PlanError(
+                f"{where}: target_epsilon: expected one above 0, found {self.target_epsilon}"
+            )
         _at_least(self.min_clients, 1, f"{where}: min_clients")
         _at_least(self.attempts, 1, f"{where}: attempts")
         _at_least(self.rest_rounds, 0, f"{where}: rest_rounds")

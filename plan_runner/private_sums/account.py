@@ -107,13 +107,25 @@ class ServerAccount:
         """Epsilon of the client that was in the most sums."""
         return self._noise.epsilon(max(self._sums.values(), default=0))
 
+    @property
+    def text(self) -> str:
+        """What was spent, for people."""
+        return (
+            f"{self.opened} sums opened, epsilon {self.epsilon:.4g} at delta "
+            f"{self._noise.delta:.3g} of the node that was in the most"
+        )
+
+    def spent(self, clients: Iterable[bytes]) -> list[int]:
+        """Returns in how many opened sums each of these clients was."""
+        return [self._sums[client.hex()] for client in clients]
+
     def check(self, clients: Iterable[bytes]) -> None:
         """Checks that a sum over these clients would not pass the target.
 
         Raises:
             PlanError: It would; no further round with them is possible.
         """
-        most = max((self._sums[client.hex()] for client in clients), default=0) + 1
+        most = max(self.spent(clients), default=0) + 1
         epsilon = self._noise.epsilon(most)
         if math.isinf(epsilon):
             raise PlanError(

@@ -9,15 +9,18 @@ than the noise is for, whatever the graphs do.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Optional
+from pathlib import Path
+from typing import Optional
 
 import numpy as np
 
 from plan_runner.errors import PlanError
+from plan_runner.export import NAME
 from plan_runner.private_sums.skellam import Draw, check_variance, fresh_words, skellam
 from plan_runner.secure_aggregation.sum_plan import SummedTensor, SumPlan
 
@@ -223,6 +226,24 @@ class Demands:
                 f"most_epsilon: expected at most {self.most_epsilon:g}, after {sums} sums with "
                 f"this node it would be {epsilon:.6g}"
             )
+
+
+def noise_of_export(export: Path, pinned: str) -> Optional[NodeNoise]:
+    """Returns the noise that clients add; None if an export's manifest says of none.
+
+    Args:
+        export: Its folder.
+        pinned: SHA-256 of its manifest, as hexadecimal digits.
+    """
+    path = export / NAME
+    try:
+        content = path.read_bytes()
+    except OSError as e:
+        raise PlanError(f"{path}: expected a manifest, cannot read it ({e.strerror})") from e
+    found = hashlib.sha256(content).hexdigest()
+    if found != pinned:
+        raise PlanError(f"{path}: expected the pinned sha256 {pinned}, found {found}")
+    return noise_of_manifest(content)
 
 
 def noise_of_manifest(content: bytes) -> Optional[NodeNoise]:
