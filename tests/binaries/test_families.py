@@ -39,19 +39,6 @@ def test_files_hold_every_level(family):
     assert list(result["models"]) == ["conformity_1"]
 
 
-def test_a_level_of_a_family_is_the_run_of_its_own(call, folder, family):
-    outcome = call(
-        *(train, *TOY, "--algorithm=fed_avg", "--rounds=3", "--evaluate_every=1"),
-        "--output_dir=alone",
-    )
-    assert outcome.status == 0, outcome
-    alone = read_history(folder / "alone" / "metrics.csv")
-    columns = read_history(family[0] / "metrics.csv")
-    np.testing.assert_allclose(
-        columns["test[conformity_1]/worst loss"], alone["test/worst loss"], rtol=1e-6
-    )
-
-
 def test_it_goes_on_to_the_same_bytes(call, folder, family):
     for more in (["--rounds=2"], ["--rounds=3", "--resume"]):
         outcome = call(train, *_FAMILY, *more, "--output_dir=run")
