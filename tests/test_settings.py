@@ -118,6 +118,6 @@ _OPTIONS = {field.name: field for field in dataclasses.fields(RuntimeOptions)}
 @pytest.mark.parametrize("name", _OPTIONS)
 def test_an_option_of_runtimes_is_one_of_runtimes_that_exist(name):
     metadata = _OPTIONS[name].metadata
-    assert metadata["help"].endswith(".")
+    assert metadata["help"].endswith((".", "]"))
     runtimes = metadata["runtimes"]
     assert runtimes and set(runtimes) < set(RUNTIMES)
