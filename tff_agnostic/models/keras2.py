@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_platform import LayerSeeds, Penalty, PureCall, layers_of
+from tff_agnostic.models.keras_platform import KERAS_2, LayerSeeds, Penalty, PureCall, layers_of
 
 # Keras' own bookkeeping of a layer's variables; its forward pass never reads them.
 _BOOKKEEPING = frozenset(
@@ -26,6 +26,8 @@ WeightSlot = tuple[Slot, list[int], Optional[str]]
 
 class Keras2:
     """See `KerasPlatform`."""
+
+    release = KERAS_2
 
     def name_layers_afresh(self) -> None:
         """Resets Keras' counters."""
@@ -126,6 +128,10 @@ class Keras2:
     def save(self, keras_model: tf.keras.Model, path: Path) -> None:
         """Names the format, which is not this release's default."""
         keras_model.save(path, save_format="keras")
+
+    def load(self, source: Any, classes: Mapping[str, Any], safe_mode: bool) -> tf.keras.Model:
+        """Keras' own function takes both."""
+        return tf.keras.models.load_model(source, classes, compile=False, safe_mode=safe_mode)
 
     @contextlib.contextmanager
     def recurrence_as_loops(self, layers: Sequence[Any]) -> Iterator[None]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from keras.src.legacy.saving.legacy_h5_format import load_model_from_hdf5
 from keras.src.models.functional import Functional
 from keras.src.utils import naming
 
-from tff_agnostic.later import tf
-from tff_agnostic.models.keras_platform import LayerSeeds, Penalty, PureCall, layers_of
+from tff_agnostic.later import h5py, tf
+from tff_agnostic.models.keras_platform import KERAS_3, LayerSeeds, Penalty, PureCall, layers_of
 
 # The seeds of each random generator in the call that is traced, by its number.
 _SEEDS: contextvars.ContextVar[Optional[Sequence[LayerSeeds]]] = contextvars.ContextVar(
@@ -27,6 +29,8 @@ _SEEDS: contextvars.ContextVar[Optional[Sequence[LayerSeeds]]] = contextvars.Con
 
 class Keras3:
     """See `KerasPlatform`."""
+
+    release = KERAS_3
 
     def name_layers_afresh(self) -> None:
         """Resets the counters, and nothing else of Keras' global state."""
@@ -83,15 +87,18 @@ class Keras3:
         # A layer that is called twice stays one. Functions of `keras.ops` are no layers.
         form = functools.cache(form_of)
 
-        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+            # Masks are made again: what was noted is that of the graph before.
+            del mask
             return (form(layer) if isinstance(layer, tf.keras.layers.Layer) else layer)(
                 *args, **kwargs
             )
 
         if not isinstance(keras_model, tf.keras.Sequential):
-            return tf.keras.models.clone_model(
-                keras_model, clone_function=lambda layer: layer, call_function=call
-            )
+            with _no_word_of_masks():
+                return tf.keras.models.clone_model(
+                    keras_model, clone_function=lambda layer: layer, call_function=call
+                )
         (found,) = keras_model.inputs
         inputs = tf.keras.Input(batch_shape=found.shape, dtype=found.dtype, name=found.name)
         outputs = functools.reduce(lambda x, layer: call(layer, x), keras_model.layers, inputs)
@@ -101,9 +108,24 @@ class Keras3:
         """The ending of the path names the format."""
         keras_model.save(path)
 
+    def load(self, source: Any, classes: Mapping[str, Any], safe_mode: bool) -> tf.keras.Model:
+        """Keras' public function takes paths only."""
+        with _no_word_of_masks():
+            if isinstance(source, h5py.File):
+                return load_model_from_hdf5(source, classes, compile=False)
+            return tf.keras.models.load_model(source, classes, compile=False, safe_mode=safe_mode)
+
     def recurrence_as_loops(self, layers: Sequence[Any]) -> AbstractContextManager[None]:
         """Does nothing: they are loops, in which the converter finds no LSTM."""
         return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _no_word_of_masks() -> Iterator[None]:
+    # Of a mask that ends in a layer, where it has done its work.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s)Layer .* does not support masking")
+        yield
 
 
 @contextlib.contextmanager

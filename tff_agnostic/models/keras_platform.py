@@ -7,7 +7,7 @@ package asks which one it is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Callable, Protocol
@@ -20,8 +20,18 @@ PureCall = Callable[[Sequence["tf.Tensor"], Any, bool, "tf.Tensor"], Any]
 Penalty = tuple[int, Callable[["tf.Tensor"], "tf.Tensor"]]
 
 
+KERAS_2 = "Keras 2"
+KERAS_3 = "Keras 3"
+
+
 class KerasPlatform(Protocol):
-    """A release of Keras, as far as releases differ."""
+    """A release of Keras, as far as releases differ.
+
+    Attributes:
+        release: `KERAS_2` or `KERAS_3`.
+    """
+
+    release: str
 
     def name_layers_afresh(self) -> None:
         """Lets Keras count the layers that have no name of their own from the start again.
@@ -74,6 +84,15 @@ class KerasPlatform(Protocol):
 
     def save(self, keras_model: tf.keras.Model, path: Path) -> None:
         """Writes a .keras file."""
+
+    def load(self, source: Any, classes: Mapping[str, Any], safe_mode: bool) -> tf.keras.Model:
+        """Loads a model.
+
+        Args:
+            source: The path of a file, or an open HDF5 file.
+            classes: Classes of layers that it may have beside Keras' own, by name.
+            safe_mode: Whether Keras refuses lambdas.
+        """
 
     def recurrence_as_loops(self, layers: Sequence[Any]) -> AbstractContextManager[None]:
         """Makes Keras' LSTMs loops in functions that are traced inside this context.

@@ -16,12 +16,23 @@ from tff_agnostic.files import atomic_file
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import as_in_keras
 from tff_agnostic.models.keras_export import classes_of, foreign_layers, plain_keras
-from tff_agnostic.models.keras_platform import keras_platform, layers_of, name_layers_afresh
+from tff_agnostic.models.keras_platform import (
+    KERAS_3,
+    keras_platform,
+    layers_of,
+    name_layers_afresh,
+)
+from tff_agnostic.saving.keras_forms import (
+    CONFIG,
+    METADATA,
+    archive_for_keras_3,
+    common_form,
+    is_for_both,
+    is_nested,
+)
 from tff_agnostic.saving.keras_guard import NotPlain, plain_file
 from tff_agnostic.saving.trained_model import TrainedModel
 
-_METADATA = "metadata.json"
-_CONFIG = "config.json"
 _DATE = "date_saved"
 _SHARED = "shared_object_id"
 # How their names end.
@@ -47,7 +58,10 @@ def keras_archive(keras_model: tf.keras.Model) -> bytes:
 
 
 def _without_circumstances(content: bytes) -> bytes:
-    """Returns a .keras file without dates, and with small numbers in place of addresses."""
+    """Returns a .keras file for both releases of Keras if it can be one: see `keras_forms`.
+
+    It has no dates, and small numbers in place of addresses.
+    """
     found = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(found, "w") as target:
         for name in sorted(source.namelist()):
@@ -60,7 +74,7 @@ def _undated(metadata: bytes) -> bytes:
     return json.dumps({k: v for k, v in json.loads(metadata).items() if k != _DATE}).encode()
 
 
-def _renumbered(config: bytes) -> bytes:
+def _rewritten(config: bytes) -> bytes:
     numbers: dict[int, int] = {}
 
     def renumber(value: Any) -> Any:
@@ -73,10 +87,10 @@ def _renumbered(config: bytes) -> bytes:
             for key, item in value.items()
         }
 
-    return json.dumps(renumber(json.loads(config))).encode()
+    return json.dumps(renumber(common_form(json.loads(config)))).encode()
 
 
-_REWRITTEN = {_METADATA: _undated, _CONFIG: _renumbered}
+_REWRITTEN = {METADATA: _undated, CONFIG: _rewritten}
 
 
 def read_keras(
@@ -112,10 +126,25 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
         NotPlain: If it is not trusted, and holds more than Keras' own layers and numbers.
         Exception: Whatever Keras raises.
     """
+    load = keras_platform().load
     if trust:
-        return tf.keras.models.load_model(file, classes, compile=False, safe_mode=False)
-    with plain_file(file, classes) as source:
-        return tf.keras.models.load_model(source, classes, compile=False)
+        with _for_this_keras(file) as source:
+            return load(source, classes, safe_mode=False)
+    with plain_file(file, classes) as checked, _for_this_keras(checked) as source:
+        return load(source, classes, safe_mode=True)
+
+
+@contextlib.contextmanager
+def _for_this_keras(source: Any) -> Iterator[Any]:
+    """Yields a file as it is, or in Keras 3 what it can load of a .keras file of Keras 2."""
+    is_archive = isinstance(source, Path) and zipfile.is_zipfile(source)
+    if not is_archive or keras_platform().release != KERAS_3:
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        path.write_bytes(archive_for_keras_3(source.read_bytes()))
+        yield path
 
 
 def architecture_text(keras_model: tf.keras.Model) -> str:
@@ -185,10 +214,11 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
 
 
 def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
-    """Writes the file.
+    """Writes the file, and a second one if Keras 3 needs one of its own.
 
     Returns:
-        The layers that need the user's code for loading, if there are any.
+        Which releases of Keras load it, the name of the second file, and the layers that need the
+        user's code for loading, if there are any.
 
     Raises:
         NotForKeras: If Keras cannot save the model.
@@ -198,8 +228,25 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
         content = keras_archive(keras_model)
     with atomic_file(path) as file:
         file.write(content)
+    about: dict[str, Any] = _releases(content)
+    if KERAS_3 not in about["loads_in"] and is_nested(_config(content)):
+        second = path.with_name(f"{path.stem}_keras3{path.suffix}")
+        with atomic_file(second) as file:
+            file.write(archive_for_keras_3(content))
+        about["for_keras_3"] = second.name
     custom = foreign_layers(keras_model)
-    return {"layers_that_need_code": custom} if custom else {}
+    return {**about, "layers_that_need_code": custom} if custom else about
+
+
+def _releases(content: bytes) -> dict[str, Any]:
+    own = keras_platform().release
+    is_of_both = own == KERAS_3 or is_for_both(_config(content))
+    return {"loads_in": sorted({own, KERAS_3}) if is_of_both else [own]}
+
+
+def _config(content: bytes) -> Any:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return json.loads(archive.read(CONFIG))
 
 
 def load(path: Path, trained: TrainedModel) -> Any:

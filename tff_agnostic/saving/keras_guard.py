@@ -43,19 +43,30 @@ _OPS = ("TFOpLambda", "SlicingOpLambda")
 _MEMBERS_OF_TENSORS = ("InstanceMethod", "InstanceProperty")
 _CLASS_METHOD = "ClassMethod"
 _PRIVATE = {
-    _FUNCTIONAL: "keras.src.engine.functional",
+    # Of Keras 2 and of Keras 3.
+    _FUNCTIONAL: ("keras.src.engine.functional", "keras.src.models.functional"),
     **dict.fromkeys(
-        (*_OPS, *_MEMBERS_OF_TENSORS, _CLASS_METHOD), "keras.src.layers.core.tf_op_layer"
+        (*_OPS, *_MEMBERS_OF_TENSORS, _CLASS_METHOD), ("keras.src.layers.core.tf_op_layer",)
     ),
     # Only HDF5 has these.
-    "BatchNormalizationV1": None,
-    "BatchNormalizationV2": None,
+    "BatchNormalizationV1": (),
+    "BatchNormalizationV2": (),
 }
+# Functions of `keras.ops` on symbolic inputs, which touch only tensors.
+_KERAS_OPS = "keras.src.ops."
 _LAMBDA = "Lambda"
 # TFF loads it, and it registers its layers, which unpickle functions.
 _UNPICKLES = "tensorflow_probability."
 # Values, not objects of a class.
-_VALUES = ("__tensor__", "__numpy__", "__bytes__", "__tuple__", "__ellipsis__", "TensorShape")
+_VALUES = (
+    "__keras_tensor__",
+    "__tensor__",
+    "__numpy__",
+    "__bytes__",
+    "__tuple__",
+    "__ellipsis__",
+    "TensorShape",
+)
 _SPECS = ("tf.TensorSpec", "tf.RaggedTensorSpec", "tf.SparseTensorSpec")
 _FUNCTION = "function"
 _FUNCTIONS = ("activations", "losses", "metrics")
@@ -117,6 +128,8 @@ def _kinds() -> tuple[Any, ...]:
         tf.keras.optimizers.Optimizer,
         tf.keras.optimizers.schedules.LearningRateSchedule,
         tf.keras.mixed_precision.Policy,
+        # Only Keras 3 has it.
+        getattr(tf.keras, "Operation", tf.keras.layers.Layer),
     )
 
 
@@ -196,7 +209,7 @@ def _check_object(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 def _check_class(name: str, module: Optional[str], config: Mapping[str, Any]) -> None:
     if name in (_LAMBDA, "__lambda__"):
         raise NotPlain(f"the code of a Lambda layer {_named(config)}".strip())
-    is_private = name in _PRIVATE and module in (None, _PRIVATE[name])
+    is_private = name in _PRIVATE and module in (None, *_PRIVATE[name])
     if not is_private and not _is_of_keras(name, module):
         raise NotPlain(f"the class {name!r:.60}{_of_module(module)}{_unknown()}")
     if isinstance(config.get("vocabulary"), str):
@@ -257,7 +270,7 @@ def _is_of_keras(name: str, module: Optional[str]) -> bool:
 
 
 def _module_of_keras(name: str) -> Any:
-    if name.startswith(_APPLICATIONS):
+    if name.startswith((_APPLICATIONS, _KERAS_OPS)):
         # Some have layers of their own.
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
