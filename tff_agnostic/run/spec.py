@@ -245,11 +245,11 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
             raise UserError(f"--{flag}: expected a text, found {flags[flag]!r:.100}")
     is_of_now = flags.get("format", 1) == FORMAT
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
-    if not is_of_now:
-        values = without_aliases(algorithm_of_flag(flags["algorithm"]).options, values)
     task, options = task_of_flags(flags, is_of_now)
     config = make(RunConfig, complete(RunConfig, values, is_of_now))
     aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
+    if not is_of_now:
+        values = without_aliases(algorithm.options, values)
     privacy = PRIVACIES[config.privacy].options
     of_updates = UPDATE_AGGREGATORS[config.update_aggregator].options
     return RunSpec(
