@@ -1,0 +1,73 @@
+"""A fleet plays what a run exports: the runner's rounds bit for bit, and back into a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from binaries import evaluate, export, import_state, train
+from plan_runner.fleet.server import FleetServer
+from plan_runner.fleet.settings import PlanSettings, manifest_sha256
+from tests.binaries.harness import Caller
+from tests.plan_runner.fleet.fleet import Fleet, LocalChannel, Told
+from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
+from tests.plan_runner.harness import call as run_plan
+
+_DIGITS = (
+    "--task=digits",
+    "--digits_num_clients=4",
+    "--digits_num_test_clients=2",
+    "--clients_per_round=4",
+    "--max_examples=20",
+)
+
+
+def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
+    places = [f"--output_dir={tmp_path / 'export'}", f"--clients_dir={tmp_path / 'clients'}"]
+    _ok(call(export, *_DIGITS, "--profile=secure", *places))
+    evaluation = tmp_path / "evaluation"
+    kind = ["--kind=evaluation", "--profile=secure", f"--output_dir={evaluation}"]
+    _ok(call(export, *_DIGITS, *kind))
+    (tmp_path / "clients/cohorts.txt").rename(tmp_path / "cohorts.txt")
+    fleet = Fleet(tmp_path / "fleet", tmp_path / "export", tmp_path / "clients")
+    every_second = PlanSettings(evaluation, manifest_sha256(evaluation), every=2)
+    try:
+        channel, told = LocalChannel(fleet.nodes(evaluation=every_second)), Told()
+        settings = fleet.server_settings(cohort_size=4, evaluation=every_second)
+        server = FleetServer(settings, channel, told)
+        server.run(3)
+        server.close()
+    finally:
+        fleet.close()
+    folder = fleet.folder / "server"
+    # The runner, with the same clients.
+    plan = f"--plan={tmp_path / 'export'}"
+    clients = f"--clients={tmp_path / 'clients'}"
+    _ok(run_plan(plan, clients, "--rounds=3", f"--output={tmp_path / 'run_plan'}"))
+    state = folder / "server_state.ckpt"
+    assert state.read_bytes() == (tmp_path / "run_plan/server_state.ckpt").read_bytes()
+    assert _metrics(folder / "metrics.jsonl") == _metrics(tmp_path / "run_plan/metrics.jsonl")
+    # The evaluation after round 2, of the runner's state after round 2.
+    two = [plan, clients, "--rounds=2", f"--output={tmp_path / 'two'}"]
+    _ok(run_plan(*two))
+    measured = [f"--plan={evaluation}", clients, f"--state={tmp_path / 'two/server_state.ckpt'}"]
+    _ok(run_plan(*measured, f"--output={tmp_path / 'measured'}"))
+    found = _metrics(folder / "evaluation_metrics.jsonl")
+    assert found == _metrics(tmp_path / "measured/metrics.jsonl")
+    # Home again.
+    back, at = tmp_path / "back", f"--server_state={state}"
+    _ok(call(import_state, plan, at, f"--output_dir={back}", *TRUST_WITHOUT_SANDBOX))
+    shutil.rmtree(fleet.folder)
+    _ok(call(evaluate, f"--checkpoint={back}", f"--output={tmp_path / 'evaluation.json'}"))
+    assert json.loads((tmp_path / "evaluation.json").read_text())["round"] == 3
+    _ok(call(train, f"--output_dir={back}", "--resume", "--rounds=4"))
+    assert json.loads((back / "result.json").read_text())["rounds"] == 4
+
+
+def _metrics(path):
+    return [json.loads(line)["metrics"] for line in path.read_text().splitlines()]
+
+
+def _ok(outcome) -> str:
+    assert outcome.status == 0, outcome
+    return outcome.out
