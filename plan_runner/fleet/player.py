@@ -173,6 +173,11 @@ class Player:
         files = {parts.STATE: state, parts.SUMS: sums}
         return self._ask(parts.END, f"round {round_number}", request, files, take)
 
+    @property
+    def process_id(self) -> Optional[int]:
+        """Id of the process; None if there is none."""
+        return self._worker.process_id
+
     def close(self) -> None:
         """Ends the process."""
         self._worker.close()

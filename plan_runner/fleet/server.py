@@ -15,10 +15,10 @@ import numpy as np
 from plan_runner import export as exports
 from plan_runner.errors import PlanError
 from plan_runner.export import EVALUATION, TRAINING, Limits, open_export
+from plan_runner.fleet.cohorts import SAMPLINGS, Draw
 from plan_runner.fleet.members import Channel, Exchange, Members, PlanHello
 from plan_runner.fleet.player import Player, secure_sums
 from plan_runner.fleet.settings import (
-    POISSON,
     ServerSettings,
     manifest_sha256,
     read_roster,
@@ -34,8 +34,6 @@ from plan_runner.secure_aggregation.sessions import SessionFolder
 from plan_runner.secure_aggregation.sum_plan import Identities, ProtocolError, SumPlan
 
 _ACCOUNT = "account.jsonl"
-# Of cohorts by chance, until one is large enough.
-_MOST_DRAWS = 10_000
 # By the answers that are collected: what the stage is called, which is the name of its timeout.
 _STAGES = {
     Type.KEYS: "keys",
@@ -186,27 +184,15 @@ class FleetServer:
         generator: random.Random = random.SystemRandom()
         if settings.seed is not None:
             generator = random.Random(f"{settings.seed} {plan.track.kind} {number} {attempt}")
-        drawn = self._drawn(candidates, fewest, plan.most, generator)
-        return sorted(drawn, key=self._identities.name)
-
-    def _drawn(
-        self, candidates: Sequence[bytes], fewest: int, most: int, generator: random.Random
-    ) -> list[bytes]:
-        size = self._settings.cohort_size
-        if size is None:
-            size = len(candidates)
-        if self._settings.sampling != POISSON:
-            return generator.sample(list(candidates), min(size, most, len(candidates)))
-        share = min(1.0, size / len(self._identities.names))
-        # A sum over fewer is not opened, whoever they are.
-        for _ in range(_MOST_DRAWS):
-            drawn = [identity for identity in candidates if generator.random() < share]
-            if fewest <= len(drawn) <= most:
-                return drawn
-        raise PlanError(
-            f"cohort_size: expected at least {fewest} of {len(candidates)} nodes by chance, found "
-            f"fewer in {_MOST_DRAWS} draws; set a larger cohort_size"
+        draw = Draw(
+            candidates,
+            fewest,
+            plan.most,
+            settings.cohort_size,
+            len(self._identities.names),
+            plan.members.domains,
         )
+        return sorted(SAMPLINGS[settings.sampling](draw, generator), key=self._identities.name)
 
 
 class _Plan:

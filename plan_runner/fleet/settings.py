@@ -19,6 +19,7 @@ from typing import Any, Optional, TypeVar, Union
 from plan_runner import export as exports
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits
+from plan_runner.fleet.cohorts import SAMPLINGS
 from plan_runner.private_sums.noise import Demands
 from plan_runner.secure_aggregation.primitives import KEY_BYTES
 from plan_runner.secure_aggregation.sum_plan import FEWEST_CLIENTS, Identities
@@ -32,8 +33,6 @@ _WORDS = {
     str: "a text",
     Path: "a path, as a text",
 }
-UNIFORM, POISSON = "uniform", "poisson"
-_SAMPLINGS = (UNIFORM, POISSON)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +167,7 @@ class ServerSettings:
         cohort_size: How many nodes are drawn for a round; all that are there if None. With
             `sampling` "poisson", how many there are on average.
         sampling: "uniform": so many, without replacement. "poisson": each node that is there by
-            itself.
+            itself. "by_domain": as many of each domain that nodes tell, as far as there are.
         seed: Of the draw; None draws what nobody can foresee.
         min_clients: The fewest clients of a round; of secure sums the fewest whose sum is opened.
             Nodes have the same.
@@ -187,7 +186,7 @@ class ServerSettings:
     state: Path
     evaluation: Optional[PlanSettings] = None
     cohort_size: Optional[int] = None
-    sampling: str = UNIFORM
+    sampling: str = "uniform"
     seed: Optional[int] = None
     min_clients: int = FEWEST_CLIENTS
     checks_survivors: bool = True
@@ -207,12 +206,12 @@ class ServerSettings:
         _at_least(self.min_clients, 1, f"{where}: min_clients")
         _at_least(self.attempts, 1, f"{where}: attempts")
         _at_least(self.rest_rounds, 0, f"{where}: rest_rounds")
-        if self.sampling not in _SAMPLINGS:
-            known = " or ".join(_SAMPLINGS)
-            raise PlanError(f"{where}: sampling: expected {known}, found {self.sampling!r}")
+        if self.sampling not in SAMPLINGS:
+            known = ", ".join(SAMPLINGS)
+            raise PlanError(f"{where}: sampling: expected one of {known}, found {self.sampling!r}")
         if self.cohort_size is not None:
             _at_least(self.cohort_size, self.min_clients, f"{where}: cohort_size")
-        elif self.sampling == POISSON:
+        elif self.sampling == "poisson":
             raise PlanError(f"{where}: sampling: expected a cohort_size with poisson, found none")
 
 

@@ -29,7 +29,9 @@ def test_every_node_is_in_as_many_cohorts(sampling):
     share = sum(map(len, cohorts)) / 10
     # Seven standard deviations of a binomial number.
     bound = 7 * (_DRAWS * 0.25) ** 0.5
-    assert all(abs(count - share) < bound for count in Counter(sum(cohorts, [])).values())
+    counts = Counter(node for cohort in cohorts for node in cohort)
+    assert len(counts) == 10
+    assert all(abs(count - share) < bound for count in counts.values())
 
 
 def test_sizes_by_chance_are_binomial_but_for_what_cannot_be_played():

@@ -57,7 +57,10 @@ def test_paths_are_relative_to_the_file(tmp_path):
         ("cohort_size = 'x'", "server.toml: cohort_size: expected a whole number, found 'x'"),
         ("cohort_size = true", "server.toml: cohort_size: expected a whole number, found True"),
         ("cohort_size = 2", "server.toml: cohort_size: expected at least 3, found 2"),
-        ("sampling = 'lots'", "sampling: expected uniform or poisson, found 'lots'"),
+        (
+            "sampling = 'lots'",
+            "sampling: expected one of uniform, poisson, by_domain, found 'lots'",
+        ),
         ("sampling = 'poisson'", "sampling: expected a cohort_size with poisson, found none"),
         ("timeouts = { work = 0 }", "timeouts: work: expected seconds above 0, found 0.0"),
         ("timeouts = 3", "server.toml: timeouts: expected a table, found 3"),

@@ -1,0 +1,133 @@
+"""A node alone: its plan, its data, its process that plays, and what it answers after a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+
+import pytest
+
+from plan_runner.errors import PlanError
+from plan_runner.export import Limits
+from plan_runner.fleet.node import Node
+from plan_runner.fleet.player import Examples, Player
+from plan_runner.fleet.settings import DataSettings, manifest_sha256
+from plan_runner.fleet.wire import Kind, Message, decoded
+from tests.plan_runner.exports import encoded, write_client, write_clients
+from tests.plan_runner.fleet.fleet import Fleet
+from tests.processes import is_running, wait_until
+
+_LOAD = """
+import tensorflow as tf
+
+def load(config):
+    path = config["path"]
+    return list(tf.data.TFRecordDataset(path).as_numpy_iterator())
+"""
+
+
+@pytest.fixture
+def fleet(exports, tmp_path):
+    clients = write_clients(tmp_path / "clients", {"ann": [(1.0, 4), (2.0, 5)], "bob": []})
+    return Fleet(tmp_path / "fleet", exports["daf"], clients)
+
+
+def refused(settings) -> str:
+    with pytest.raises(PlanError) as caught:
+        Node(settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def work(fleet, checkpoint, number=1) -> bytes:
+    head = {"tag": "x", "manifest": manifest_sha256(fleet.export), "id": bytes([number] * 32).hex()}
+    return Message(Kind.WORK, head, (checkpoint,)).encoded()
+
+
+@pytest.fixture
+def checkpoint(fleet) -> bytes:
+    player = Player(fleet.export, manifest_sha256(fleet.export))
+    try:
+        return player.begin((fleet.export / "server_state.ckpt").read_bytes())
+    finally:
+        player.close()
+
+
+def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, tmp_path):
+    ann = fleet.node_settings("ann")
+    assert "pinned" in refused(dataclasses.replace(ann, manifest_sha256="0" * 64))
+    stranger = tmp_path / "roster.toml"
+    stranger.write_text(f'bob = "{"ab" * 32}"\n')
+    assert "expected the identity of" in refused(dataclasses.replace(ann, roster=stranger))
+    write_client(tmp_path / "other.tfrecord", [encoded({})])
+    data = DataSettings(tfrecord=tmp_path / "other.tfrecord")
+    found = refused(dataclasses.replace(ann, data=data))
+    assert "record 1: feature 'x': expected float32[], found none" in found
+    few = dataclasses.replace(ann, limits=Limits(max_records=1))
+    assert "expected at most 1 records (--max_records), found more" in refused(few)
+    (tmp_path / "data.py").write_text("def load(config):\n    raise OSError('no disk')\n")
+    data = DataSettings(load=tmp_path / "data.py")
+    assert "data.py: load: OSError: no disk" in refused(dataclasses.replace(ann, data=data))
+
+
+def test_a_round_is_answered_once_whatever_becomes_of_the_node(fleet, checkpoint, tmp_path):
+    settings = fleet.node_settings("ann")
+    node = Node(settings)
+    first = node.answer(work(fleet, checkpoint))
+    assert decoded(first, "answer").kind == Kind.WORKED
+    node.close()
+    # Another process, and data that a function of the operator's reads.
+    (tmp_path / "data.py").write_text(_LOAD)
+    config = {"path": str(fleet.clients / "ann.tfrecord")}
+    data = DataSettings(load=tmp_path / "data.py", config=config)
+    node = Node(dataclasses.replace(settings, data=data))
+    try:
+        assert node.answer(work(fleet, checkpoint)) == first
+        changed = decoded(node.answer(work(fleet, checkpoint + b"x")), "answer")
+        assert "expected a new round, this node has answered it" in changed.head["words"]
+        # The same examples: the same update.
+        second = decoded(node.answer(work(fleet, checkpoint, 2)), "answer")
+        assert second.parts == decoded(first, "answer").parts
+        # Of the round before it keeps that it was answered.
+        again = decoded(node.answer(work(fleet, checkpoint)), "answer")
+        assert "expected a new round, this node has answered it" in again.head["words"]
+    finally:
+        node.close()
+
+
+def test_a_process_that_has_ended_is_started_again(fleet, checkpoint):
+    player = Player(fleet.export, manifest_sha256(fleet.export), reads=[fleet.clients])
+    try:
+        examples = Examples(paths=[fleet.clients / "ann.tfrecord"])
+        first = player.update("ann", checkpoint, examples)
+        process = player.process_id
+        # What cannot be played is a line, and the process stays.
+        with pytest.raises(PlanError, match=r"client ann: the graph failed \("):
+            player.update("ann", b"no checkpoint", examples)
+        assert player.process_id == process
+        # It may not read what it was not given.
+        outside = fleet.folder / "ann.tfrecord"
+        shutil.copy(fleet.clients / "ann.tfrecord", outside)
+        with pytest.raises(PlanError, match="Permission denied"):
+            player.update("ann", checkpoint, Examples(paths=[outside]))
+        os.kill(process, signal.SIGKILL)
+        wait_until(lambda: not is_running(process))
+        assert player.update("ann", checkpoint, examples) == first
+        assert player.process_id != process
+    finally:
+        last = player.process_id
+        player.close()
+    assert not is_running(last)
+
+
+def test_a_request_that_takes_too_long_is_ended(fleet):
+    limits = Limits(max_round_seconds=0.2)
+    player = Player(fleet.export, manifest_sha256(fleet.export), limits)
+    try:
+        with pytest.raises(PlanError, match=r"beginning a round: expected to end within 0\.2 s"):
+            player.begin(b"")
+        assert player.process_id is None
+    finally:
+        player.close()
