@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -12,20 +14,25 @@ from plan_runner.errors import PlanError
 
 _PROGRAM = "fleet"
 _USAGE_STATUS = 2
-_INTERRUPTED_STATUS = 130
+# What shells add to a signal's number.
+_SIGNAL_STATUS = 128
+_PORT = 8443
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs a command; returns the exit status."""
     arguments = _parser().parse_args(argv)
+    from plan_runner.fleet.launch import Ended, ended_by_signals
+
     try:
-        return int(arguments.run(arguments))
+        with ended_by_signals():
+            return int(arguments.run(arguments))
     except PlanError as e:
         print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
         return _USAGE_STATUS
-    except KeyboardInterrupt:
+    except Ended as e:
         print("interrupted", file=sys.stderr)
-        return _INTERRUPTED_STATUS
+        return _SIGNAL_STATUS + e.number
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_keys(commands)
+    _add_server(commands)
+    _add_node(commands)
+    _add_demo(commands)
     return parser
 
 
@@ -98,3 +108,114 @@ def _keys(arguments: argparse.Namespace) -> int:
     print(f"{folder / keys.ROSTER}: {len(nodes)} nodes")
     print(f"send {keys.AUTHORITY} and {keys.ROSTER} to every node; all else stays here")
     return 0
+
+
+def _add_server(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "server", help="play rounds with the nodes that come", allow_abbrev=False
+    )
+    parser.add_argument("--keys", metavar="FOLDER", type=Path, required=True)
+    parser.add_argument("--settings", metavar="FILE", type=Path, required=True, help="server.toml")
+    parser.add_argument("--rounds", type=int, required=True, help="of training, earlier ones too")
+    parser.add_argument("--host", default="127.0.0.1", help="where nodes reach it (%(default)s)")
+    parser.add_argument("--port", type=int, default=_PORT, help="(default: %(default)s)")
+    parser.add_argument(
+        "--open_to_network",
+        action="store_true",
+        help="let --host be other than loopback: nodes' requests alone pass the filter there",
+    )
+    parser.add_argument(
+        "--superlink_port", type=int, default=8000, help="on loopback (default: %(default)s)"
+    )
+    parser.set_defaults(run=_server)
+
+
+def _server(arguments: argparse.Namespace) -> int:
+    from plan_runner.fleet.launch import LOOPBACK, run_server
+
+    if arguments.host not in LOOPBACK and not arguments.open_to_network:
+        raise PlanError(
+            f"--host: expected loopback, found {arguments.host}, which others may reach: "
+            "--open_to_network allows it"
+        )
+    if arguments.rounds < 1:
+        raise PlanError(f"--rounds: expected at least 1, found {arguments.rounds}")
+    run_server(
+        arguments.keys,
+        arguments.settings,
+        arguments.rounds,
+        (arguments.host, arguments.port),
+        arguments.superlink_port,
+        _tell,
+    )
+    return 0
+
+
+def _add_node(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser("node", help="play as one client", allow_abbrev=False)
+    parser.add_argument("--keys", metavar="FOLDER", type=Path, required=True)
+    parser.add_argument("--settings", metavar="FILE", type=Path, required=True, help="node.toml")
+    parser.add_argument("--server", metavar="HOST:PORT", required=True)
+    parser.add_argument(
+        "--port", type=int, default=8101, help="of its SuperNode, on loopback (%(default)s)"
+    )
+    parser.set_defaults(run=_node)
+
+
+def _node(arguments: argparse.Namespace) -> int:
+    from plan_runner.fleet.launch import run_node
+
+    host, _, port = arguments.server.rpartition(":")
+    if not host or not port.isdigit():
+        raise PlanError(f"--server: expected HOST:PORT, found {arguments.server}")
+    server = host, int(port)
+    run_node(arguments.keys, arguments.settings, server, arguments.port, _tell)
+    return 0
+
+
+def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
+    from plan_runner.fleet.demo import KILLS
+
+    parser = commands.add_parser(
+        "demo",
+        help="play on this machine, every part a process of its own, and compare with run_plan",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--export", metavar="FOLDER", type=Path, required=True)
+    parser.add_argument("--clients", metavar="FOLDER", type=Path, required=True)
+    parser.add_argument("--nodes", type=int, default=4, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--kill", choices=KILLS, help="what is killed in the second round")
+    parser.add_argument(
+        "--output", metavar="FOLDER", type=Path, help="new folder to keep; none by default"
+    )
+    parser.set_defaults(run=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from plan_runner.fleet.demo import demo
+
+    if arguments.nodes < 3 or arguments.rounds < 1:
+        raise PlanError("expected at least 3 --nodes and 1 of --rounds")
+    if arguments.kill == "node" and arguments.nodes < 4:
+        raise PlanError("--kill=node: expected at least 4 --nodes, of whom 3 go on")
+    with contextlib.ExitStack() as stack:
+        folder = arguments.output
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet_")))
+        elif folder.exists():
+            raise PlanError(f"--output: expected a new folder, found {folder}")
+        same = demo(
+            arguments.export,
+            arguments.clients,
+            arguments.nodes,
+            arguments.rounds,
+            arguments.kill,
+            folder.resolve(),
+            _tell,
+        )
+    return 0 if same else 1
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)

@@ -228,6 +228,8 @@ def test_every_package_imported_is_asked_for(project):
     asked = {Requirement(text).name for text in project["project"]["dependencies"]}
     for extra in project["project"]["optional-dependencies"].values():
         asked |= {Requirement(text).name for text in extra}
+    runner = tomllib.loads((ROOT / "plan_runner" / "pyproject.toml").read_text())
+    asked |= {Requirement(t).name for t in runner["project"]["optional-dependencies"]["flower"]}
     asked = {canonicalize_name(name) for name in asked}
     own = {"plan_runner", "tff_agnostic"}
     for folder in (*own, "binaries"):

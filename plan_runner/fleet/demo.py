@@ -1,0 +1,175 @@
+"""A whole fleet on this machine: every part a process of its own, with its own keys, over TLS."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from plan_runner.errors import PlanError
+from plan_runner.export import STATE, SUFFIX
+from plan_runner.fleet import keys
+from plan_runner.fleet.launch import SUPERLINK, Events, Processes
+from plan_runner.fleet.settings import manifest_sha256
+from plan_runner.fleet.state_folder import JOURNAL, OPENED
+
+KILLS = ("node", "server", "superlink")
+_LOOK_SECONDS = 0.1
+_TIMEOUTS = "nodes = 300\nhello = 60\nkeys = 60\nshares = 60\nwork = 180\nvote = 60\nopening = 60\n"
+
+
+def demo(
+    export: Path,
+    clients: Path,
+    nodes: int,
+    rounds: int,
+    kill: str | None,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> bool:
+    """Plays rounds with a client of the folder on each node; returns whether it is as run_plan.
+
+    Args:
+        kill: What is killed in the second round, and started again.
+        folder: A new folder for keys, settings, states and logs.
+    """
+    names = sorted(path.stem for path in clients.glob(f"*{SUFFIX}"))[:nodes]
+    if len(names) < nodes:
+        raise PlanError(f"{clients}: expected {nodes} clients NAME{SUFFIX}, found {len(names)}")
+    server_port, superlink_port, *node_ports = _free_ports(2 + nodes)
+    _write_settings(folder, export.resolve(), clients.resolve(), names)
+    state = folder / "server" / "state"
+    module = (sys.executable, "-m", "plan_runner.fleet")
+
+    def node(number: int) -> tuple[str, ...]:
+        own = folder / names[number]
+        return (
+            *(names[number], *module, "node", f"--keys={own}", f"--settings={own / 'node.toml'}"),
+            *(f"--server=127.0.0.1:{server_port}", f"--port={node_ports[number]}"),
+        )
+
+    with Processes(folder / "processes") as processes:
+        events = Events(state / "events.jsonl")
+        processes.start(
+            *("server", *module, "server", f"--keys={folder / 'server'}"),
+            *(f"--settings={folder / 'server' / 'server.toml'}", f"--rounds={rounds}"),
+            *(f"--port={server_port}", f"--superlink_port={superlink_port}"),
+        )
+        _wait(processes, "server", "nodes may come")
+        for number in range(nodes):
+            processes.start(*node(number))
+        tell(f"server and {nodes} nodes, each with processes and keys of its own: {folder}")
+        exchanges: list[dict[str, Any]] = []
+        pid, killed = 0, kill is None
+        while processes.status("server") is None:
+            for event in events.new():
+                pid = event.get("pid", pid)
+                if "line" in event:
+                    tell(event["line"])
+                if "exchange" in event:
+                    exchanges.append(event)
+                if not killed and event.get("round", 0) == min(2, rounds):
+                    killed = True
+                    tell(f"kills the {kill}")
+                    if kill == "node":
+                        processes.end(names[-1], signal.SIGKILL)
+                        processes.start(*node(nodes - 1))
+                    else:
+                        number = pid
+                        if kill == "superlink":
+                            number = int((state / f"{SUPERLINK}.pid").read_text())
+                        os.kill(number, signal.SIGKILL)
+            for name in names:
+                if processes.status(name) is not None:
+                    raise PlanError(f"node {name}: {processes.said(name).removeprefix('error: ')}")
+            time.sleep(_LOOK_SECONDS)
+        exchanges += [event for event in events.new() if "exchange" in event]
+        if processes.status("server") != 0:
+            raise PlanError(processes.said("server").removeprefix("error: "))
+    for line in _table(exchanges):
+        tell(line)
+    if not killed:
+        raise PlanError(f"--kill={kill}: expected a round to kill it in, found none")
+    return _is_as_run_plan(export, clients, state, folder, tell)
+
+
+def _write_settings(folder: Path, export: Path, clients: Path, names: Sequence[str]) -> None:
+    pinned = f'export = "{export}"\nmanifest_sha256 = "{manifest_sha256(export)}"\n'
+    publics = [keys.make_node_keys(folder / name, name) for name in names]
+    server = folder / "server"
+    keys.make_server_keys(server, ["127.0.0.1"], publics, days=2)
+    # An update, or a sum of two, may be known: the fewest are as many as can be lost in a demo.
+    common = f"min_clients = {max(3, len(names) - 1)}\n"
+    (server / "server.toml").write_text(
+        f'export = "{export}"\nroster = "{keys.ROSTER}"\nstate = "state"\nrest_rounds = 0\n'
+        f"{common}[timeouts]\n{_TIMEOUTS}"
+    )
+    for name in names:
+        own = folder / name
+        for shared in (keys.AUTHORITY, keys.ROSTER):
+            (own / shared).write_bytes((server / shared).read_bytes())
+        (own / "node.toml").write_text(
+            f'{pinned}identity = "{keys.IDENTITY}"\nroster = "{keys.ROSTER}"\nstate = "state"\n'
+            f'{common}[data]\ntfrecord = "{clients / (name + SUFFIX)}"\n'
+        )
+
+
+def _free_ports(count: int) -> list[int]:
+    # All at once, or one would be found twice.
+    opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in opened]
+    for one in opened:
+        one.close()
+    return ports
+
+
+def _wait(processes: Processes, name: str, words: str) -> None:
+    while words not in processes.log(name).read_text(errors="replace"):
+        if processes.status(name) is not None:
+            raise PlanError(f"{name}: {processes.said(name).removeprefix('error: ')}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _table(events: Sequence[dict[str, Any]]) -> list[str]:
+    lines = [
+        f"{'round':>5} {'exchange':<9} {'clients':>7} {'bytes down':>11} {'bytes up':>9} seconds"
+    ]
+    for event in events:
+        found = event["exchange"]
+        clients = f"{found['answered']}/{found['asked']}"
+        lines.append(
+            f"{event['round']:>5} {found['stage']:<9} {clients:>7} {found['bytes_down']:>11,} "
+            f"{found['bytes_up']:>9,} {found['seconds']:>7.1f}"
+        )
+    return lines
+
+
+def _is_as_run_plan(
+    export: Path, clients: Path, state: Path, folder: Path, tell: Callable[[str], None]
+) -> bool:
+    """Plays the same cohorts by run_plan in this environment, and compares the states."""
+    journal = [json.loads(line) for line in (state / JOURNAL).read_text().splitlines()]
+    cohorts = [event["names"] for event in journal if event["event"] == OPENED]
+    file, output = folder / "cohorts.txt", folder / "run_plan"
+    file.write_text("".join(f"{','.join(names)}\n" for names in cohorts))
+    played = subprocess.run(
+        [
+            *(sys.executable, "-m", "plan_runner", f"--plan={export}", f"--clients={clients}"),
+            *(f"--cohorts={file}", f"--output={output}"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    if played.returncode:
+        raise PlanError(f"run_plan: {played.stderr.strip()}")
+    same = (output / STATE).read_bytes() == (state / STATE).read_bytes()
+    verdict = "is" if same else "IS NOT"
+    tell(f"the state after {len(cohorts)} rounds {verdict} that of run_plan, bit for bit")
+    return same

@@ -1,0 +1,277 @@
+"""A fleet on Flower: its channel, its apps, and the calls of processes beside Flower's own.
+
+This module alone imports flwr. The calls of `serve`, `register` and `start_run` are internals of
+Flower 1.41, which change from release to release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.cli.build import build_fab_from_files
+from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
+from flwr.clientapp import ClientApp
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.server import ServerApp
+from flwr.serverapp import Grid
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from plan_runner.errors import PlanError, reason
+from plan_runner.fleet.app_files import app_files
+from plan_runner.fleet.members import Exchange
+from plan_runner.fleet.node import Node
+from plan_runner.fleet.server import FleetServer
+from plan_runner.fleet.settings import read_node_settings, read_server_settings
+
+EVENTS, SERVING = "events.jsonl", "serving"
+
+_LOG = logging.getLogger(__name__)
+_KIND = "fleet"
+_TYPE = f"query.{_KIND}"
+# Larger ones travel in pieces.
+_MOST_BYTES_IN_ONE = 1_000_000
+_POLL_SECONDS = 0.2
+_NODES_SECONDS = 1.0
+_TASK_SECONDS = 0.1
+_TASK = "flwr-clientapp"
+_ACQUIRE = frozenset(("/flwr.proto.Runtime/AcquireTask",))
+
+
+class FlowerChannel:
+    """A `members.Channel` that is Flower's grid; it asks the grid no more often than is of use."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._waiting: dict[str, tuple[str, float]] = {}
+        self._nodes: list[str] = []
+        self._answers: list[tuple[str, bytes]] = []
+        self._looked = self._pulled = -_NODES_SECONDS
+
+    def nodes(self) -> list[str]:
+        """Returns who can be reached now, by Flower's ids of nodes."""
+        if time.monotonic() >= self._looked + _NODES_SECONDS:
+            self._nodes = [str(node) for node in self._grid.get_node_ids()]
+            self._looked = time.monotonic()
+        return self._nodes
+
+    def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        """Sends requests by node, and does not wait."""
+        names = list(requests)
+        messages = [
+            Message(_record(requests[name]), int(name), _TYPE, ttl=timeout) for name in names
+        ]
+        until = time.monotonic() + timeout
+        for name, sent in zip(names, self._grid.push_messages(messages)):
+            if sent is not None:
+                self._waiting[sent] = name, until
+
+    def receive(self) -> Mapping[str, bytes]:
+        """Returns answers that have come since the last call, by their nodes; of each node one."""
+        self._pull()
+        found: dict[str, bytes] = {}
+        while self._answers and self._answers[0][0] not in found:
+            found.update([self._answers.pop(0)])
+        return found
+
+    def _pull(self) -> None:
+        now = time.monotonic()
+        self._waiting = {key: value for key, value in self._waiting.items() if value[1] > now}
+        if not self._waiting or now < self._pulled + _POLL_SECONDS:
+            return
+        for reply in self._grid.pull_messages(list(self._waiting)):
+            name, _ = self._waiting.pop(reply.metadata.reply_to_message_id, ("", 0.0))
+            if reply.has_error():
+                _LOG.warning("node %s: %s", name, reply.error.reason)
+            elif name:
+                self._answers.append((name, _content(reply)))
+        self._pulled = time.monotonic()
+
+
+class _Events:
+    """A `server.Listener` that writes lines of JSON, for the process that watches."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, **event: Any) -> None:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def line(self, text: str) -> None:
+        self.write(line=text)
+
+    def exchange(self, kind: str, round_number: int, exchange: Exchange) -> None:
+        self.write(kind=kind, round=round_number, exchange=vars(exchange))
+
+    def step(self, done: str) -> None:
+        """What is on the disk is in the folder's journal."""
+
+
+server_app = ServerApp()
+client_app = ClientApp()
+
+
+@server_app.main()
+def _main(grid: Grid, context: Context) -> None:
+    settings = read_server_settings(Path(str(context.run_config["settings"])))
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    events = _Events(settings.state / EVENTS)
+    with serving(settings.state):
+        events.write(pid=os.getpid())
+        try:
+            server = FleetServer(settings, FlowerChannel(grid), events)
+            with contextlib.closing(server):
+                server.run(int(context.run_config["rounds"]))
+        except PlanError as e:
+            events.write(error=str(e))
+            raise
+        except Exception as e:
+            # Flower keeps what a ServerApp prints to itself.
+            events.write(line=f"the ServerApp fails: {type(e).__name__}: {reason(e)}")
+            raise
+        events.write(done=server.completed)
+
+
+@client_app.query(_KIND)
+def _query(message: Message, context: Context) -> Message:
+    """Answers where Flower starts a process for each message: slower, and to the same effect."""
+    settings = read_node_settings(Path(str(context.node_config["settings"])))
+    with contextlib.closing(Node(settings)) as node:
+        return Message(_record(node.answer(_content(message))), reply_to=message)
+
+
+@contextlib.contextmanager
+def serving(state: Path, wait: bool = True) -> Iterator[None]:
+    """Holds what one ServerApp at a time has.
+
+    Raises:
+        BlockingIOError: If another process has it, and `wait` is false.
+    """
+    with open(state / SERVING, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None:
+    """Answers messages of a SuperNode of process isolation, until this process is ended.
+
+    It plays what is installed, whatever the run's FAB holds, which is neither unpacked nor loaded.
+
+    Args:
+        address: HOST:PORT of the SuperNode's Runtime API, on loopback.
+        secret: What the SuperNode was started with.
+    """
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE)
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    asking = RuntimeHttpClient.from_server_address(address, True, None, [version, signed])
+    while True:
+        try:
+            task = asking.AcquireTask(AcquireTaskRequest(supported_task_types=[_TASK]))
+        except httpx.HTTPError as e:
+            # The SuperNode starts again by itself.
+            _LOG.info("no SuperNode: %s", reason(e))
+            time.sleep(1)
+            continue
+        if not task.token:
+            time.sleep(_TASK_SECONDS)
+            continue
+        try:
+            _answer_task(answer, address, task.token)
+        except (httpx.HTTPError, RuntimeError) as e:
+            _LOG.warning("a task is lost: %s", reason(e))
+
+
+def _answer_task(answer: Callable[[bytes], bytes], address: str, token: str) -> None:
+    version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+    signed = RuntimeTokenHttpInterceptor(token)
+    client = RuntimeHttpClient.from_server_address(address, True, None, [version, signed])
+    beating = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    beating.start()
+    context, status, details = None, "failed", "the node could not answer"
+    try:
+        message, context, _, _ = pull_task_input(client)
+        push_message(client, Message(_record(answer(_content(message))), reply_to=message), context)
+        status, details = "completed", ""
+    finally:
+        push_task_output(client, context, status, details)
+        beating.stop()
+        client.close()
+
+
+@contextlib.contextmanager
+def control(address: str, authority: Path) -> Iterator[ControlHttpClient]:
+    """Yields what registers nodes and starts runs, as Flower's command line does."""
+    client = ControlHttpClient.from_server_address(
+        address,
+        False,
+        authority.read_bytes(),
+        [CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+    try:
+        yield client
+    except httpx.HTTPError as e:
+        raise PlanError(f"{address}: the SuperLink refuses: {reason(e)}") from e
+    finally:
+        client.close()
+
+
+def register(client: ControlHttpClient, logins: Sequence[Path]) -> None:
+    """Lets nodes log in, by their public keys; those that may already stay."""
+    for path in logins:
+        key = public_key_to_bytes(serialization.load_ssh_public_key(path.read_bytes()))
+        try:
+            client.RegisterNode(RegisterNodeRequest(public_key=key, name=path.stem))
+        except httpx.HTTPStatusError as e:
+            if "already in use" not in e.response.text:
+                raise
+
+
+def start_run(client: ControlHttpClient, manifest: str, settings: Path, rounds: int) -> int:
+    """Starts the ServerApp; returns Flower's number of the run."""
+    files = {name: text.encode() for name, text in app_files(manifest).items()}
+    content, _ = build_fab_from_files(files)
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    config = user_config_to_proto({"settings": str(settings.resolve()), "rounds": rounds})
+    answer = client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config))
+    if not answer.HasField("run_id"):
+        raise PlanError("the SuperLink has started no run")
+    return int(answer.run_id)
+
+
+def _record(content: bytes) -> RecordDict:
+    if len(content) <= _MOST_BYTES_IN_ONE:
+        return RecordDict({_KIND: ConfigRecord({"bytes": content})})
+    array = Array(dtype="uint8", shape=(len(content),), stype="bytes", data=content)
+    return RecordDict({_KIND: ArrayRecord({"bytes": array})})
+
+
+def _content(message: Message) -> bytes:
+    record: Optional[Any] = message.content.get(_KIND)
+    value = record.get("bytes") if record is not None else None
+    content = value.data if isinstance(value, Array) else value
+    # What is no message of a fleet is refused by its reader.
+    return content if isinstance(content, bytes) else b""

@@ -1,0 +1,115 @@
+"""The adapter to Flower, where Flower is installed: in the fleet's environment."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from plan_runner.fleet.app_files import app_files
+
+_RUNNER = Path(__file__).absolute().parents[3] / "plan_runner"
+
+
+def test_one_module_alone_imports_flower():
+    using = set()
+    for path in _RUNNER.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] == "flwr" for name in names):
+                using.add(path.relative_to(_RUNNER).as_posix())
+    assert using == {"fleet/flower.py"}
+
+
+def test_the_apps_files_hold_nothing_but_names():
+    files = app_files("0" * 64)
+    assert set(files) == {"pyproject.toml", "server_app.py", "client_app.py"}
+    assert "0" * 64 in files["pyproject.toml"]
+    assert all(len(text) < 1000 for text in files.values())
+
+
+@pytest.fixture
+def flower():
+    pytest.importorskip("flwr", reason="flwr is in the fleet's environment only")
+    from plan_runner.fleet import flower
+
+    return flower
+
+
+class _Grid:
+    """Answers messages with what they hold, turned around, when they are pulled."""
+
+    def __init__(self, flower):
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self._flower, self.sent, self.refused = flower, {}, set()
+
+    def get_node_ids(self):
+        return [1, 2**63 + 5]
+
+    def push_messages(self, messages):
+        keys = []
+        for message in messages:
+            key = None
+            if message.metadata.dst_node_id not in self.refused:
+                key = f"key {len(self.sent)}"
+                message.metadata.__dict__["_message_id"] = key
+                self.sent[key] = message
+            keys.append(key)
+        return keys
+
+    def pull_messages(self, keys):
+        from flwr.app import Message
+
+        replies = []
+        for key in keys:
+            message = self.sent.pop(key, None)
+            if message is not None:
+                content = self._flower._content(message)[::-1]
+                replies.append(Message(self._flower._record(content), reply_to=message))
+        return replies
+
+
+@pytest.mark.parametrize("size", [0, 10, 2_000_000])
+def test_bytes_travel_to_nodes_and_back(flower, size):
+    grid = _Grid(flower)
+    channel = flower.FlowerChannel(grid)
+    one, two = channel.nodes()
+    assert two == str(2**63 + 5)
+    content = bytes(range(10)) * (size // 10)
+    channel.send({one: content, two: content + b"x"}, 60)
+    assert channel.receive() == {one: content[::-1], two: b"x" + content[::-1]}
+    assert channel.receive() == {}
+
+
+def test_a_message_that_cannot_be_sent_is_one_without_an_answer(flower):
+    grid = _Grid(flower)
+    grid.refused = {1}
+    channel = flower.FlowerChannel(grid)
+    channel.send({"1": b"a", str(2**63 + 5): b"bc"}, 60)
+    assert channel.receive() == {str(2**63 + 5): b"cb"}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/fleet/pull-messages", True),
+        ("/health", True),
+        ("/v1/control/register-node", False),
+        ("/v1/control/start-run", False),
+        ("/v1/runtime/acquire-task", False),
+        ("/v1/fleet/../control/start-run", False),
+        ("/v1/fleet//../control/start-run", False),
+        ("/v1/fleet", False),
+        ("/healthy", False),
+        ("/", False),
+    ],
+)
+def test_the_filter_lets_nodes_requests_through_and_no_others(path, expected):
+    pytest.importorskip("starlette", reason="starlette is in the fleet's environment only")
+    from plan_runner.fleet.proxy import is_let_through
+
+    assert is_let_through(path) is expected
