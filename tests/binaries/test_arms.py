@@ -7,7 +7,7 @@ import pytest
 
 from binaries import compare
 from tests import golden
-from tests.binaries.harness import TOY, Caller, tree
+from tests.binaries.harness import TOY, Caller, compared_specs, tree
 from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.studies.arms import Arm
 
@@ -66,6 +66,21 @@ def test_a_comparison_of_arms_goes_on_with_a_further_one(call, folder, compared)
 
     message = call.refused(path, compare, *flags, overrides, _ARMS.replace("q=5", "q=6"))
     assert message.endswith("holds another run: --q is 5.0 there and 6.0 here")
+
+
+def test_words_are_rows_of_their_own():
+    flags = [*_SHORT, "--arms=fed_avg;uniform;slow=frozen:domain_learning_rate=0.001"]
+    specs = compared_specs(*flags)
+    assert list(specs) == ["fed_avg", "uniform", "slow"]
+    uniform, frozen = specs["uniform"][0], specs["slow"][0]
+    assert {run.config.algorithm for run in (uniform, frozen)} == {"agnostic_fed_avg"}
+    assert uniform.algorithm.domain_weight_update == "fixed"
+    assert uniform.algorithm.initial_domain_weights is None
+    assert frozen.algorithm.absent_domains == "freeze"
+    assert frozen.algorithm.domain_learning_rate == 0.001
+    # By --algorithms, too.
+    (uniform_again,) = compared_specs(*_SHORT, "--algorithms=uniform")["uniform"]
+    assert uniform_again == uniform
 
 
 @golden.arguments

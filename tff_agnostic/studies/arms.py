@@ -27,6 +27,35 @@ _TAKEN = (
 
 
 @dataclasses.dataclass(frozen=True)
+class Word:
+    """A row that a single word describes.
+
+    Attributes:
+        label: What tables call it.
+        settings: What makes it, by flag, the algorithm among them.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+
+
+WORDS: Mapping[str, Word] = {
+    "uniform": Word(
+        "uniform lambda",
+        {
+            "algorithm": "agnostic_fed_avg",
+            "domain_weight_update": "fixed",
+            "lambda_set": "simplex",
+        },
+    ),
+    "frozen": Word(
+        "absent domains frozen",
+        {"algorithm": "agnostic_fed_avg", "absent_domains": "freeze"},
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
 class Arm:
     """One row of a table.
 
@@ -40,9 +69,14 @@ class Arm:
 
 
 def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
-    """Returns an arm for each algorithm with the settings that a task gives it, by its name."""
+    """Returns an arm for each algorithm with the settings that a task gives it, by its name.
+
+    A name may be one of `WORDS`.
+    """
     arms = {
-        algorithm_label(name): Arm(algorithm_named(name).label, {"algorithm": name})
+        algorithm_label(name): Arm(WORDS[name].label, WORDS[name].settings)
+        if name in WORDS
+        else Arm(algorithm_named(name).label, {"algorithm": name})
         for name in names
     }
     if not arms or len(arms) < len(names):
@@ -55,7 +89,8 @@ def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
     """Returns the arms that --arms describes, by the names of their folders.
 
     "mild=q_ffl:q=0.1;strong=q_ffl:q=5;fed_avg" are three: "mild", "strong" and "fed_avg". An arm
-    without a label is called as its algorithm is. A value may have commas.
+    without a label is called as its algorithm is. A value may have commas. One of `WORDS` may be in
+    the place of an algorithm.
 
     Args:
         text: The flag's text.
@@ -103,15 +138,24 @@ def _arm(
     settings: Mapping[str, Any],
     parse: Callable[[str, Any], Any],
 ) -> Arm:
+    word = WORDS.get(algorithm)
     try:
-        spec = algorithm_named(algorithm)
+        own = word.label if word else algorithm_named(algorithm).label
         values = {flag: parse(flag, value) for flag, value in settings.items()}
     except UserError as e:
         raise e if is_user_file(algorithm) else UserError(f"--arms: {name}: {e}") from None
     fixed = sorted({"algorithm", *OF_ALL_ROWS} & values.keys())
     if fixed:
         raise UserError(f"--arms: {name}: expected settings of its training, found {fixed[0]}")
-    return Arm(label or spec.label, {**values, "algorithm": algorithm})
+    if word is None:
+        return Arm(label or own, {**values, "algorithm": algorithm})
+    twice = next((flag for flag in values if flag in word.settings), None)
+    if twice is not None:
+        raise UserError(
+            f"--arms: {name}: expected settings other than those that make {algorithm}, "
+            f"found {twice}"
+        )
+    return Arm(label or own, {**values, **word.settings})
 
 
 def _check_names(flag: str, names: Iterable[str]) -> None:

@@ -41,7 +41,8 @@ class ArmOptions(TaskOptions):
     arms: Optional[str] = command_setting(
         None,
         "Instead of --algorithms: the same algorithm several times, with settings of their own, as "
-        "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons.",
+        "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a word: "
+        "uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains frozen).",
         also=Mapping,
     )
     override: tuple[str, ...] = override_setting("ROW")
