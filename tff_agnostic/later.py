@@ -26,7 +26,7 @@ def require_tff() -> Any:
         raise UserError(
             "expected TensorFlow Federated 0.87, which secure sums, --runtime=tff, exports, "
             "learning processes and its data sets need, found none: ./run setup installs it, or in "
-            "an environment of CPython 3.9 to 3.11 for Linux pip install --no-deps "
+            "an environment of CPython 3.11 for Linux pip install --no-deps "
             "--require-hashes -r requirements.lock"
         ) from e
 
