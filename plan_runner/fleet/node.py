@@ -29,6 +29,7 @@ from plan_runner.fleet.sums import sum_plan
 from plan_runner.fleet.wire import Kind, Message, decoded, identity_text
 from plan_runner.private_sums.account import NodeAccount
 from plan_runner.private_sums.noise import check_sum_plan, noise_of_export
+from plan_runner.private_sums.skellam import Draw, skellam
 from plan_runner.secure_aggregation import messages, primitives
 from plan_runner.secure_aggregation.client import Client
 from plan_runner.secure_aggregation.sessions import SessionFolder
@@ -47,11 +48,14 @@ class Node:
     The process that plays is started here, in its sandbox. All that has been answered is in the
     folder for state, so that each stage of a round is answered once, also by the next process.
 
+    Args:
+        draw: Draws the noise that it adds, where its plan is of noise.
+
     Raises:
         PlanError: If the export is not the pinned one, or the examples are not what it reads.
     """
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, draw: Draw = skellam) -> None:
         self._settings = settings
         self._secret = read_identity(settings.identity)
         self._identity = primitives.identity_public(self._secret)
@@ -73,7 +77,7 @@ class Node:
         with contextlib.ExitStack() as stack:
             self._plans = {}
             for plan in given:
-                loaded = _Plan(settings, plan, self._secret, roster)
+                loaded = _Plan(settings, plan, self._secret, roster, draw)
                 stack.callback(loaded.close)
                 loaded.check()
                 self._plans[bytes.fromhex(plan.manifest_sha256)] = loaded
@@ -137,7 +141,12 @@ class _Plan:
     """An export that the node plays, and what it has answered of it."""
 
     def __init__(
-        self, settings: NodeSettings, plan: PlanSettings, secret: bytes, roster: Identities
+        self,
+        settings: NodeSettings,
+        plan: PlanSettings,
+        secret: bytes,
+        roster: Identities,
+        draw: Draw,
     ) -> None:
         self._settings = settings
         self._name = roster.name(primitives.identity_public(secret))
@@ -150,6 +159,7 @@ class _Plan:
         self._sums: SumPlan | None = None
         self._client: Client | None = None
         self._pinned = pinned
+        self._draw = draw
         self._noise = noise_of_export(plan.export, pinned)
         # Of all plans together: a new one does not make what was told before untold.
         self._account = settings.state / _ACCOUNT
@@ -200,7 +210,7 @@ class _Plan:
             with _for_the_log():
                 found = self._player.values(self._name, message.parts[1], self._source())
                 sums.check_values(found, "values of this client")
-                noised = None if self._noise is None else self._noise.noised(found)
+                noised = None if self._noise is None else self._noise.noised(found, self._draw)
             if self._noise is None or noised is None:
                 return found
             demands = self._settings.privacy

@@ -14,8 +14,9 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation, SecurityProperty
-from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
-from tff_agnostic.aggregations.private_sum import CentralDpSum
+from tff_agnostic.aggregations.distributed_sum import DistributedDpSum, SumOfDevices
+from tff_agnostic.aggregations.privacy_options import DistributedOptions
+from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateAggregation
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.computations.algorithm import MAIN_MODEL, Algorithm, RunState
 from tff_agnostic.computations.evaluation import Measurement
@@ -30,17 +31,19 @@ from tff_agnostic.deployment.export import (
     task_message,
 )
 from tff_agnostic.deployment.metrics import EvaluationMetrics
-from tff_agnostic.deployment.privacy import FleetNoise
+from tff_agnostic.deployment.privacy import FleetNoise, NodesAccount
 from tff_agnostic.deployment.rounds import EVALUATION, NUM_CLIENTS, TRAINING, column_ranges
 from tff_agnostic.errors import UserError
 from tff_agnostic.folders import new_folder
 from tff_agnostic.models.model import Model
-from tff_agnostic.privacy.accountant import guarantee
+from tff_agnostic.privacy.accountant import PrivacyAccountant, guarantee
+from tff_agnostic.privacy.distributed import DistributedNoise
+from tff_agnostic.privacy.sampling import IntegerSampling, KnownCohorts, SecretCohorts
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.options import RunConfig, path_fields
 from tff_agnostic.run.privacy import RunPrivacy, run_privacy
-from tff_agnostic.run.private_account import noise_key
+from tff_agnostic.run.private_account import noise_key, noise_of_run
 from tff_agnostic.run.private_evaluation import consistent
 from tff_agnostic.run.spec import FORMAT, RunSpec, check_sizes_by_chance
 from tff_agnostic.settings import Settings, command_setting
@@ -117,6 +120,7 @@ def export_request(
     task_settings: ServerTaskSettings = ServerTaskSettings(),
     models: Optional[Sequence[str]] = None,
     noise_generator: str = NOISE_OF_FLEETS,
+    nodes_add_noise: bool = False,
 ) -> ExportRequest:
     """Returns what to export.
 
@@ -131,6 +135,8 @@ def export_request(
         models: Of an evaluation: the name of the model of a family that is evaluated; the main one
             if None.
         noise_generator: What the noise of a private run's export is made of.
+        nodes_add_noise: Whether the plan is for nodes that add noise themselves, which those of a
+            server of the platform do not.
     """
     config, aggregation = spec.config, spec.build_aggregation()
     _check_device(device, config, aggregation)
@@ -142,7 +148,8 @@ def export_request(
         raise UserError(f"--models has no effect with --kind={kind}")
     evaluation = EvaluationMetrics(task.model, config.worst_min_examples, config.client_percentiles)
     settings = spec.settings()
-    fleet = fleet_privacy(kind, spec, task, algorithm, restore, noise_generator)
+    of_nodes = nodes_add_noise and profile == "secure"
+    fleet = fleet_privacy(kind, spec, task, algorithm, restore, noise_generator, of_nodes)
     if fleet is not None:
         settings["noise_generator"] = noise_generator
         aggregation, restore = fleet.aggregation, fleet.restore
@@ -154,7 +161,7 @@ def export_request(
         profile=profile,
         num_domains=task.num_domains,
         num_parameters=task.model.num_parameters,
-        max_clients_per_round=device.max_clients_per_round or _room_for(config),
+        max_clients_per_round=_room_for(config, device, aggregation),
         column_ranges=column_ranges(
             (task.train.read(ids[i]) for i in chosen), algorithm.client_data_spec
         ),
@@ -212,9 +219,20 @@ def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggreg
         )
 
 
-def _room_for(config: RunConfig) -> int:
-    # Servers take part in advance of those who drop out; and the conformance rounds have to fit.
-    return max(2 * config.clients_per_round, NUM_CLIENTS)
+def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregation) -> int:
+    """Returns the most clients of a round; conformance rounds have to fit, too."""
+    given = device.max_clients_per_round
+    if isinstance(aggregation, SumOfDevices):
+        # With more, integers could wrap around.
+        most = max(int(aggregation.noise_clients or aggregation.expected_clients), NUM_CLIENTS)
+        if given not in (None, most):
+            raise UserError(
+                f"--max_clients_per_round: expected {most}, the clients among whom a round's noise "
+                f"is divided, found {given}"
+            )
+        return most
+    # Servers take part in advance of those who drop out.
+    return given or max(2 * config.clients_per_round, NUM_CLIENTS)
 
 
 def _options_without_paths(spec: RunSpec) -> dict[str, Any]:
@@ -265,6 +283,14 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
     if noise is None:
         return []
     found = noise["guarantee_as_simulated"]
+    if "epsilon_after" in noise:
+        of_what = f"of each node after {len(noise['epsilon_after'])} sums that it is in"
+        return [
+            f"noise of z {noise['noise_multiplier']:.4g}, added by {noise['noise_clients']} nodes: "
+            + guarantee(noise["epsilon_after"][-1], noise["delta"], of_what)
+            + f", against the server, of sums with at least {noise['fewest_clients']} nodes",
+            "run_plan adds no noise: it is a node that does",
+        ]
     epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
     # Of a training rounds; of an evaluation, itself.
     releases = f"{found['rounds']} rounds" if "rounds" in found else "an evaluation"
@@ -344,7 +370,7 @@ def _write_clients(
 Restore = Callable[[RunState], RunState]
 
 # From a fleet's sums to the state of the run's training.
-_Trained = Callable[[CentralDpSum], RunState]
+_Trained = Callable[[PrivateAggregation], RunState]
 
 
 class FleetPrivacy(NamedTuple):
@@ -370,6 +396,7 @@ def fleet_privacy(
     algorithm: Algorithm,
     restore: Optional[Restore],
     noise_generator: str,
+    nodes_add_noise: bool = False,
 ) -> Optional[FleetPrivacy]:
     """Returns the privacy of an export; None if the run has none.
 
@@ -379,11 +406,13 @@ def fleet_privacy(
         task: Its task, loaded.
         restore: Returns the state of the run's training, given the initial one.
         noise_generator: What the fleet's noise is made of, whatever the run's was.
+        nodes_add_noise: See `export_request`.
     """
     privacy = spec.config.privacy
     if PRIVACIES[privacy].build is None:
         return None
-    if not isinstance(spec.privacy, ServerNoiseOptions):
+    is_of_clients = isinstance(spec.privacy, DistributedOptions)
+    if is_of_clients and not nodes_add_noise:
         raise UserError(
             f"--privacy: expected none, central or tree for an export, found {privacy}: its sums "
             "are modular ones, which plans of the profiles do not have, and devices would need "
@@ -392,14 +421,61 @@ def fleet_privacy(
     of_fleet = dataclasses.replace(spec.privacy, noise_generator=noise_generator)
     fleet = dataclasses.replace(spec, privacy=of_fleet)
 
-    def trained(aggregation: CentralDpSum) -> RunState:
+    def trained(aggregation: PrivateAggregation) -> RunState:
         # The run's key may be of another length than the fleet's.
         key = noise_key(spec.privacy)
         of_run = dataclasses.replace(aggregation, options=spec.privacy, noise_key=key)
         initial = Round(algorithm, of_run).initialize()
         return initial if restore is None else restore(initial)
 
+    if is_of_clients and kind == TRAINING:
+        return _of_nodes(fleet, task, algorithm, trained)
     return _OF_KINDS[kind](fleet, task, algorithm, trained)
+
+
+def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained) -> FleetPrivacy:
+    """Returns the privacy of an export whose nodes add the noise.
+
+    Its epsilons are of what the server sees, which knows whom it asks: of sampling only the coins
+    of nodes count.
+    """
+    privacy = _privacy(spec, task, algorithm)
+    simulated = privacy.aggregation()
+    assert isinstance(simulated, DistributedDpSum)
+    aggregation = SumOfDevices(
+        **{field.name: getattr(simulated, field.name) for field in dataclasses.fields(simulated)}
+    )
+    whose, rounds = noise_of_run(spec, task), spec.config.rounds
+    takes_part = (1, 1)
+    sampling: IntegerSampling = KnownCohorts()
+    if isinstance(whose.sampling, SecretCohorts):
+        takes_part = (spec.config.clients_per_round, whose.noise_clients)
+        # Without turns: sums are those of one node.
+        sampling = SecretCohorts(whose.noise_clients, whose.noise_clients, takes_part[0])
+
+    def epsilons(state: RunState) -> list[float]:
+        z = float(state.aggregations[0].noise_multiplier)
+        mechanism = privacy.mechanism(z)
+        assert isinstance(mechanism, DistributedNoise)
+        of_server = dataclasses.replace(mechanism, sampling=sampling)
+        accountant = PrivacyAccountant([of_server], privacy.delta)
+        return [accountant.epsilon(count) for count in range(1, rounds + 1)]
+
+    def guarantee(state: RunState) -> dict[str, Any]:
+        privacy.go_on_from(state)
+        return _with_ranges(privacy.statement(rounds).to_dict())
+
+    account = NodesAccount(
+        privacy.delta, epsilons, takes_part, sampling.assumption, sampling.adjacency
+    )
+    duties = (
+        f"have {whose.noise_clients} nodes in a round: their noise together is that of the run",
+        f"open no sum over fewer than {whose.min_clients} nodes",
+        "count each sum before it is opened, whatever becomes of its round",
+    )
+    zeros = (0,) * len(aggregation.noise_key)
+    noise = FleetNoise(zeros, guarantee, server_must=duties, of_nodes=account)
+    return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 
 def _of_training(

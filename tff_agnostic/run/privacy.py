@@ -25,6 +25,7 @@ from tff_agnostic.privacy.accountant import (
     noise_for_epsilon,
     statement,
 )
+from tff_agnostic.privacy.mechanisms import Mechanism
 from tff_agnostic.privacy.sampling import NoiseOfClients, SecretCohorts
 from tff_agnostic.run.evaluation import RunEvaluations, num_evaluations
 from tff_agnostic.run.private_account import (
@@ -119,6 +120,10 @@ class RunPrivacy:
         build = PRIVACIES[name].build
         assert build is not None
         return build(name, self._spec.build_aggregation(), options, facts)
+
+    def mechanism(self, noise_multiplier: float) -> Mechanism:
+        """Returns what a round of training releases with a noise multiplier."""
+        return self._mechanism(noise_multiplier)
 
     def cohorts(self, state: RunState, summed: Aggregation) -> tuple[Draw, Silent]:
         """Returns which clients train in a round, and which others answer in silence.

@@ -1,0 +1,177 @@
+"""A distributed-private run is exported for nodes of ours, and its rounds have their noise."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+from plan_runner.errors import PlanError
+from plan_runner.fleet.node import Node
+from plan_runner.fleet.player import Player
+from plan_runner.fleet.server import FleetServer
+from plan_runner.fleet.settings import manifest_sha256
+from plan_runner.graph_session import read_checkpoint
+from plan_runner.private_sums.noise import Demands, noise_of_export
+from plan_runner.private_sums.skellam import skellam
+from tests.plan_runner.fleet.fleet import Fleet, LocalChannel, Told
+from tests.plan_runner.harness import call
+from tff_agnostic.deployment.export import export
+from tff_agnostic.errors import UserError
+from tff_agnostic.run.export import DeviceSettings, export_request
+from tff_agnostic.run.spec import resolve
+
+_SETTINGS = {
+    "aggregation": "secure",
+    "privacy": "distributed",
+    "cohort_sampling": "uniform",
+    "noise_multiplier": 1.0,
+    "clients_per_round": 4,
+    "privacy_min_clients": 3,
+    "rounds": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def request_():
+    spec = resolve("toy_regression", _SETTINGS, {}, None, None)
+    task = spec.load_task()
+    with pytest.raises(UserError, match="expected none, central or tree for an export"):
+        export_request(spec, task, "secure", DeviceSettings())
+    with pytest.raises(UserError, match="expected none, central or tree for an export"):
+        export_request(spec, task, "daf", DeviceSettings(), nodes_add_noise=True)
+    return export_request(spec, task, "secure", DeviceSettings(), nodes_add_noise=True)
+
+
+@pytest.fixture(scope="module")
+def exported(request_, tff_runtime, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("private") / "export"
+    export(folder, request_, tff_runtime)
+    return folder
+
+
+def _zeros(variance, size):
+    return np.zeros(size, np.int64)
+
+
+def test_rounds_have_the_nodes_noise_and_nothing_else(exported, tmp_path):
+    """One round without noise is the runner's; less the noise that was drawn, so is one with it."""
+    clients = exported / "conformance" / "clients"
+    fleet = Fleet(tmp_path / "fleet", exported, clients)
+    drawn = []
+
+    def remembered(variance, size):
+        drawn.append(skellam(variance, size))
+        return drawn[-1]
+
+    opened = {}
+    for name, draw in (("plain", _zeros), ("noised", remembered)):
+        nodes = {
+            node: Node(fleet.node_settings(node, state=tmp_path / name / node, trust=True), draw)
+            for node in fleet.names
+        }
+        settings = fleet.server_settings(state=tmp_path / name / "server", trust=True)
+        told, found = Told(), []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                Player,
+                "end",
+                lambda self, *args, end=Player.end, f=found: f.append(args) or end(self, *args),
+            )
+            server = FleetServer(settings, LocalChannel(nodes), told)
+            try:
+                server.run(1)
+            finally:
+                server.close()
+                for node in nodes.values():
+                    node.close()
+        opened[name] = (found[0][1], tmp_path / name / "server")
+        assert any("1 sums opened, epsilon" in line for line in told.lines)
+        account = (tmp_path / name / "server" / "training_account.jsonl").read_text()
+        assert len(json.loads(account)["clients"]) == 4
+    file = tmp_path / "cohorts.txt"
+    file.write_text(",".join(fleet.names) + "\n")
+    outcome = call(
+        f"--plan={exported}",
+        f"--clients={clients}",
+        f"--cohorts={file}",
+        f"--output={tmp_path / 'run_plan'}",
+        "--trust",
+    )
+    assert outcome.status == 0, outcome
+    state = (tmp_path / "run_plan" / "server_state.ckpt").read_bytes()
+    plain, noised = (_state(opened[name][1]) for name in ("plain", "noised"))
+    assert plain == state and noised != state
+    assert len(drawn) == 4 * sum(len(group.tensors) for group in _noise(exported).groups)
+    _check_sums(exported, opened["plain"][0], opened["noised"][0], drawn)
+
+
+def _state(folder) -> bytes:
+    return (folder / "server_state.ckpt").read_bytes()
+
+
+def _noise(exported):
+    return noise_of_export(exported, manifest_sha256(exported))
+
+
+def _check_sums(exported, plain: bytes, noised: bytes, drawn) -> None:
+    sums = [np.load(io.BytesIO(content)) for content in (plain, noised)]
+    noise, number = _noise(exported), 0
+    per_node = len(drawn) // 4
+    for group in noise.groups:
+        for name in group.tensors:
+            total = sum(drawn[node * per_node + number] for node in range(4))
+            number += 1
+            without, with_noise = (values[name].astype(np.int64).ravel() for values in sums)
+            np.testing.assert_array_equal((with_noise - total) % group.modulus, without)
+
+
+def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
+    """Skellam's divergence (Agarwal et al. 2021, Theorem 3.5), and Canonne et al. 2020, 12."""
+    entry = json.loads((exported / "manifest.json").read_text())["privacy"]["differential_privacy"]
+    noise = _noise(exported)
+    assert (entry["fewest_clients"], entry["noise_clients"]) == (3, 4)
+
+    def epsilon(sums: int) -> float:
+        found = []
+        for a in [1 + x / 10 for x in range(1, 100)] + list(range(11, 65)):
+            divergence = 0.0
+            for group, values in zip(noise.groups, entry["groups"]):
+                mu, d = 3 * group.variance, values["values"]
+                c = values["clip_in_steps"]
+                # Kairouz, Liu, Steinke 2021, Proposition 22, with beta = e^-8.
+                l2 = min(
+                    c + math.sqrt(d),
+                    math.sqrt(c**2 + d / 4 + math.sqrt(2 * 8) * (c + math.sqrt(d) / 2)),
+                )
+                assert group.largest_squared_norm == math.floor(l2**2)
+                l1 = l2 * min(math.sqrt(d), l2)
+                rest = ((2 * a - 1) * l2**2 + 6 * l1) / (4 * mu**2)
+                divergence += a * l2**2 / (2 * mu) + min(rest, 3 * l1 / (2 * mu))
+            log = math.log(entry["delta"] * a) / (a - 1)
+            found.append(sums * divergence + math.log1p(-1 / a) - log)
+        return min(found)
+
+    assert entry["epsilon_after"] == pytest.approx([epsilon(1), epsilon(2)], rel=1e-3)
+    z = 1.0 * math.sqrt(3 / 4)
+    assert noise.noise_multiplier == pytest.approx(z, rel=2e-3)
+
+
+def test_a_node_refuses_less_noise_than_it_demands(exported, tmp_path):
+    fleet = Fleet(tmp_path / "fleet", exported, exported / "conformance" / "clients")
+    settings = fleet.node_settings(fleet.names[0], privacy=Demands(least_noise_multiplier=0.9))
+    with pytest.raises(PlanError, match="least_noise_multiplier: expected noise of at least 0"):
+        Node(settings)
+
+
+def test_no_key_of_the_run_leaves_with_the_plan(exported):
+    state = read_checkpoint(exported / "server_state.ckpt", "the state")
+    assert not state["server/aggregations/0/noise_key"].any()
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert not any("noise_key" in name for name in manifest["tensors"]["client_input"])
+
+
+def test_the_plan_verifies(exported):
+    outcome = call(f"--plan={exported}", "--verify", "--trust")
+    assert outcome.status == 0, outcome
