@@ -252,6 +252,10 @@ class RequestRefused(IsolationError):
     """A process cannot do one of its requests; it goes on."""
 
 
+class ProcessEnded(IsolationError):
+    """A process has ended by itself, or something outside has ended it."""
+
+
 def described(
     function: str, payload: Any, bounds: Bounds, reads: Optional[Iterable[str]]
 ) -> dict[str, Any]:
@@ -417,14 +421,15 @@ class Process:
         if _resident_bytes(self._process.pid) > bounds.memory_bytes:
             raise self._too_large("it needs more and was ended")
 
-    def _ended(self) -> IsolationError:
+    def _ended(self) -> ProcessEnded:
         """Returns the message for a process that has ended without a status."""
         code = self._process.wait()
         if code < 0:
             name = signal.Signals(-code).name
-            return self._too_large(f"its process ended by {name}, as for lack of memory")
+            found = self._too_large(f"its process ended by {name}, as for lack of memory")
+            return ProcessEnded(str(found))
         last = self._last_error() or "it said nothing"
-        return IsolationError(f"{self._step}: its process ended with status {code} ({last})")
+        return ProcessEnded(f"{self._step}: its process ended with status {code} ({last})")
 
     def _too_large(self, found: str) -> IsolationError:
         most = self._bounds.max_memory_gb

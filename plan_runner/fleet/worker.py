@@ -22,6 +22,7 @@ from plan_runner.isolation import (
     Bounds,
     Listener,
     Process,
+    ProcessEnded,
     RequestRefused,
     Sender,
     described,
@@ -109,23 +110,39 @@ class Worker:
             IsolationError: If the process has reached a bound, or has ended.
         """
         with self._lock:
-            process = self._running()
-            folder = process.folder / _REQUEST
+            is_new = self._process is None
             try:
-                folder.mkdir()
-                for name, content in files.items():
-                    (folder / name).write_bytes(content)
-                taker = _ResultsTaker(take)
-                process.ask(step, json.dumps(request), taker)
-                shutil.rmtree(folder)
-                return cast(_T, taker.taken)
-            except RequestRefused:
-                shutil.rmtree(folder)
-                raise
-            except BaseException:
-                # Whatever it is doing, nobody waits for it.
-                self._end()
-                raise
+                return self._asked(step, request, files, take)
+            except ProcessEnded:
+                if is_new:
+                    raise
+            # It may have ended before: another one may do what this one did not begin.
+            return self._asked(step, request, files, take)
+
+    def _asked(
+        self,
+        step: str,
+        request: Any,
+        files: Mapping[str, bytes],
+        take: Callable[[Path], _T],
+    ) -> _T:
+        process = self._running()
+        folder = process.folder / _REQUEST
+        try:
+            folder.mkdir()
+            for name, content in files.items():
+                (folder / name).write_bytes(content)
+            taker = _ResultsTaker(take)
+            process.ask(step, json.dumps(request), taker)
+            shutil.rmtree(folder)
+            return cast(_T, taker.taken)
+        except RequestRefused:
+            shutil.rmtree(folder)
+            raise
+        except BaseException:
+            # Whatever it is doing, nobody waits for it.
+            self._end()
+            raise
 
     def close(self) -> None:
         """Ends the process."""
