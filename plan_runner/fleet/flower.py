@@ -49,7 +49,6 @@ from plan_runner.fleet.settings import read_node_settings, read_server_settings
 
 EVENTS, SERVING = "events.jsonl", "serving"
 
-_LOG = logging.getLogger(__name__)
 _KIND = "fleet"
 _TYPE = f"query.{_KIND}"
 # Larger ones travel in pieces.
@@ -59,6 +58,10 @@ _NODES_SECONDS = 1.0
 _TASK_SECONDS = 0.1
 _TASK = "flwr-clientapp"
 _ACQUIRE = frozenset(("/flwr.proto.Runtime/AcquireTask",))
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger(__name__)
 
 
 class FlowerChannel:
@@ -105,7 +108,7 @@ class FlowerChannel:
         for reply in self._grid.pull_messages(list(self._waiting)):
             name, _ = self._waiting.pop(reply.metadata.reply_to_message_id, ("", 0.0))
             if reply.has_error():
-                _LOG.warning("node %s: %s", name, reply.error.reason)
+                _log().warning("node %s: %s", name, reply.error.reason)
             elif name:
                 self._answers.append((name, _content(reply)))
         self._pulled = time.monotonic()
@@ -193,7 +196,7 @@ def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None
             task = asking.AcquireTask(AcquireTaskRequest(supported_task_types=[_TASK]))
         except httpx.HTTPError as e:
             # The SuperNode starts again by itself.
-            _LOG.info("no SuperNode: %s", reason(e))
+            _log().info("no SuperNode: %s", reason(e))
             time.sleep(1)
             continue
         if not task.token:
@@ -202,7 +205,7 @@ def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None
         try:
             _answer_task(answer, address, task.token)
         except (httpx.HTTPError, RuntimeError) as e:
-            _LOG.warning("a task is lost: %s", reason(e))
+            _log().warning("a task is lost: %s", reason(e))
 
 
 def _answer_task(answer: Callable[[bytes], bytes], address: str, token: str) -> None:

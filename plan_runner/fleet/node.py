@@ -35,11 +35,14 @@ from plan_runner.secure_aggregation.client import Client
 from plan_runner.secure_aggregation.sessions import SessionFolder
 from plan_runner.secure_aggregation.sum_plan import Identities, SumPlan
 
-_LOG = logging.getLogger(__name__)
 _SERVER = "message of the server"
 _LONGEST_WORDS = 1000
 _ACCOUNT = "noised_sums.jsonl"
 _FAILED = "the client's work failed on this node, whose log says why"
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger(__name__)
 
 
 class Node:
@@ -94,11 +97,11 @@ class Node:
                     raise PlanError(f"{_SERVER}: expected a request, found {message.kind.name}")
                 answer = self._answers[message.kind](message, self._plan(message))
         except PlanError as e:
-            _LOG.warning("refused: %s", e)
+            _log().warning("refused: %s", e)
             answer = _refused(str(e))
         # A server's words must not end a node.
         except Exception as e:
-            _LOG.exception("a request failed")
+            _log().exception("a request failed")
             answer = _refused(f"{type(e).__name__} on this node, whose log says more")
         # By which the server knows what is answered.
         return dataclasses.replace(answer, head={**answer.head, "tag": tag}).encoded()
@@ -175,7 +178,7 @@ class _Plan:
             self._client = Client(self._sums, self._secret, self._roster, self._folder)
             check_sum_plan(self._noise, self._sums)
         else:
-            _LOG.warning(
+            _log().warning(
                 "%s: profile %s: sums are plain, the server sees every update of this node",
                 self._pinned[:16],
                 about.profile,
@@ -266,7 +269,7 @@ def _for_the_log() -> Iterator[None]:
     try:
         yield
     except PlanError as e:
-        _LOG.error("%s", e)
+        _log().error("%s", e)
         raise PlanError(_FAILED) from e
 
 

@@ -249,7 +249,7 @@ def test_the_toy_task_draws_its_figure(call_that_draws, folder):
         ["--algorithm=fed_avg"],
         ["--algorithm=fed_avg_target_only", "--target_domain=center -1.0"],
         ["--domain_weight_update=projected_gradient", "--absent_domains=zero"],
-        ["--domain_weight_update=cvar", "--domain_conformity=0.4", "--freeze_absent_domains"],
+        ["--domain_weight_update=cvar", "--domain_conformity=0.4", "--absent_domains=zero"],
         ["--domain_weight_update=cvar", "--cvar_rate=0.5", "--aggregation=secure", "--runtime=tff"],
         ["--initial_domain_weights=0.5,0.2,0.1,0.1,0.1", "--noshuffle", "--window=2"],
         ["--server_optimizer=yogi", "--server_epsilon=0.1", "--batch_normalizer=batch"],

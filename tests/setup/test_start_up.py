@@ -169,6 +169,8 @@ names = [
     module.name
     for package in (plan_runner, tff_agnostic)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+    # Parts for Keras 3 and for Flower, neither of which is here; both are imported where they are.
+    if module.name not in ("tff_agnostic.models.keras3", "plan_runner.fleet.flower")
 ]
 for name in names:
     importlib.import_module(name)
