@@ -60,7 +60,7 @@ def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtim
             {"domain_baselines": (1.0, 2.0)},
             "expected 3 numbers, one per domain, found 2$",
         ),
-        (_agnostic, {"domain_baselines": "own"}, "expected 3 numbers, .* found 'own'"),
+        (_agnostic, {"domain_baselines": "own"}, "expected 3 numbers, .* found 'own': train"),
         (
             _agnostic,
             {"domain_baselines": (1.0, np.nan, 2.0)},

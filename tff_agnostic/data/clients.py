@@ -110,6 +110,40 @@ class SelectedClients:
         return counts[[row_of[client_id] for client_id in self._ids]]
 
 
+class ClientsOfDomain:
+    """Those clients of another dataset that have examples of a domain, with these examples alone.
+
+    Args:
+        clients: The other dataset.
+        domain: The domain's id.
+        num_domains: p.
+    """
+
+    def __init__(self, clients: ClientDataset, domain: int, num_domains: int) -> None:
+        self._clients = clients
+        self._domain = domain
+        counts = client_domain_counts(clients, num_domains)
+        self._counts = np.where(np.arange(num_domains) == domain, counts, 0)
+        has = self._counts.sum(axis=1) > 0
+        self._counts = self._counts[has]
+        self._ids = [client_id for client_id, is_in in zip(clients.client_ids, has) if is_in]
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """Every client's id, sorted."""
+        return self._ids
+
+    def read(self, client_id: str) -> Examples:
+        """Returns one client's examples of the domain."""
+        examples = self._clients.read(client_id)
+        rows = examples["domain_id"] == self._domain
+        return tf.nest.map_structure(lambda column: column[rows], dict(examples))
+
+    def client_domain_counts(self) -> np.ndarray:
+        """Returns the examples of each client by domain; see `CountedClients`."""
+        return self._counts
+
+
 @runtime_checkable
 class CountedClients(ClientDataset, Protocol):
     """A dataset that may know its counts without reading the clients."""

@@ -22,6 +22,8 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
 
 TRAINING, HELDOUT = "training", "heldout"
+# Words of --domain_baselines.
+OWN, TRIVIAL = "own", "trivial"
 BASELINE_LOSSES: Registry[str] = Registry(
     "losses of baselines",
     {
@@ -64,8 +66,16 @@ class BaselineOptions(Settings):
     domain_baselines: Union[tuple[float, ...], str, None] = setting(
         None,
         "b of excess losses: lambda follows L - b in place of L. One number per domain, comma-"
-        "separated.",
+        "separated; a complete run's folder, for its losses; own (train, compare): a reference run "
+        "of each domain by itself, kept in baselines.json, which can be named in turn; or trivial "
+        "(train, compare): class shares, means or unigrams of each domain.",
+        short="b of excess losses: numbers, a run, own or trivial; see docs/researchers.md.",
         or_text=True,
+    )
+    baseline_losses: str = setting(
+        TRAINING,
+        "Which losses of runs are baselines.",
+        choices=BASELINE_LOSSES,
     )
 
     def baselines(self, num_domains: int) -> Optional[tuple[float, ...]]:
@@ -75,7 +85,8 @@ class BaselineOptions(Settings):
             return None
         if isinstance(found, str):
             raise UserError(
-                f"{flag}: expected {num_domains} numbers, one per domain, found {found!r}"
+                f"{flag}: expected {num_domains} numbers, one per domain, or a file of them, found "
+                f"{found!r}: train and compare make them and leave them in baselines.json"
             )
         if len(found) != num_domains:
             raise UserError(

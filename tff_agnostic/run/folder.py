@@ -29,6 +29,7 @@ from tff_agnostic.files import (
     write_json,
 )
 from tff_agnostic.privacy.earlier_account import is_too_small, warning
+from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.spec import (
     FORMAT,
     RunSpec,
@@ -348,6 +349,10 @@ def is_all_there_is(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     there = {path for path in folder.iterdir() if not is_temporary(path)}
+    # What its baselines were found by.
+    there -= {folder / BASELINES}
+    if not there:
+        return True
     fingerprint = _fingerprint(folder)
     return bool(fingerprint) and there <= {
         folder / FINGERPRINT,

@@ -23,6 +23,7 @@ from tff_agnostic.data.sampling import SIZES_BY_CHANCE
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.keras import computing_in, freeze
+from tff_agnostic.run.baseline_files import with_known_baselines
 from tff_agnostic.run.options import (
     NO_PRESET,
     RunConfig,
@@ -224,7 +225,9 @@ def resolve(
         absolute(data_dir),
         absolute(data),
         config,
-        with_absolute_paths(algorithm_options(name, values)),
+        with_known_baselines(
+            task, with_absolute_paths(algorithm_options(name, values)), config.privacy, given
+        ),
         make(AGGREGATIONS[config.aggregation].options, values),
         make(PRIVACIES[config.privacy].options, values),
         make(UPDATE_AGGREGATORS[config.update_aggregator].options, values),

@@ -16,6 +16,7 @@ from tff_agnostic.later import tf
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.reports.run_page import with_results_kept, write_run_report
+from tff_agnostic.run.baselines import with_baselines
 from tff_agnostic.run.command_line import (
     GivenRun,
     RunCommand,
@@ -113,6 +114,7 @@ def _train(given: GivenRun, at: Session) -> TrainedRun:
     before = {} if saved is None else saved.execution
     options = given.runtime_options(config.runtime, before)
     with at.running(config.runtime, options) as (runtime, stop):
+        (spec,) = with_baselines([spec], folder.path, runtime, stop)
         algorithm = algorithm_label(config.algorithm)
         print(f"{algorithm} on {spec.task}, {config.rounds} rounds: {folder.path}")
         run = TrainingRun(spec, folder, runtime, given.own.resume)

@@ -22,6 +22,7 @@ _NAME = re.compile(r"[\w][\w .+-]*")
 _TAKEN = (
     *("plots", "images", "compare.json", "compare.md", "comparison.json"),
     *("frontier.json", "frontier.csv", "frontier.md", "frontier.png"),
+    "baselines",
     *("tuning.json", "studies.sqlite", "trials.csv", "tuned.json", "compare.flags"),
 )
 

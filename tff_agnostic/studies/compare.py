@@ -10,10 +10,15 @@ from tff_agnostic.files import write_json, write_text
 from tff_agnostic.later import matplotlib
 from tff_agnostic.registry import Registry
 from tff_agnostic.reports.run_page import with_results_kept
+from tff_agnostic.run.baseline_files import BASELINES
+from tff_agnostic.run.baselines import with_baselines
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import comparison_report
-from tff_agnostic.studies.comparison import Comparison, run_trials
+from tff_agnostic.studies.comparison import Comparison, check_folder, run_trials
 from tff_agnostic.studies.comparison_page import write_comparison_report
 from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
@@ -71,6 +76,10 @@ def compare(given: GivenRun) -> ComparedRuns:
     options = given.runtime_options(runtime_name)
     with session(given, f"compare-{own.task}") as at:
         with at.running(runtime_name, options) as (runtime, stop):
+            if not own.resume:
+                # Before references are trained.
+                check_folder(specs, at.path, False)
+            specs = _with_baselines(specs, at.path, runtime, stop)
             print(f"{', '.join(specs)} on {own.task}, {own.trials} trials: {at.path}")
             comparison = run_trials(
                 specs,
@@ -79,6 +88,7 @@ def compare(given: GivenRun) -> ComparedRuns:
                 own.resume,
                 stop,
                 labels={name: arm.label for name, arm in arms.items()},
+                other_files=(BASELINES,),
                 show_progress=given.show_progress,
             )
         write_json(at.path / "compare.json", comparison.to_json())
@@ -88,6 +98,14 @@ def compare(given: GivenRun) -> ComparedRuns:
         write_text(at.path / "compare.md", page)
         comparison_report.draw_comparison(at.path / "plots", comparison)
     return ComparedRuns(at.path, comparison, tuple(harm))
+
+
+def _with_baselines(
+    specs: dict[str, list[RunSpec]], folder: Path, runtime: Runtime, stop: StopRequest
+) -> dict[str, list[RunSpec]]:
+    """Returns the trials of each row, whose references are those of the first trial."""
+    found = iter(with_baselines([s for row in specs.values() for s in row], folder, runtime, stop))
+    return {row: [next(found) for _ in trials] for row, trials in specs.items()}
 
 
 def _show(compared: ComparedRuns) -> None:

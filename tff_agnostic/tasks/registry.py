@@ -134,11 +134,11 @@ def heldout_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         given: Options that a user gave, by field.
     """
-    wanted = _wanted(name)
+    wanted = wanted_heldout(name)
     if not wanted:
         raise UserError(
             f"--task={name}: expected a task with a held-out split, to choose settings by, found "
-            f"one without: {', '.join(n for n in TASKS if _wanted(n))} have one"
+            f"one without: {', '.join(n for n in TASKS if wanted_heldout(n))} have one"
         )
     for field in dataclasses.fields(TASKS[name].options):
         flag, value = option_flag(name, field), given.get(field.name)
@@ -157,7 +157,7 @@ def heldout_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def what_decides_the_split(name: str) -> frozenset[str]:
     """Returns the fields of a task's options that say whom it is evaluated on."""
-    return frozenset((*_wanted(name), *_OF_STORES, _DIVISION))
+    return frozenset((*wanted_heldout(name), *_OF_STORES, _DIVISION))
 
 
 def check_store(path: Optional[Path]) -> None:
@@ -187,7 +187,8 @@ def check_heldout(task: Task, name: str) -> None:
         )
 
 
-def _wanted(name: str) -> Mapping[str, Any]:
+def wanted_heldout(name: str) -> Mapping[str, Any]:
+    """Returns the options with which a task has its held-out split; none if it has no such one."""
     spec = TASKS[name]
     return _OF_STORES if issubclass(spec.options, SplitOptions) else spec.heldout
 

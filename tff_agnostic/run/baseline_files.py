@@ -1,0 +1,130 @@
+"""Baselines of excess losses in files: those of reference runs, and the losses of any run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.computations.domain_losses import HoldoutOptions
+from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, BaselineOptions
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_json
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.tasks.task import HELDOUT_SPLIT
+
+BASELINES = "baselines"
+FILE_NAME = f"{BASELINES}.json"
+_FORMAT = 1
+_FLAG = "--domain_baselines"
+# Of the rounds, the last ones: their mean is the loss in training.
+_LAST_ROUNDS = 0.1
+
+
+def with_known_baselines(
+    task: str, algorithm: Any, privacy: str, given: Container[str] = ()
+) -> Any:
+    """Returns an algorithm's settings with the numbers of the file or the run that they name.
+
+    What is to be trained or counted first stays a word, for `run.baselines`.
+
+    Args:
+        task: Name of the run's task.
+        algorithm: The settings.
+        privacy: Of the run: what is found from its clients would be released without noise.
+        given: Flags that the user gave.
+    """
+    found = algorithm.domain_baselines if isinstance(algorithm, BaselineOptions) else None
+    if not isinstance(found, str):
+        if isinstance(algorithm, BaselineOptions) and "baseline_losses" in given and found:
+            raise UserError(f"--baseline_losses has no effect beside numbers of {_FLAG}")
+        return algorithm
+    if privacy != "none":
+        raise UserError(
+            f"{_FLAG}: expected numbers with --privacy={privacy}, whose account has no rounds but "
+            f"the run's own, found {found!r}, of losses or counts of its clients"
+        )
+    kept_out = isinstance(algorithm, HoldoutOptions) and algorithm.domain_loss_share > 0
+    if kept_out and found != TRIVIAL and algorithm.baseline_losses == TRAINING:
+        raise UserError(
+            "--baseline_losses: expected heldout with --domain_loss_share, whose losses are not of "
+            "examples that are trained on, found training"
+        )
+    if found in (OWN, TRIVIAL):
+        return algorithm
+    numbers = read_baselines(Path(found), task, algorithm.baseline_losses)
+    return dataclasses.replace(algorithm, domain_baselines=tuple(numbers.values()))
+
+
+def read_baselines(path: Path, task: str, losses: str) -> dict[str, float]:
+    """Returns the baselines of each domain, by name.
+
+    Args:
+        path: A file of baselines, a folder with one, or the folder of a run.
+        task: Name of the task that they are for.
+        losses: Member of `BASELINE_LOSSES`.
+    """
+    if path.is_dir() and (path / FILE_NAME).is_file():
+        path /= FILE_NAME
+    if path.is_file():
+        content = read_json(path)
+        numbers = _of_file(path, content, losses)
+    elif (path / "config.json").is_file() and (path / "result.json").is_file():
+        content = read_json(path / "result.json")
+        numbers = _of_run(path, content, losses)
+    else:
+        raise UserError(
+            f"{_FLAG}: expected numbers, {OWN}, {TRIVIAL}, a {FILE_NAME} or the folder of a "
+            f"complete run, found {str(path)!r}"
+        )
+    if content.get("task") != task:
+        raise UserError(
+            f"{_FLAG}: {path}: expected baselines of --task={task}, found those of "
+            f"{content.get('task')}"
+        )
+    for name, number in numbers.items():
+        if not (isinstance(number, (int, float)) and math.isfinite(number)):
+            raise UserError(f"{_FLAG}: {path}: expected a {losses} loss of {name}, found {number}")
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def _of_file(path: Path, content: Mapping[str, Any], losses: str) -> dict[str, Any]:
+    domains = content.get("domains")
+    if content.get("format") != _FORMAT or not isinstance(domains, dict):
+        raise UserError(f"{_FLAG}: {path}: expected baselines of format {_FORMAT}")
+    return {name: of.get(losses) for name, of in domains.items()}
+
+
+def _of_run(path: Path, result: Mapping[str, Any], losses: str) -> dict[str, Any]:
+    domains: Mapping[str, Any] = result["domains"]
+    if losses == HELDOUT:
+        if result.get("split") != HELDOUT_SPLIT:
+            raise UserError(
+                f"{_FLAG}: {path}: expected a run that was evaluated on {HELDOUT_SPLIT} clients "
+                f"with --baseline_losses={HELDOUT}, found one on {result.get('split')} clients"
+            )
+        return {name: of["loss"] for name, of in domains.items()}
+    columns = read_history(path / "metrics.csv")
+    return {name: _last_mean(columns.get(f"train/loss/{name}")) for name in domains}
+
+
+def _last_mean(values: Optional[np.ndarray]) -> float:
+    if values is None:
+        return math.nan
+    last = values[-max(1, round(_LAST_ROUNDS * len(values))) :]
+    known = last[~np.isnan(last)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def file_content(task: str, domains: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """Returns what a file of baselines holds.
+
+    Args:
+        domains: By name, what `losses` are found under and whatever else is to be known.
+        settings: What the references were trained with.
+    """
+    return {"format": _FORMAT, "task": task, "domains": domains, "settings": settings}

@@ -1,0 +1,303 @@
+"""Baselines of excess losses that a command makes first: reference runs, and trivial predictors.
+
+A reference is FedAvg on one domain's examples alone, with the settings that were given, and as many
+passes over them as the shared run has. It is stopped early: its baseline is its loss after the
+round that is best on the domain's held-out examples. Together the references cost about one run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_agnostic.computations.algorithm import MAIN_MODEL
+from tff_agnostic.data.clients import ClientDataset, ClientsOfDomain, client_domain_counts
+from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, BaselineOptions
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_json, write_json
+from tff_agnostic.later import tf
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.models.losses import SentenceLoss
+from tff_agnostic.models.model import Model
+from tff_agnostic.run.baseline_files import BASELINES, FILE_NAME, file_content, read_baselines
+from tff_agnostic.run.evaluation import Evaluator, prepared_evaluation
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.options import path_of
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.spec import RunSpec, resolve
+from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.saving.checkpoints import read_checkpoint
+from tff_agnostic.tasks.registry import TASKS, check_heldout, check_store, wanted_heldout
+from tff_agnostic.tasks.task import Task
+
+_REFERENCE = "fed_avg"
+# How often a reference is evaluated.
+_EVALUATIONS = 20
+# With fewer clients, or held-out examples, a domain is too small for a reference of its own.
+FEWEST_CLIENTS, FEWEST_HELDOUT = 2, 10
+_OF_TRIVIAL = "classes, numbers with one output, or texts"
+
+
+def with_baselines(
+    specs: Sequence[RunSpec], folder: Path, runtime: Runtime, stop: StopRequest
+) -> list[RunSpec]:
+    """Returns runs whose baselines are numbers; makes what they ask for.
+
+    Runs whose references would be alike but for their seeds share those of the first one.
+
+    Args:
+        specs: The runs.
+        folder: Where they are kept: in baselines/, those that differ in baselines/2/ and so on.
+        runtime: Trains them; entered by the caller.
+        stop: Says when to stop after a round; what was done is gone on with.
+    """
+    made: list[tuple[Any, Path]] = []
+    found = []
+    for spec in specs:
+        options = spec.algorithm
+        word = options.domain_baselines if isinstance(options, BaselineOptions) else None
+        if word not in (OWN, TRIVIAL):
+            found.append(spec)
+            continue
+        wanted = _settings(spec, str(word))
+        path = next((path for settings, path in made if settings == wanted), None)
+        if path is None:
+            path = folder / BASELINES / (str(len(made) + 1) if made else "")
+            made.append((wanted, path))
+            _make(spec, str(word), wanted, path, runtime, stop)
+        numbers = read_baselines(path / FILE_NAME, spec.task, options.baseline_losses)
+        print(
+            f"baselines ({word}, {options.baseline_losses}; {path / FILE_NAME}): "
+            + ", ".join(f"{name} {number:.4g}" for name, number in numbers.items())
+        )
+        algorithm = dataclasses.replace(options, domain_baselines=tuple(numbers.values()))
+        found.append(dataclasses.replace(spec, algorithm=algorithm))
+    return found
+
+
+def _settings(spec: RunSpec, word: str) -> dict[str, Any]:
+    """Returns what decides about references, without the seed: trials share them."""
+    flags = (_reference(spec) if word == OWN else spec).flags()
+    if word == TRIVIAL:
+        flags = {name: value for name, value in flags.items() if name not in spec.settings()}
+    kept = {name: value for name, value in flags.items() if name not in ("seed", "runtime")}
+    return {"baselines": word, **kept}
+
+
+def _make(
+    spec: RunSpec,
+    word: str,
+    wanted: Mapping[str, Any],
+    path: Path,
+    runtime: Runtime,
+    stop: StopRequest,
+) -> None:
+    file = path / FILE_NAME
+    if file.is_file():
+        if read_json(file).get("settings") != wanted:
+            raise UserError(f"{file}: expected baselines of these settings, found those of others")
+        return
+    if word == TRIVIAL:
+        task = spec.load_task()
+        domains = _trivial(task, range(task.num_domains))
+    else:
+        domains = _own(_reference(spec), path, runtime, stop)
+    write_json(file, file_content(spec.task, domains, wanted))
+    for checkpoints in path.glob("domain_*/checkpoints"):
+        shutil.rmtree(checkpoints)
+
+
+def _reference(spec: RunSpec) -> RunSpec:
+    """Returns FedAvg with what was given of a run, on its task's held-out split."""
+    wanted, options = wanted_heldout(spec.task), dict(spec.task_options)
+    defaults = {f.name: f.default for f in dataclasses.fields(TASKS[spec.task].options)}
+    if not wanted:
+        raise UserError(
+            f"--domain_baselines={OWN}: expected a task with held-out clients, by which references "
+            f"are stopped early, found --task={spec.task}"
+        )
+    for name, value in wanted.items():
+        # What is not the default is a held-out split of the user's own.
+        if options[name] == defaults[name]:
+            options[name] = value
+    usual = resolve(spec.task, {"algorithm": _REFERENCE}, {}).settings()
+    here = spec.settings()
+    given = {name: here[name] for name in spec.given if name in usual and name in here}
+    given |= {"rounds": spec.config.rounds, "clients_per_round": spec.config.clients_per_round}
+    given |= {"algorithm": _REFERENCE, "seed": spec.config.seed, "cohort_sampling": "uniform"}
+    for name in ("preset", "evaluation_clients"):
+        given.pop(name, None)
+    return resolve(spec.task, given, options, path_of(spec.data_dir), path_of(spec.data))
+
+
+class _Part(NamedTuple):
+    """What there is of a domain: training clients, and held-out examples."""
+
+    clients: int
+    heldout: int
+
+    @property
+    def is_too_small(self) -> bool:
+        return self.clients < FEWEST_CLIENTS or self.heldout < FEWEST_HELDOUT
+
+
+def _own(reference: RunSpec, path: Path, runtime: Runtime, stop: StopRequest) -> dict[str, Any]:
+    if reference.data is not None:
+        check_store(Path(reference.data))
+    task = reference.load_task()
+    check_heldout(task, reference.task)
+    train = client_domain_counts(task.train, task.num_domains)
+    heldout = client_domain_counts(task.test, task.num_domains).sum(axis=0)
+    parts = [_Part(int(n), int(m)) for n, m in zip((train > 0).sum(axis=0), heldout)]
+    _check_all_there(task, train.sum(axis=0))
+    small = [k for k, part in enumerate(parts) if part.is_too_small]
+    found = _trivial(task, small)
+    for k, part in enumerate(parts):
+        name = task.domain_names[k]
+        if part.is_too_small:
+            print(
+                f"note: {name} is too small for a reference run ({part.clients} training clients, "
+                f"{part.heldout} held-out examples): its baseline is {TRIVIAL}"
+            )
+            continue
+        spec = _of_domain(reference, len(train), part.clients)
+        print(f"reference run of {name}: {spec.config.rounds} rounds")
+        found[name] = _reference_losses(
+            spec, path / f"domain_{k}", _on_domain(task, k), k, runtime, stop
+        )
+    return {name: found[name] for name in task.domain_names}
+
+
+def _check_all_there(task: Task, totals: np.ndarray) -> None:
+    absent = [name for name, total in zip(task.domain_names, totals) if total == 0]
+    if absent:
+        raise UserError(
+            f"--domain_baselines: expected training examples of every domain, found none of "
+            f"{', '.join(absent)}: name numbers"
+        )
+
+
+def _of_domain(reference: RunSpec, num_clients: int, of_domain: int) -> RunSpec:
+    """Returns the reference with the passes over its clients that the shared run has."""
+    config = reference.config
+    cohort = min(config.clients_per_round, of_domain)
+    rounds = math.ceil(config.rounds * config.clients_per_round / num_clients * of_domain / cohort)
+    every = math.ceil(rounds / _EVALUATIONS)
+    config = dataclasses.replace(
+        config,
+        rounds=rounds,
+        clients_per_round=cohort,
+        evaluate_every=every,
+        checkpoint_every=every,
+        keep_checkpoints=_EVALUATIONS,
+    )
+    return dataclasses.replace(reference, config=config)
+
+
+def _on_domain(task: Task, domain: int) -> Task:
+    def of(clients: ClientDataset) -> ClientDataset:
+        return ClientsOfDomain(clients, domain, task.num_domains)
+
+    return dataclasses.replace(task, train=of(task.train), test=of(task.test))
+
+
+def _reference_losses(
+    spec: RunSpec, path: Path, task: Task, domain: int, runtime: Runtime, stop: StopRequest
+) -> dict[str, Any]:
+    run = TrainingRun(spec, RunFolder(path), runtime, resume=True, load_task=lambda _: task)
+    if not run.is_complete():
+        run.run(stop, show_progress=False)
+    name = task.domain_names[domain]
+    columns = read_history(path / "metrics.csv")
+    losses = columns[f"{task.test_split}/loss/{name}"]
+    best = int(np.nanargmin(losses))
+    round_num = int(columns["round"][best])
+    checkpoint = path / "checkpoints" / f"round_{round_num:08d}.npz"
+    weights = read_checkpoint(checkpoint).models(
+        task.model.initial_weights, str(checkpoint), task.model.frozen
+    )[MAIN_MODEL]
+    in_training = task.evaluated_in_training()
+    evaluate = prepared_evaluation(runtime, in_training, spec.build_aggregation(), None)
+    report = Evaluator(in_training, evaluate)(weights, True)
+    return {
+        TRAINING: float(report.domains[name].measures["loss"].value),
+        HELDOUT: float(losses[best]),
+        "source": OWN,
+        "round": round_num,
+        "rounds": spec.config.rounds,
+    }
+
+
+# --- Trivial predictors: the best constant of each domain, from counts and sums
+
+
+def _trivial(task: Task, domains: Sequence[int]) -> dict[str, Any]:
+    if not domains:
+        return {}
+    parts = {k: _examples_of(task, k) for k in domains}
+    _check_all_there(task, np.array([len(parts.get(k, "-")) for k in range(task.num_domains)]))
+    losses = {k: trivial_loss(task.model, examples) for k, examples in parts.items()}
+    return {
+        task.domain_names[k]: {TRAINING: loss, HELDOUT: loss, "source": TRIVIAL}
+        for k, loss in losses.items()
+    }
+
+
+def _examples_of(task: Task, domain: int) -> list[Any]:
+    clients = ClientsOfDomain(task.train, domain, task.num_domains)
+    return [clients.read(client_id) for client_id in clients.client_ids]
+
+
+def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
+    """Returns the mean loss of the best constant prediction, over all examples of some clients.
+
+    Of classes it is the entropy of their shares, of a sentence's words that of the unigram, each
+    from counts; of numbers it is the loss at their mean. Regularizers do not count.
+
+    Args:
+        model: Its loss and its labels say which it is.
+        clients: Their examples.
+    """
+    spec = model.example_spec["y"]
+    if isinstance(spec, Mapping):
+        raise UserError(f"--domain_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found a mapping")
+    if isinstance(model.loss, SentenceLoss):
+        return _unigram_loss(model.loss, [c["y"] for c in clients])
+    labels = np.concatenate([c["y"] for c in clients])
+    if spec.dtype.is_integer and len(spec.shape) == 1:
+        return entropy(np.bincount(labels))
+    predictions = model.predict(
+        model.initial_weights,
+        tf.nest.map_structure(lambda x: x[:1], clients[0]["x"]),
+        False,
+        tf.zeros([2], tf.int32),
+    )
+    if not spec.dtype.is_floating or int(tf.size(predictions)) != 1:
+        raise UserError(f"--domain_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found others")
+    mean = np.full([len(labels), *predictions.shape[1:]], labels.mean(), np.float32)
+    return float(np.mean(model.loss(tf.constant(labels), tf.constant(mean))))
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Returns - sum_c q_c log q_c with the shares q of counts, in nats."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-np.sum(shares * np.log(shares)))
+
+
+def _unigram_loss(loss: SentenceLoss, sentences: Sequence[np.ndarray]) -> float:
+    rows = np.concatenate(sentences)
+    is_word = rows != 0
+    length: Any = is_word.sum(axis=1)
+    if loss.expected_length is not None:
+        length = np.full([len(rows)], loss.expected_length)
+    # What a word counts in the loss of its sentence.
+    weights = np.where(is_word, 1.0 / np.maximum(length, 1)[:, np.newaxis], 0.0)
+    counts = np.bincount(rows[is_word], weights[is_word])
+    return entropy(counts) * float(counts.sum()) / len(rows)
