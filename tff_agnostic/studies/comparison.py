@@ -33,6 +33,7 @@ from tff_agnostic.metrics.evaluation_report import (
 )
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.process import StopRequest, is_shown
 from tff_agnostic.run.spec import RunSpec
@@ -296,7 +297,7 @@ def check_folder(
         other_files: Names of what the caller puts beside the runs.
     """
     with write_errors(folder):
-        if not is_new_or_empty(folder):
+        if not (is_new_or_empty(folder) or _has_baselines_only(folder)):
             stranger = _stranger(folder, {*specs, *other_files})
             if stranger is not None:
                 raise UserError(
@@ -311,6 +312,11 @@ def check_folder(
     for row, row_specs in specs.items():
         for k, spec in enumerate(row_specs):
             trial_folder(folder, row, k).check(spec, resume)
+
+
+def _has_baselines_only(folder: Path) -> bool:
+    # They are found before the comparison begins.
+    return folder.is_dir() and {path.name for path in folder.iterdir()} == {BASELINES}
 
 
 def claim(
