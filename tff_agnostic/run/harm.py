@@ -159,7 +159,9 @@ def loss_of_equal_chances(model: Model) -> Optional[tuple[float, int]]:
         lambda s: tf.zeros([1, *(n or 1 for n in s.shape.as_list()[1:])], s.dtype),
         model.example_spec["x"],
     )
-    scores = model.predict(model.initial_weights, example, False, tf.zeros([2], tf.int32))
+    # Tensors: recurrent layers of Keras take no arrays for their weights.
+    weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
+    scores = model.predict(weights, example, False, tf.zeros([2], tf.int32))
     # A single score is that of one of two classes.
     num_classes = max(2, int(scores.shape[-1]))
     return math.log(num_classes), num_classes
