@@ -28,6 +28,8 @@ _PR_SET_PDEATHSIG = 1
 _ENDING_SECONDS = 10.0
 _START_SECONDS = 120.0
 _MOST_RUNS = 20
+# For as long a SuperLink takes a node that was killed for one that is there.
+_FORGOTTEN_SECONDS = 120.0
 _LOOK_SECONDS = 0.2
 # What a SuperNode says, and what its operator can do.
 _SUPERNODE_WORDS = {
@@ -314,16 +316,18 @@ def run_node(
             time.sleep(_LOOK_SECONDS)
         processes.start("supernode", *commands["supernode"])
         tell("node: ready")
+        read, began = 0, time.monotonic()
         while True:
             _check_resident(processes)
             status = processes.status("supernode")
             if status is not None:
                 log = processes.log("supernode").read_text(errors="replace")
                 for words, meaning in _SUPERNODE_WORDS.items():
-                    if words in log:
+                    if words in log[read:] and time.monotonic() > began + _FORGOTTEN_SECONDS:
                         raise PlanError(meaning)
+                read = len(log)
                 tell(f"node: the SuperNode has ended with status {status}; it starts again")
-                time.sleep(1)
+                time.sleep(5)
                 processes.end("supernode")
                 processes.start("supernode", *commands["supernode"])
             time.sleep(_LOOK_SECONDS)
