@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from binaries import train
+from binaries import compare, train
 from tests.binaries.harness import Caller
 from tff_agnostic.data.clients import ClientsOfDomain, InMemoryClients
 from tff_agnostic.models import SentenceLoss, logistic_regression
@@ -68,6 +68,29 @@ def test_a_domain_alone_has_its_examples_of_the_clients_that_have_some():
     assert list(of.client_ids) == ["a"]
     np.testing.assert_array_equal(of.read("a")["y"], [1, 3])
     np.testing.assert_array_equal(of.client_domain_counts(), [[2, 0]])
+
+
+_DIGITS = ("--task=digits", "--rounds=3", "--evaluate_every=3")
+
+
+def test_references_are_made_once_kept_and_named_in_turn(call: Caller, tmp_path):
+    path = tmp_path / "runs"
+    arms = "--arms=excess=agnostic_fed_avg:domain_baselines=own;plain=agnostic_fed_avg"
+    again = (compare, *_DIGITS, arms, "--trials=1", f"--output_dir={path}")
+    outcome = call(*again)
+    assert outcome.status == 0, outcome
+    file = path / "baselines" / "baselines.json"
+    found = json.loads(file.read_text())
+    # Each class is a domain of one class: its optimum is 0.
+    assert {of["source"] for of in found["domains"].values()} == {"own"}
+    assert max(of["training"] for of in found["domains"].values()) < 0.1
+    config = json.loads((path / "excess" / "trial_00" / "config.json").read_text())
+    assert config["domain_baselines"] == [of["training"] for of in found["domains"].values()]
+    assert call(*again, "--resume").status == 0
+    outcome = call(train, *_DIGITS, f"--domain_baselines={file}", f"--output_dir={tmp_path / 'r'}")
+    assert outcome.status == 0, outcome
+    for name in ("lambda/0", "round"):
+        assert name in (tmp_path / "r" / "metrics.csv").read_text()
 
 
 @pytest.mark.parametrize(
