@@ -103,6 +103,7 @@ _ALLOWED = {
     "tff_agnostic.later",
     "tff_agnostic.folders",
     "tff_agnostic.models",
+    "tff_agnostic.privacy",
     "tff_agnostic.report_fields",
     "tff_agnostic.registry",
     "tff_agnostic.runtimes",
