@@ -169,8 +169,10 @@ names = [
     module.name
     for package in (plan_runner, tff_agnostic)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
-    # Parts for Keras 3 and for Flower, neither of which is here; both are imported where they are.
-    if module.name not in ("tff_agnostic.models.keras3", "plan_runner.fleet.flower")
+    # What is for Keras 3 or for Flower, neither of which is here, is imported where they are.
+    if module.name not in (
+        "tff_agnostic.models.keras3", "plan_runner.fleet.flower", "plan_runner.fleet.proxy",
+    )
 ]
 for name in names:
     importlib.import_module(name)
