@@ -318,6 +318,7 @@ class LambdaOptions(LambdaSetOptions):
         "loss counts as 0 (zero). If not given, freeze; zero in Stochastic-AFL, if unbiased.",
         choices=ABSENT_DOMAINS,
         as_before=ZERO,
+        short="Lambda of an absent domain stays (freeze), or its loss counts as 0 (zero).",
     )
     freeze_absent_domains: Optional[bool] = setting(
         None,

@@ -76,6 +76,7 @@ class BaselineOptions(Settings):
         TRAINING,
         "Which losses of runs are baselines.",
         choices=BASELINE_LOSSES,
+        short="Which losses of runs are baselines: training or heldout ones.",
     )
 
     def baselines(self, num_domains: int) -> Optional[tuple[float, ...]]:
