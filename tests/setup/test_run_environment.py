@@ -122,8 +122,9 @@ def test_its_python_finds_the_checkout_also_when_that_has_moved(checkout):
 def test_an_environment_whose_python_is_gone_is_made_again(checkout):
     checkout.run("setup")
     (checkout.bin / "python3.11").unlink()
-    checkout.add_python("python3.10", "3.10")
-    result = checkout.run("train")
+    pyenv = checkout.folder / "pyenv"
+    checkout.add_python(pyenv / "versions" / "3.11.9" / "bin" / "python3.11")
+    result = checkout.run("train", environment={"PYENV_ROOT": str(pyenv)})
     assert result.returncode == 0
     assert "its Python is gone" in result.stderr
 
