@@ -28,15 +28,22 @@ _PR_SET_PDEATHSIG = 1
 _ENDING_SECONDS = 10.0
 _START_SECONDS = 120.0
 _MOST_RUNS = 20
-# For as long a SuperLink takes a node that was killed for one that is there.
-_FORGOTTEN_SECONDS = 120.0
 _LOOK_SECONDS = 0.2
-# What a SuperNode says, and what its operator can do.
-_SUPERNODE_WORDS = {
-    "code: 2004": "the server does not know this node's key, or another process has it: the "
-    "server's operator adds the node's file NAME.public.toml by ./run fleet keys --server",
-    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not of the authority in ca.crt",
+# What a SuperNode says when it is refused, how many seconds of that are waited for, and what its
+# operator can do. For two minutes a SuperLink takes a node that was killed for one that is there.
+_REFUSALS = {
+    "code: 2004": (
+        120.0,
+        "the server does not know this node's key, or another process has it: the server's "
+        "operator adds the node's file NAME.public.toml by ./run fleet keys --server",
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        0.0,
+        "the server's certificate is not of the authority in ca.crt",
+    ),
 }
+# A SuperNode that ran for so long had been let in.
+_LET_IN_SECONDS = 60.0
 
 
 class Ended(BaseException):
@@ -316,20 +323,25 @@ def run_node(
             time.sleep(_LOOK_SECONDS)
         processes.start("supernode", *commands["supernode"])
         tell("node: ready")
-        read, began = 0, time.monotonic()
+        read, started = 0, time.monotonic()
+        refused_since = started
         while True:
             _check_resident(processes)
             status = processes.status("supernode")
             if status is not None:
+                now = time.monotonic()
+                if now > started + _LET_IN_SECONDS:
+                    refused_since = now
                 log = processes.log("supernode").read_text(errors="replace")
-                for words, meaning in _SUPERNODE_WORDS.items():
-                    if words in log[read:] and time.monotonic() > began + _FORGOTTEN_SECONDS:
+                for words, (seconds, meaning) in _REFUSALS.items():
+                    if words in log[read:] and now >= refused_since + seconds:
                         raise PlanError(meaning)
                 read = len(log)
                 tell(f"node: the SuperNode has ended with status {status}; it starts again")
                 time.sleep(5)
                 processes.end("supernode")
                 processes.start("supernode", *commands["supernode"])
+                started = time.monotonic()
             time.sleep(_LOOK_SECONDS)
 
 

@@ -210,7 +210,9 @@ def test_the_python_asked_for_is_the_one_used(checkout):
     assert checkout.installs == 2
 
 
-@pytest.mark.parametrize(("version", "kind"), [("3.13", "cpython"), ("3.10", "cpython"), ("3.11", "pypy")])
+@pytest.mark.parametrize(
+    ("version", "kind"), [("3.13", "cpython"), ("3.10", "cpython"), ("3.11", "pypy")]
+)
 def test_a_python_asked_for_that_does_not_fit_is_not_replaced_by_another(ready, version, kind):
     asked = ready.add_python(ready.folder / "new" / "python", version, kind)
     result = ready.run("setup", environment={"TFF_AGNOSTIC_PYTHON": str(asked)})

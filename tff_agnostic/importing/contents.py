@@ -269,14 +269,11 @@ def _numbers(digests: array[int]) -> np.ndarray:
     return np.frombuffer(digests, np.uint64)
 
 
-def large_clients(
-    rows: Iterable[tuple[str, str, int]], times_the_mean: float = _TIMES_THE_MEAN
-) -> list[Remark]:
+def large_clients(rows: Iterable[tuple[str, str, int]]) -> list[Remark]:
     """Returns the warning about domains of which one training client has much.
 
     Args:
         rows: (client, domain, examples) of the training split.
-        times_the_mean: How many times the examples of the mean client are much.
     """
     totals: Counter[str] = Counter()
     clients: Counter[str] = Counter()
@@ -289,7 +286,7 @@ def large_clients(
         domain: {"client": client, "examples": n, "of": totals[domain]}
         for domain, (n, client) in sorted(largest.items())
         if n > _LARGE_SHARE * totals[domain]
-        and n * clients[domain] > times_the_mean * totals[domain]
+        and n * clients[domain] > _TIMES_THE_MEAN * totals[domain]
     }
     if not found:
         return []
