@@ -227,9 +227,123 @@ def clients_by_domains() -> Drawing:
     return drawing
 
 
+# Title; what clients send, what the server sees and what the model is made of, each with its kind.
+_SEEN: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (
+    ("Plain sums", (("3, 1, 2", "client"), ("3, 1, 2", "client"), ("6", "server"))),
+    ("Secure aggregation", (("masked", "step"), ("6", "server"), ("6", "server"))),
+    (
+        "Central privacy, plain sums",
+        (("3, 1, 2", "client"), ("3, 1, 2", "client"), ("6 + noise", "safe")),
+    ),
+    (
+        "Central privacy, secure aggregation",
+        (("masked", "step"), ("6", "server"), ("6 + noise", "safe")),
+    ),
+    (
+        "Distributed privacy, secure aggregation",
+        (("masked, noisy", "step"), ("6 + noise", "safe"), ("6 + noise", "safe")),
+    ),
+)
+
+
+def what_the_server_sees() -> Drawing:
+    """Values of three clients, and who sees what of them."""
+    high = 70
+    drawing = Drawing("What the server sees of three clients' values", 420)
+    lefts = (_MARGIN, 138, 266)
+    for left, name in zip(lefts, ("clients send", "server sees", "model is made of")):
+        drawing.text(left, 18, name, "free")
+    for k, (title, cells) in enumerate(_SEEN):
+        top = 28 + high * k
+        drawing.text(_MARGIN, top + 16, title, "free strong")
+        for left, (line, kind) in zip(lefts, cells):
+            drawing.box((left, top + 25, 104), kind, [line], "middle")
+        for left in lefts[:2]:
+            drawing.arrow((left + 104, top + 39), (left + 126, top + 39))
+    legend = (("client", "each client"), ("server", "exact sum"), ("safe", "noisy sum"))
+    for left, (kind, name) in zip(lefts, legend):
+        drawing.dots(left + 6, 396, 1, kind)
+        drawing.text(left + 17, 400, name, "free")
+    return drawing
+
+
+def from_table_to_fleet() -> Drawing:
+    """Files and the commands between them."""
+    drawing = Drawing("From a CSV to a report, a model and a fleet: files and commands", 462)
+    left, right, wide = _MARGIN, 196, 174
+    x, y = left + 24, right + 24
+
+    def step(at: float, top: float, command: str, bottom: float) -> None:
+        drawing.arrow((at, top), (at, bottom))
+        drawing.text(at + 9, (top + bottom) / 2 + 3, command, "free code")
+
+    drawing.box((left, 6, wide), "client", ["shop.csv:", "your table"])
+    drawing.box((right, 6, wide), "client", ["my_model.py:", "a Keras model"])
+    step(x, 51, "./run import_data", 87)
+    drawing.box((left, 88, wide), "step", ["shop.sqlite:", "clients and domains"])
+    step(x, 133, "./run train", 169)
+    drawing.arrow((right + 140, 51), (right + 140, 151), (x + 130, 151), (x + 130, 169))
+    drawing.arrow((right + 140, 151), (right + 140, 169))
+    drawing.arrow((left + wide, 110), (y, 110), (y, 169))
+    drawing.text(y + 9, 142, "./run compare", "free code")
+    run = ["A run:", "report.html", "model/model.keras", "checkpoints/"]
+    end = drawing.box((left, 170, wide), "server", run)
+    comparison = ["A comparison:", "report.html", "tables, plots", "a run for each trial"]
+    drawing.box((right, 170, wide), "server", comparison)
+    step(x, end, "./run save_model", end + 50)
+    model = ["The model:", "Keras, SavedModel,", "TensorFlow Lite"]
+    drawing.box((left, end + 51, wide), "safe", model)
+    middle = left + wide - 20
+    drawing.arrow((middle, end), (middle, end + 18), (y, end + 18), (y, end + 50))
+    drawing.text(y + 9, end + 38, "./run export", "free code")
+    drawing.box((right, end + 51, wide), "safe", ["A plan:", "for a fleet, or", "./run run_plan"])
+    step(y, end + 113, "./run fleet", end + 147)
+    fleet = ["Trained on a fleet:", "server_state.ckpt"]
+    drawing.box((right, end + 148, wide), "server", fleet)
+    drawing.arrow((right, end + 170), (left + 30, end + 170), (left + 30, end + 140))
+    drawing.text(left + 40, end + 160, "./run import_state", "free code")
+    drawing.text(left, end + 132, "a run again", "free small")
+    return drawing
+
+
+def which_training() -> Drawing:
+    """A way from the data to an algorithm."""
+    drawing = Drawing("Which training to choose: four questions", 432)
+    left, right = _MARGIN, 226
+    questions = (
+        ("Does each example|have a domain?", "no", "For the worst|clients: Delta-FL.|Else: FedAvg"),
+        (
+            "Does any mixture help|the worst domain?|$ ./run frontier",
+            "no",
+            "FedAvg, or|another model",
+        ),
+        ("Would more examples|of it help?", "no: hard", "Excess losses,|or equal weights"),
+    )
+    top = 6.0
+    for question, answer, choice in questions:
+        end = drawing.box((left, top, 178), "step", question.split("|"), height=68)
+        drawing.arrow((left + 178, top + 34), (right - 1, top + 34))
+        drawing.text(left + 190, top + 26, answer.partition(":")[0], "free")
+        drawing.box((right, top, WIDTH - right - _MARGIN), "server", choice.split("|"), height=68)
+        drawing.arrow((left + 40, end), (left + 40, end + 29))
+        yes = "yes: it is rare" if ":" in answer else "yes"
+        drawing.text(left + 52, end + 19, yes, "free")
+        if ":" in answer:
+            drawing.text(right, end + 19, "it is hard", "free")
+        top = end + 30
+    end = drawing.box((left, top, 178), "server", ["AgnosticFedAvg"], height=30)
+    drawing.arrow((left + 40, end), (left + 40, end + 25))
+    last = ["Compare with FedAvg:", "$ ./run compare", "Is the gain worth what the others pay?"]
+    drawing.box((left, end + 26, WIDTH - 2 * _MARGIN), "safe", last)
+    return drawing
+
+
 FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "round": a_round,
     "clients_by_domains": clients_by_domains,
+    "what_the_server_sees": what_the_server_sees,
+    "from_table_to_fleet": from_table_to_fleet,
+    "which_training": which_training,
 }
 
 
