@@ -36,7 +36,7 @@ _OF_TREE = ("privacy", ("tree",))
 
 @dataclasses.dataclass(frozen=True)
 class AccountingOptions(Settings):
-    """The questions of `./run privacy`; every field is a flag."""
+    """What is asked, and about which run; every field is a flag of `privacy`."""
 
     privacy: str = setting(
         "central",
