@@ -27,7 +27,7 @@ PAGES = sorted(
     ]
 )
 # Old paths: what they had is in folders, to which they lead.
-_MOVED = {"researchers.md"}
+_MOVED = {"researchers.md", "privacy.md"}
 
 
 def _name(page: Path) -> str:
