@@ -116,7 +116,7 @@ def test_a_folder_without_clients(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(UserError) as error:
             NpzClients(folder, _SPEC, num_domains=2)
-        expected = f"{folder}: expected a folder with one .npz file a client, found none"
+        expected = f"{folder}: expected one .npz file for each client, found none"
         assert str(error.value) == expected
 
 

@@ -118,7 +118,7 @@ def test_labels_that_are_numbers(tmp_path, format_):
     assert [e.record.features["label"] for e in examples] == [0.5, -2.0, 1e3]
     message = refused(format_, path, **_NUMBERS)
     assert "expected a whole number as label, found" in message
-    assert message.endswith("(--label_kind=number is for labels that are no classes)")
+    assert message.endswith("(--label_kind=number is for labels that are real numbers)")
 
 
 @pytest.mark.parametrize("format_", _FORMATS)

@@ -88,5 +88,5 @@ def test_a_folder_without_clients(tmp_path, side):
     _write(tmp_path)
     for path in (tmp_path / side).iterdir():
         path.unlink()
-    expected = f"DIR/{side}: expected a folder with one .npz file a client, found none"
+    expected = f"DIR/{side}: expected one .npz file for each client, found none"
     assert _error(tmp_path) == expected

@@ -103,7 +103,7 @@ class _TrainingRounds:
 
 
 def _metrics(request: ExportRequest) -> EvaluationMetrics:
-    assert request.evaluation is not None, "an evaluation has to be told what it reports"
+    assert request.evaluation is not None, "an evaluation needs what it reports"
     return request.evaluation
 
 

@@ -413,9 +413,9 @@ class LambdaSetOptions(Settings):
 
     lambda_set: str = setting(
         "simplex",
-        "The mixtures of domains of which the worst counts: all (simplex), those within bounds per "
-        "domain (box), those between given mixtures (hull), or those near the training mixture "
-        "(ball).",
+        "The mixtures of domains among which the worst counts: all (simplex), those within bounds "
+        "per domain (box), those between given mixtures (hull), or those near the training "
+        "mixture (ball).",
         choices=LAMBDA_SETS,
     )
     lambda_lower: Optional[tuple[float, ...]] = setting(

@@ -363,7 +363,7 @@ class Labels:
 def _hint(value: Any) -> str:
     if _number(value) is None:
         return " (--class_names makes numbers of names)"
-    return " (--label_kind=number is for labels that are no classes)"
+    return " (--label_kind=number is for labels that are real numbers)"
 
 
 def _real_number(value: Any, place: str) -> float:

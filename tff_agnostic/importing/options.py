@@ -62,7 +62,7 @@ LABEL_KINDS: Registry[str] = Registry(
     "kind of labels",
     {
         "class": "whole numbers from 0, or names (--class_names)",
-        "number": "any numbers, of which a model of your own (--task=custom) has a loss",
+        "number": "any numbers; a model of your own (--task=custom) has the loss",
     },
 )
 UTF_8 = "utf-8"
@@ -81,7 +81,7 @@ MISSING_VALUES: Registry[str] = Registry(
     "treatment of missing values",
     {
         "fail": "the record is bad",
-        "zero": "a number is 0, a category is none of the known ones",
+        "zero": "a number is 0, a category is like an unknown one",
         "mark": "the same, and said: each column of numbers has one more, 1 where it is missing, "
         "and each of categories a category of its own",
     },

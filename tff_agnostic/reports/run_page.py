@@ -329,8 +329,8 @@ def _sums(run: RunRecord) -> list[Block]:
     if run.config.get("aggregation", _PLAIN) == _PLAIN:
         return [
             Paragraph(
-                "Plain sums: training and evaluation use sums over clients only, but nothing keeps "
-                "whoever adds them up from seeing each client's answer. Models, losses, counts and "
+                "Plain sums: training and evaluation use sums over clients only, but the "
+                "server that adds them up can see each client's values. Models, losses, counts and "
                 "metrics of a client are readable to the server."
             )
         ]
@@ -375,8 +375,8 @@ def _privacy(run: RunRecord) -> list[Block]:
     if not found:
         return [
             Paragraph(
-                "No differential privacy: the model may have learnt something of single clients by "
-                "heart, and nothing bounds how much."
+                "No differential privacy: the model may have memorised something of single "
+                "clients, and nothing bounds how much."
             )
         ]
     private = run.source.below("privacy")

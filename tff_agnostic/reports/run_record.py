@@ -457,7 +457,7 @@ def _privacy(run: RunRecord) -> Iterator[Line]:
             "clients of a round for secret, which everybody learns where clients add the noise."
         )
     if run.config.get("noise_seed") is not None:
-        yield "The noise was that of --noise_seed: whoever knows it can take it away."
+        yield "The noise was that of --noise_seed: anyone who knows it can remove it."
 
 
 def _data(run: RunRecord) -> Iterator[Line]:

@@ -41,7 +41,7 @@ class PredictorOptions(TaskOptions):
     smoothing_share: float = command_setting(
         0.01,
         "s: a predictor is 1 - s times the shares of its outcomes, and s times the uniform "
-        "distribution; in [0, 1]. With 0 some outcomes have a probability of 0, of which only the "
+        "distribution; in [0, 1]. With 0 some outcomes have a probability of 0, where only the "
         "squared loss is finite.",
         at_least=0.0,
         at_most=1.0,

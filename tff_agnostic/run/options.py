@@ -103,7 +103,7 @@ class RunConfig(Settings):
     )
     frozen_layers: tuple[str, ...] = setting(
         (),
-        "Layers that are not trained and of which no update is sent: names or patterns such as "
+        "Layers that are not trained and whose updates are not sent: names or patterns such as "
         "block_*, comma-separated.",
         short="Layers that are not trained: names or patterns such as block_*.",
     )

@@ -209,8 +209,8 @@ class RunPrivacy:
         ]
         if options.noise_seed is not None:
             remarks.append(
-                f"noise and cohorts are those of --noise_seed={options.noise_seed}: whoever knows "
-                "it can take the noise away, so nothing is private"
+                f"noise and cohorts are those of --noise_seed={options.noise_seed}: anyone who "
+                "knows it can remove the noise, so nothing is private"
             )
         if self.account.is_composed:
             assert self.evaluation is not None

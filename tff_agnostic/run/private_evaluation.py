@@ -273,8 +273,8 @@ class PrivateEvaluation:
         remarks += self.aggregation.remarks
         if self._noise_seed is not None:
             remarks.append(
-                f"noise is that of --noise_seed={self._noise_seed}: whoever knows it can take the "
-                "noise away, so nothing is private"
+                f"noise is that of --noise_seed={self._noise_seed}: anyone who knows it can "
+                "remove the noise, so nothing is private"
             )
         return statement(
             self._account,

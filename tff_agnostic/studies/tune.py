@@ -78,7 +78,7 @@ class TuneOptions(ArmOptions):
     )
     repeats: int = command_setting(
         1,
-        "Runs of each trial, of which the mean counts; run k has seed --seed + k.",
+        "Runs of each trial, whose mean counts; run k has seed --seed + k.",
         at_least=1,
         at_most=_MAX_REPEATS,
     )

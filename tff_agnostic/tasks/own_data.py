@@ -279,7 +279,7 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 
 CLIENT_FILES = TaskSpec(
-    summary="your own features, one .npz file a client (in --data_dir); logistic regression",
+    summary="your own features, one .npz file per client (in --data_dir); logistic regression",
     options=ClientFilesOptions,
     load=load_client_files,
     defaults={},
@@ -309,7 +309,7 @@ class NpzClients:
         self._num_classes = num_classes
         self._ids = sorted(path.stem for path in folder.glob("*.npz"))
         if not self._ids:
-            raise UserError(f"{folder}: expected a folder with one .npz file a client, found none")
+            raise UserError(f"{folder}: expected one .npz file for each client, found none")
 
     @property
     def client_ids(self) -> Sequence[str]:

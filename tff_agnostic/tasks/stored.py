@@ -30,7 +30,7 @@ class SplitOptions:
     train_share: Optional[float] = setting(
         None,
         "Divide the training clients: this share of them, drawn by --seed, trains, and the others "
-        "are evaluated in the place of the test clients. So each trial has a split of its own.",
+        "are evaluated in place of the test clients. So each trial has a split of its own.",
         positive=True,
         below=1.0,
     )
