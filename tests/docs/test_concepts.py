@@ -86,3 +86,12 @@ def test_the_losses_of_the_figure_are_those_of_its_examples():
 
 def test_the_page_of_concepts_is_short():
     assert len((DOCS / "concepts.md").read_text().split()) <= WORDS
+
+
+def test_twenty_questions_of_a_newcomer_have_their_answers():
+    table = (DOCS.parent / "tests" / "docs" / "questions.md").read_text()
+    questions = re.findall(r"^\| (.*\?) \| ([\w/]+\.md) \| (.*) \|$", table, re.MULTILINE)
+    assert len({question for question, _, _ in questions}) == 20
+    for question, page, answer in questions:
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", (DOCS.parent / page).read_text())
+        assert answer in " ".join(re.sub(r"[*`]", "", text).split()), question
