@@ -85,7 +85,10 @@ def main() -> int:
         cohorts.write_text("".join(f"{','.join(event['names'])}\n" for event in opened))
         results = folder / "run_plan"
         arguments = (f"--plan={export}", f"--clients={fleet.clients}", f"--cohorts={cohorts}")
-        assert call(*arguments, f"--output={results}").status == 0
+        outcome = call(*arguments, f"--output={results}")
+        if outcome.status:
+            print(f"run_plan: status {outcome.status}: {outcome.err}", end="")
+            return 1
         expected = (results / "server_state.ckpt").read_bytes()
         is_same = (settings.state / "server_state.ckpt").read_bytes() == expected
         at = Counter(stages[stage] for nodes in died.values() for stage in nodes.values())

@@ -22,6 +22,8 @@ from plan_runner.fleet.state_folder import JOURNAL, OPENED
 
 KILLS = ("node", "server", "superlink")
 _LOOK_SECONDS = 0.1
+# The longest of the server's own waits is shorter: it ends them in words of its own.
+_QUIET_SECONDS = 600.0
 _TIMEOUTS = "nodes = 300\nhello = 60\nkeys = 60\nshares = 60\nwork = 180\nvote = 60\nopening = 60\n"
 
 
@@ -67,9 +69,10 @@ def demo(
             processes.start(*node(number))
         tell(f"server and {nodes} nodes, each with processes and keys of its own: {folder}")
         exchanges: list[dict[str, Any]] = []
-        pid, killed = 0, kill is None
+        pid, killed, heard = 0, kill is None, time.monotonic()
         while processes.status("server") is None:
             for event in events.new():
+                heard = time.monotonic()
                 pid = event.get("pid", pid)
                 if "line" in event:
                     tell(event["line"])
@@ -89,6 +92,8 @@ def demo(
             for name in names:
                 if processes.status(name) is not None:
                     raise PlanError(f"node {name}: {processes.said(name).removeprefix('error: ')}")
+            if time.monotonic() > heard + _QUIET_SECONDS:
+                raise PlanError(_quiet(processes, "server"))
             time.sleep(_LOOK_SECONDS)
         exchanges += [event for event in events.new() if "exchange" in event]
         if processes.status("server") != 0:
@@ -130,10 +135,18 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
+def _quiet(processes: Processes, name: str) -> str:
+    said = processes.said(name)
+    return f"{name}: expected to hear of it within {_QUIET_SECONDS:g} s, it said last: {said}"
+
+
 def _wait(processes: Processes, name: str, words: str) -> None:
+    until = time.monotonic() + _QUIET_SECONDS
     while words not in processes.log(name).read_text(errors="replace"):
         if processes.status(name) is not None:
             raise PlanError(f"{name}: {processes.said(name).removeprefix('error: ')}")
+        if time.monotonic() > until:
+            raise PlanError(_quiet(processes, name))
         time.sleep(_LOOK_SECONDS)
 
 

@@ -12,6 +12,8 @@ import hashlib
 import json
 import logging
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -191,38 +193,65 @@ def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE)
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     asking = RuntimeHttpClient.from_server_address(address, True, None, [version, signed])
+    arrived: _Arrived = queue.SimpleQueue()
     while True:
         try:
-            task = asking.AcquireTask(AcquireTaskRequest(supported_task_types=[_TASK]))
+            acquired = asking.AcquireTask(AcquireTaskRequest(supported_task_types=[_TASK]))
         except httpx.HTTPError as e:
             # The SuperNode starts again by itself.
             _log().info("no SuperNode: %s", reason(e))
             time.sleep(1)
             continue
-        if not task.token:
-            time.sleep(_TASK_SECONDS)
-            continue
+        if acquired.token:
+            # A task may wait for its message for hours: a SuperNode keeps one whose run has ended
+            # before it had all of its message. Others come meanwhile.
+            task = _Task(address, acquired.token)
+            threading.Thread(target=task.pull, args=(arrived,), daemon=True).start()
+        with contextlib.suppress(queue.Empty):
+            task, message, context = arrived.get(timeout=_TASK_SECONDS)
+            task.finish(message, context, answer)
+
+
+class _Task:
+    """A task of a SuperNode: a message to answer."""
+
+    def __init__(self, address: str, token: str) -> None:
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        signed = RuntimeTokenHttpInterceptor(token)
+        self._client = RuntimeHttpClient.from_server_address(address, True, None, [version, signed])
+        self._beating = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
+        self._beating.start()
+
+    def pull(self, arrived: _Arrived) -> None:
+        """Waits for the message, in a thread, and puts it where those are that have arrived."""
         try:
-            _answer_task(answer, address, task.token)
+            message, context, _, _ = pull_task_input(self._client)
+        # Whatever it is, other tasks are not concerned.
+        except Exception as e:
+            _log().warning("a task is lost: %s", reason(e))
+            self._end(None, "failed", "the node could not read the message")
+        else:
+            arrived.put((self, message, context))
+
+    def finish(self, message: Message, context: Context, answer: Callable[[bytes], bytes]) -> None:
+        """Answers the message, and ends the task."""
+        status, details = "failed", "the node could not answer"
+        try:
+            reply = Message(_record(answer(_content(message))), reply_to=message)
+            push_message(self._client, reply, context)
+            status, details = "completed", ""
         except (httpx.HTTPError, RuntimeError) as e:
             _log().warning("a task is lost: %s", reason(e))
+        finally:
+            self._end(context, status, details)
+
+    def _end(self, context: Optional[Context], status: str, details: str) -> None:
+        push_task_output(self._client, context, status, details)
+        self._beating.stop()
+        self._client.close()
 
 
-def _answer_task(answer: Callable[[bytes], bytes], address: str, token: str) -> None:
-    version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-    signed = RuntimeTokenHttpInterceptor(token)
-    client = RuntimeHttpClient.from_server_address(address, True, None, [version, signed])
-    beating = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    beating.start()
-    context, status, details = None, "failed", "the node could not answer"
-    try:
-        message, context, _, _ = pull_task_input(client)
-        push_message(client, Message(_record(answer(_content(message))), reply_to=message), context)
-        status, details = "completed", ""
-    finally:
-        push_task_output(client, context, status, details)
-        beating.stop()
-        client.close()
+_Arrived = queue.SimpleQueue[tuple[_Task, Message, Context]]
 
 
 @contextlib.contextmanager

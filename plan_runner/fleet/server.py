@@ -168,9 +168,9 @@ class FleetServer:
             return lambda: len(plan.members.reachable()) >= count
 
         # For all that are wanted it waits once: some may be gone for good.
-        if not plan.met:
+        if not plan.met and wanted > fewest:
             plan.members.greet(enough(wanted), timeout)
-            plan.met = True
+        plan.met = True
         plan.members.greet(enough(fewest), timeout)
         there = plan.members.reachable()
         if len(there) < fewest:

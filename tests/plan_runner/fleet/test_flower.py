@@ -1,7 +1,9 @@
 """The adapter to Flower, where Flower is installed: in the fleet's environment."""
 
 import ast
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,6 +93,50 @@ def test_a_message_that_cannot_be_sent_is_one_without_an_answer(flower):
     channel = flower.FlowerChannel(grid)
     channel.send({"1": b"a", str(2**63 + 5): b"bc"}, 60)
     assert channel.receive() == {str(2**63 + 5): b"cb"}
+
+
+class _SuperNode:
+    """Two tasks: the first one's message never comes, as its run has ended; then nothing more."""
+
+    def __init__(self, flower, monkeypatch):
+        self._flower, self.pulling, self.answered = flower, [], []
+        self.never = threading.Event()
+        tokens = iter(["one", "two"])
+        asked = SimpleNamespace(
+            AcquireTask=lambda request: SimpleNamespace(token=next(tokens, "")), close=lambda: None
+        )
+        client = SimpleNamespace(from_server_address=lambda *given: asked)
+        beating = SimpleNamespace(start=lambda: None, stop=lambda: None)
+        monkeypatch.setattr(flower, "RuntimeHttpClient", client)
+        monkeypatch.setattr(flower, "HeartbeatSender", lambda call: beating)
+        monkeypatch.setattr(flower, "pull_task_input", self._pull)
+        monkeypatch.setattr(flower, "push_message", self._push)
+        monkeypatch.setattr(flower, "push_task_output", lambda *given: None)
+
+    def _pull(self, client):
+        self.pulling.append(client)
+        if len(self.pulling) == 1:
+            self.never.wait(60)
+            return None, None, None, None
+        from flwr.app import Message
+
+        _Grid(self._flower)
+        return Message(self._flower._record(b"question"), 1, "query.fleet"), "context", None, None
+
+    def _push(self, client, message, context):
+        self.answered.append((self._flower._content(message), context))
+        raise KeyboardInterrupt
+
+
+def test_a_task_whose_message_never_comes_keeps_no_other_from_being_answered(flower, monkeypatch):
+    """A SuperNode keeps the task of a run that was killed before its message had come whole."""
+    supernode = _SuperNode(flower, monkeypatch)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            flower.serve(lambda question: question[::-1], "127.0.0.1:1", bytes(32))
+    finally:
+        supernode.never.set()
+    assert supernode.answered == [(b"noitseuq", "context")]
 
 
 @pytest.mark.parametrize(
