@@ -205,6 +205,31 @@ def test_nodes_and_servers_with_other_plans_say_so(fleet, tmp_path):
         assert words() == Kind.WELCOME
 
 
+def test_no_log_depends_on_a_clients_integers(fleet, tmp_path, caplog, capfd):
+    """Rounds of other examples, as many of each client: whatever is written down is the same.
+
+    The sums' mean is in the state alone, of which the journal has a hash.
+    """
+    if fleet.profile != "secure":
+        pytest.skip("plain sums are the server's to see")
+    caplog.set_level("DEBUG")
+    logs = []
+    for shift in (0, 3):
+        examples = {n: [(x, i + shift) for x, i in pairs] for n, pairs in _CLIENTS.items()}
+        write_clients(fleet.clients, examples)
+        caplog.clear()
+        told = served(fleet, tmp_path / str(shift), 1)
+        journal = events(tmp_path / str(shift), "begun", "opened", "done")
+        steps = [{k: v for k, v in event.items() if k not in _DIGESTS} for event in journal]
+        logs.append((told.lines, steps, caplog.messages, capfd.readouterr()))
+    assert logs[0] == logs[1]
+    # It would show: the sums differ.
+    assert state(tmp_path / "0") != state(tmp_path / "3")
+
+
+_DIGESTS = ("session", "sums", "before", "after")
+
+
 def test_what_a_server_sends_never_ends_a_node(fleet):
     node, manifest = fleet.nodes()["ann"], manifest_sha256(fleet.export)
     begun = decoded(node.answer(b"nonsense"), "answer")

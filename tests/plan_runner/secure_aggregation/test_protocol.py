@@ -483,6 +483,16 @@ def test_masked_values_look_uniform_before_and_after_masks_are_opened(
     # The test finds out: without both, there are the values.
     assert uniformity(bare, modulus) > 100
     np.testing.assert_array_equal(bare, fleet.values[1]["sum:0"])
+    # Of the total one client's own mask is enough to hide the sum, and without it nothing is.
+    total = np.zeros(6400, np.uint64)
+    for message in masked.values():
+        masks.add_into(total, messages.read_masked(message, fleet.plan, "")[0], modulus)
+    for number in range(4):
+        assert abs(uniformity(total, modulus)) < 4
+        own = rosters.own_key(kept[number]["seed"], roster.digest, fleet.ids[number])
+        masks.apply_mask(total, modulus, own, 0, -1)
+    assert uniformity(total, modulus) > 100
+    np.testing.assert_array_equal(total, fleet.expected(range(4))["sum:0"])
 
 
 # --- what is refused before a session begins

@@ -1,0 +1,55 @@
+"""Processes of a fleet: none of them outlives what has started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from plan_runner.fleet.launch import Ended, Processes, ended_by_signals
+from tests.processes import default_signals, is_running, wait_until
+
+# A process with a child; both are deaf to polite requests.
+_STUBBORN = "trap '' TERM INT; (trap '' TERM INT; while :; do sleep 1; done) & echo $!; wait; wait"
+
+
+def _started(processes: Processes) -> list[int]:
+    """Starts a process; returns its number and its child's, once there is one."""
+    number = processes.start("stubborn", "sh", "-c", _STUBBORN)
+    wait_until(lambda: processes.log("stubborn").read_text().endswith("\n"))
+    return [number, int(processes.log("stubborn").read_text())]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_processes_and_their_children(tmp_path, monkeypatch, number):
+    monkeypatch.setattr("plan_runner.fleet.launch._ENDING_SECONDS", 0.1)
+    with pytest.raises(Ended), ended_by_signals(), Processes(tmp_path) as processes:
+        numbers = _started(processes)
+        assert all(map(is_running, numbers))
+        os.kill(os.getpid(), number)
+        signal.pause()
+    wait_until(lambda: not any(map(is_running, numbers)))
+
+
+def test_what_is_killed_leaves_no_process(tmp_path):
+    """The kernel ends the processes of one that could not end them."""
+    code = """
+import sys, time
+from pathlib import Path
+from plan_runner.fleet.launch import Processes
+print(Processes(Path(sys.argv[1])).start("child", "sleep", "600"), flush=True)
+time.sleep(600)
+"""
+    with default_signals():
+        parent = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+    assert parent.stdout is not None
+    with parent:
+        child = int(parent.stdout.readline())
+        assert is_running(child)
+        parent.kill()
+    wait_until(lambda: not is_running(child))
