@@ -6,7 +6,8 @@
 The quick ring is all usual tests but those that tests/rest.txt names, one a line: a file, or
 FILE::FUNCTION with all its parameters. `choose` writes that file. It takes functions that cost next
 to nothing, and then those that reach the most new lines for each processor second, until the
-seconds are used up. To add what `tools/plant_faults.py` finds missing, delete its line by hand.
+seconds are used up. To add what `tools/plant_faults.py` finds missing, delete its line by hand. Put
+tests that share a costly fixture into one ring (`tools.measure_tests --in-both-rings`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """A pytest plugin that measures tests: which lines each reaches, and its processor seconds.
 
     python -m pytest -p tools.measure_tests --measured=FOLDER TESTS
+    python -m pytest -p tools.measure_tests --collect-only --in-both-rings TESTS
 
 It adds to FOLDER/lines.sqlite.all (a coverage.py file whose contexts are tests' names) and
 FOLDER/seconds.json (by test; with processes that it started and that have ended). coverage.py has
 to be importable; it is not among the project's packages.
+
+The seconds of a fixture are those of the first test that uses it. A shared one that tests of both
+rings use is made twice; the second command prints each with its tests.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from typing import Any, Optional
 
 import pytest
 
+from tests.selection import is_left_out, rest
+
 _ROOT = Path(__file__).resolve().parent.parent
 # What faults are planted in, and so measured.
 MEASURED = ("tff_agnostic", "plan_runner")
@@ -27,6 +33,7 @@ _LINES, _SECONDS = "lines.sqlite", "seconds.json"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--measured`."""
     parser.addoption("--measured", help="the folder to add to", type=Path)
+    parser.addoption("--in-both-rings", help="print fixtures of both", action="store_true")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,6 +42,23 @@ def pytest_configure(config: pytest.Config) -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         config.pluginmanager.register(_Measuring(folder), "measuring")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Prints the shared fixtures that tests of both rings use."""
+    if not session.config.getoption("--in-both-rings"):
+        return
+    entries = rest()
+    users: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+    for item in session.items:
+        assert isinstance(item, pytest.Function)
+        for name, definitions in item._fixtureinfo.name2fixturedefs.items():
+            if definitions[-1].scope in ("module", "package", "session"):
+                of_rings = users.setdefault((definitions[-1].baseid, name), (set(), set()))
+                of_rings[is_left_out(item.nodeid, entries)].add(item.name.partition("[")[0])
+    for (where, name), (quick, left_out) in sorted(users.items()):
+        if quick and left_out:
+            print(f"{where}, {name}: quick: {sorted(quick)}; the rest: {sorted(left_out)}")
 
 
 class _Measuring:
