@@ -34,7 +34,7 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     try:
         channel, told = LocalChannel(fleet.nodes(evaluation=every_second)), Told()
         settings = fleet.server_settings(cohort_size=4, evaluation=every_second)
-        server = FleetServer(settings, channel, told)
+        server = FleetServer(settings, channel, told, fleet.player)
         server.run(3)
         server.close()
     finally:

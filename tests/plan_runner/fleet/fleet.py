@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from plan_runner.export import Limits
+from plan_runner.fleet import node as nodes_of_fleet
 from plan_runner.fleet.node import Node
 from plan_runner.fleet.player import Player
 from plan_runner.fleet.settings import (
@@ -16,6 +20,7 @@ from plan_runner.fleet.settings import (
     manifest_sha256,
 )
 from plan_runner.fleet.wire import Kind, decoded
+from plan_runner.private_sums.skellam import Draw, skellam
 from plan_runner.secure_aggregation import primitives
 from plan_runner.secure_aggregation.messages import Type
 
@@ -105,13 +110,24 @@ class Fleet:
         self.roster.write_text("".join(lines))
         self.clients = clients
         self._nodes: dict[str, Node] = {}
-        self._player: Player | None = None
+        self._players: dict[Any, _Shared] = {}
 
-    def player(self, *settings: Any) -> Player:
-        """The player of all servers, which none of them ends: to start one takes seconds."""
-        if self._player is None:
-            self._player = _Shared(*settings)
-        return self._player
+    def player(
+        self, export: Path, pinned: str, limits: Limits, trust: bool, reads: Any = ()
+    ) -> Player:
+        """An export's player for all nodes and servers, as none has a state: to start one takes
+        seconds. None of them ends it, and it may read what any of them may."""
+        del reads
+        key = (pinned, limits, trust)
+        if key not in self._players:
+            self._players[key] = _Shared(export, pinned, limits, trust, [self.clients])
+        return self._players[key]
+
+    def node(self, settings: NodeSettings, draw: Draw = skellam) -> Node:
+        """A node without a process of its own."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nodes_of_fleet, "Player", self.player)
+            return Node(settings, draw)
 
     def node_settings(self, name: str, **changes: Any) -> NodeSettings:
         given = {
@@ -137,14 +153,14 @@ class Fleet:
         """The nodes; they are started once."""
         for name in self.names:
             if name not in self._nodes:
-                self._nodes[name] = Node(self.node_settings(name, **changes))
+                self._nodes[name] = self.node(self.node_settings(name, **changes))
         return self._nodes
 
     def close(self) -> None:
         for node in self._nodes.values():
             node.close()
-        if self._player is not None:
-            Player.close(self._player)
+        for player in self._players.values():
+            Player.close(player)
 
 
 class _Shared(Player):

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from plan_runner.errors import PlanError
-from plan_runner.export import Limits
+from plan_runner.export import DEFAULT_LIMITS, Limits
 from plan_runner.fleet.node import Node
 from plan_runner.fleet.player import Examples, Player
 from plan_runner.fleet.settings import DataSettings, manifest_sha256
@@ -28,15 +28,18 @@ def load(config):
 """
 
 
-@pytest.fixture
-def fleet(exports, tmp_path):
-    clients = write_clients(tmp_path / "clients", {"ann": [(1.0, 4), (2.0, 5)], "bob": []})
-    return Fleet(tmp_path / "fleet", exports["daf"], clients)
+@pytest.fixture(scope="module")
+def fleet(exports, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    clients = write_clients(folder / "clients", {"ann": [(1.0, 4), (2.0, 5)], "bob": []})
+    made = Fleet(folder / "fleet", exports["daf"], clients)
+    yield made
+    made.close()
 
 
-def refused(settings) -> str:
+def refused(settings, node=Node) -> str:
     with pytest.raises(PlanError) as caught:
-        Node(settings)
+        node(settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -46,13 +49,10 @@ def work(fleet, checkpoint, number=1) -> bytes:
     return Message(Kind.WORK, head, (checkpoint,)).encoded()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def checkpoint(fleet) -> bytes:
-    player = Player(fleet.export, manifest_sha256(fleet.export))
-    try:
-        return player.begin((fleet.export / "server_state.ckpt").read_bytes())
-    finally:
-        player.close()
+    player = fleet.player(fleet.export, manifest_sha256(fleet.export), DEFAULT_LIMITS, False)
+    return player.begin((fleet.export / "server_state.ckpt").read_bytes())
 
 
 def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, tmp_path):
@@ -61,20 +61,21 @@ def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, tmp_path):
     stranger = tmp_path / "roster.toml"
     stranger.write_text(f'bob = "{"ab" * 32}"\n')
     assert "expected the identity of" in refused(dataclasses.replace(ann, roster=stranger))
-    write_client(tmp_path / "other.tfrecord", [encoded({})])
-    data = DataSettings(tfrecord=tmp_path / "other.tfrecord")
-    found = refused(dataclasses.replace(ann, data=data))
+    write_client(fleet.clients / "other.tfrecord", [encoded({})])
+    data = DataSettings(tfrecord=fleet.clients / "other.tfrecord")
+    found = refused(dataclasses.replace(ann, data=data), fleet.node)
     assert "record 1: feature 'x': expected float32[], found none" in found
     few = dataclasses.replace(ann, limits=Limits(max_records=1))
     assert "expected at most 1 records (--max_records), found more" in refused(few)
     (tmp_path / "data.py").write_text("def load(config):\n    raise OSError('no disk')\n")
     data = DataSettings(load=tmp_path / "data.py")
-    assert "data.py: load: OSError: no disk" in refused(dataclasses.replace(ann, data=data))
+    found = refused(dataclasses.replace(ann, data=data), fleet.node)
+    assert "data.py: load: OSError: no disk" in found
 
 
 def test_a_round_is_answered_once_whatever_becomes_of_the_node(fleet, checkpoint, tmp_path):
     settings = fleet.node_settings("ann")
-    node = Node(settings)
+    node = fleet.node(settings)
     first = node.answer(work(fleet, checkpoint))
     assert decoded(first, "answer").kind == Kind.WORKED
     node.close()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from plan_runner.errors import PlanError
-from plan_runner.fleet.node import Node
 from plan_runner.fleet.player import Player
 from plan_runner.fleet.server import FleetServer
 from plan_runner.fleet.settings import manifest_sha256
@@ -51,14 +50,20 @@ def exported(request_, tff_runtime, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def fleet(exported, tmp_path_factory):
+    clients = exported / "conformance" / "clients"
+    made = Fleet(tmp_path_factory.mktemp("fleet") / "fleet", exported, clients)
+    yield made
+    made.close()
+
+
 def _zeros(variance, size):
     return np.zeros(size, np.int64)
 
 
-def test_rounds_have_the_nodes_noise_and_nothing_else(exported, tmp_path):
+def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path):
     """One round without noise is the runner's; less the noise that was drawn, so is one with it."""
-    clients = exported / "conformance" / "clients"
-    fleet = Fleet(tmp_path / "fleet", exported, clients)
     drawn = []
 
     def remembered(variance, size):
@@ -68,7 +73,9 @@ def test_rounds_have_the_nodes_noise_and_nothing_else(exported, tmp_path):
     opened = {}
     for name, draw in (("plain", _zeros), ("noised", remembered)):
         nodes = {
-            node: Node(fleet.node_settings(node, state=tmp_path / name / node, trust=True), draw)
+            node: fleet.node(
+                fleet.node_settings(node, state=tmp_path / name / node, trust=True), draw
+            )
             for node in fleet.names
         }
         settings = fleet.server_settings(state=tmp_path / name / "server", trust=True)
@@ -79,13 +86,11 @@ def test_rounds_have_the_nodes_noise_and_nothing_else(exported, tmp_path):
                 "end",
                 lambda self, *args, end=Player.end, f=found: f.append(args) or end(self, *args),
             )
-            server = FleetServer(settings, LocalChannel(nodes), told)
+            server = FleetServer(settings, LocalChannel(nodes), told, fleet.player)
             try:
                 server.run(1)
             finally:
                 server.close()
-                for node in nodes.values():
-                    node.close()
         opened[name] = (found[0][1], tmp_path / name / "server")
         assert any("1 sums opened, epsilon" in line for line in told.lines)
         account = (tmp_path / name / "server" / "training_account.jsonl").read_text()
@@ -94,7 +99,7 @@ def test_rounds_have_the_nodes_noise_and_nothing_else(exported, tmp_path):
     file.write_text(",".join(fleet.names) + "\n")
     outcome = call(
         f"--plan={exported}",
-        f"--clients={clients}",
+        f"--clients={fleet.clients}",
         f"--cohorts={file}",
         f"--output={tmp_path / 'run_plan'}",
         "--trust",
@@ -158,11 +163,11 @@ def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
     assert noise.noise_multiplier == pytest.approx(z, rel=2e-3)
 
 
-def test_a_node_refuses_less_noise_than_it_demands(exported, tmp_path):
-    fleet = Fleet(tmp_path / "fleet", exported, exported / "conformance" / "clients")
-    settings = fleet.node_settings(fleet.names[0], privacy=Demands(least_noise_multiplier=0.9))
+def test_a_node_refuses_less_noise_than_it_demands(fleet):
+    demands = Demands(least_noise_multiplier=0.9)
+    settings = fleet.node_settings(fleet.names[0], trust=True, privacy=demands)
     with pytest.raises(PlanError, match="least_noise_multiplier: expected noise of at least 0"):
-        Node(settings)
+        fleet.node(settings)
 
 
 def test_no_key_of_the_run_leaves_with_the_plan(exported):

@@ -78,7 +78,7 @@ def events(folder, *names):
 
 def test_rounds_are_the_runners_bit_for_bit(fleet, tmp_path):
     # Another process goes on in the middle of a round.
-    served(fleet, tmp_path, 3, stop="training 2: opened", player=Player)
+    served(fleet, tmp_path, 3, stop="training 2: opened")
     told = served(fleet, tmp_path, 3, player=Player)
     assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names] * 3)
     assert metrics(tmp_path / "server") == metrics(tmp_path / "run_plan")
