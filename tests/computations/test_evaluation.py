@@ -159,9 +159,9 @@ def test_secure_evaluation_follows_the_plain_one(tff_runtime, output):
         )
 
 
-def test_a_value_beyond_its_bound_is_cut_by_size_too(tff_runtime, output):
+def test_a_value_beyond_its_bound_is_cut_by_size_too(streaming_runtime, output):
     low = SecureSum(SecureSumOptions(max_examples=300, max_loss=0.5))
-    evaluated = tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, low)(
+    evaluated = streaming_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, low)(
         _weights(), [_clients()]
     )
     assert evaluated.clipped["by_size"] > 0

@@ -143,11 +143,17 @@ _WAYS = {
 }
 
 
+@pytest.fixture(scope="module")
+def process():
+    """Rounds of two steps, which are secure."""
+    made = build_process(build("above_mean"), SecureSum())
+    assert check_process(SecureSum(), made).is_secure
+    return made
+
+
 @pytest.mark.parametrize("way", list(_WAYS))
-def test_a_way_to_the_server_beside_the_steps_is_refused(way):
+def test_a_way_to_the_server_beside_the_steps_is_refused(process, way):
     """Each step is secure by itself; the round adds a sum that belongs to none."""
-    process = build_process(build("above_mean"), SecureSum())
-    assert check_process(SecureSum(), process).is_secure
     next_ = process.learning_process.next
     state_type, data_type = next_.type_signature.parameter
 

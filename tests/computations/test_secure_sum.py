@@ -183,11 +183,17 @@ def test_aggregations_of_equal_settings_are_equal(name):
 # In the TFF runtime
 
 
-def test_a_secure_run_follows_the_plain_one(tff_runtime):
+@pytest.fixture(scope="module")
+def secure_training(tff_runtime):
+    """Rounds whose sums nothing is too large for; TFF takes seconds to compile them."""
     options = SecureSumOptions(max_examples=20, max_loss=10.0, max_delta=2.0, bits=32)
+    return tff_runtime.training(_algorithm(), SecureSum(options))
+
+
+def test_a_secure_run_follows_the_plain_one(tff_runtime, secure_training):
     cohorts = [_cohort(seed) for seed in range(5)]
     plain, plain_metrics = run_rounds(tff_runtime.training(_algorithm(), PlainSum()), cohorts)
-    secure, metrics = run_rounds(tff_runtime.training(_algorithm(), SecureSum(options)), cohorts)
+    secure, metrics = run_rounds(secure_training, cohorts)
     assert_all_close(secure, plain, rtol=1e-5, atol=1e-6)
     for secure_round, plain_round in zip(metrics, plain_metrics):
         clipped = secure_round.pop("aggregator")["clipped"]
@@ -212,10 +218,9 @@ def test_clipping_and_clients_that_are_not_finite_show_in_a_secure_round(tff_run
     assert all(np.all(np.isfinite(w)) for w in state.algorithm.weights.trainable)
 
 
-def test_an_empty_secure_cohort_changes_nothing(tff_runtime):
-    training = tff_runtime.training(_algorithm(), SecureSum(_OPTIONS))
-    state = training.initialize()
-    next_state, _ = training.next(state, [])
+def test_an_empty_secure_cohort_changes_nothing(secure_training):
+    state = secure_training.initialize()
+    next_state, _ = secure_training.next(state, [])
     assert_identical(next_state._replace(round_num=state.round_num), state)
 
 

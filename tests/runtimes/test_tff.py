@@ -25,8 +25,8 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.tff import TffRuntime, TffWorker, create_context
 
 
-def _algorithm(epochs: int = 1):
-    return build("agnostic_fed_avg", client_learning_rate=0.5, client_epochs=epochs)
+def _algorithm():
+    return build("agnostic_fed_avg", client_learning_rate=0.5)
 
 
 def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.ndarray]]:
@@ -34,25 +34,27 @@ def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.nd
     return [random_client(rng, int(rng.integers(1, size)), range(3)) for _ in range(num)]
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_rounds_follow_the_pure_functions(tff_runtime, epochs):
-    algorithm = _algorithm(epochs)
+@pytest.fixture(scope="module")
+def training(tff_runtime):
+    """Rounds that are compiled once, which takes seconds."""
+    return tff_runtime.training(_algorithm(), PlainSum())
+
+
+def test_rounds_follow_the_pure_functions(training):
     cohorts = [_cohort(seed, num=1 + seed % 4) for seed in range(6)]
-    state, _ = run_rounds(tff_runtime.training(algorithm, PlainSum()), cohorts)
-    expected, _ = run_rounds(EagerTraining(algorithm), cohorts)
+    state, _ = run_rounds(training, cohorts)
+    expected, _ = run_rounds(EagerTraining(_algorithm()), cohorts)
     assert_all_close(state, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_states_are_named_tuples_of_numpy_arrays(tff_runtime):
-    training = tff_runtime.training(_algorithm(), PlainSum())
+def test_states_are_named_tuples_of_numpy_arrays(training):
     for state in (training.initialize(), training.next(training.initialize(), _cohort())[0]):
         assert isinstance(state, RunState)
         assert isinstance(state.algorithm.weights.trainable[0], np.ndarray)
         assert isinstance(state.algorithm.domains.lambda_, np.ndarray)
 
 
-def test_the_order_of_a_clients_columns_does_not_matter(tff_runtime):
-    training = tff_runtime.training(_algorithm(), PlainSum())
+def test_the_order_of_a_clients_columns_does_not_matter(training):
     state, cohort = training.initialize(), _cohort()
     reordered = [{key: c[key] for key in ("domain_id", "y", "x")} for c in cohort]
     with_extra = [{**c, "comment": np.zeros(3)} for c in cohort]
