@@ -5,7 +5,7 @@
 scikit-learn's digits, 8x8: 360 training images as they are (usual), 360 of whose labels three in
 ten are drawn at random (noisy), and 54 whose images are transposed (rare), each in 12 clients. Each
 domain has 120 held-out and 119 test images of its own kind. The page on absent domains and excess
-losses, docs/researchers.md, has the commands that go on from here.
+losses, docs/algorithms/excess_losses.md, has the commands that go on from here.
 """
 
 import csv
