@@ -70,6 +70,25 @@ def test_reference_epsilons(clients, drawn, z, rounds, delta, pld, rdp):
     assert _epsilon(mechanism, rounds, delta, "rdp") == pytest.approx(rdp, rel=1e-3)
 
 
+@pytest.mark.parametrize(("z", "clients", "drawn"), [(1.0, 100, 1), (0.5, 539, 50), (4.0, 539, 50)])
+def test_divergences_of_poisson_cohorts_are_integrals(z, clients, drawn):
+    """Of the ratio of the densities, equation (3) of Mironov, Talwar, Zhang 2019."""
+    q, orders = drawn / clients, (1.5, 2.0, 4.3, 10.9, 12.0)
+
+    def integral(order):
+        def f(x):
+            ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * z * z))
+            return math.exp(order * ratio - x * x / (2 * z * z)) / (z * math.sqrt(2 * math.pi))
+
+        ends = (-12 * z, order + 12 * z)
+        points = (0, 1, order / 2, order)
+        return quad(f, *ends, points=points, epsabs=0, epsrel=1e-12, limit=400)[0]
+
+    expected = [3 * math.log(integral(order)) / (order - 1) for order in orders]
+    found = CentralNoise(z, PoissonCohorts(clients, drawn)).rdp(3, orders)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
 @pytest.mark.parametrize(("z", "rounds"), [(4.0, 4), (1.0, 1), (2.0, 16)])
 def test_without_sampling_epsilon_is_the_closed_form(z, rounds):
     mu = math.sqrt(rounds) / z

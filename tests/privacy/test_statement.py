@@ -1,6 +1,7 @@
 """What is said of a guarantee."""
 
 import json
+from importlib.metadata import version
 
 import pytest
 
@@ -26,6 +27,7 @@ def test_everything_a_reader_needs_is_in_the_file():
     assert any("tuning" in text for text in found["not_covered"])
     assert (found["delta"], found["rounds"], found["noise_multiplier"]) == (1e-3, 120, 1.0)
     assert (found["unit"], found["adjacency"]) == ("client", "add or remove one client")
+    assert found["library"] == f"dp-accounting {version('dp-accounting')}"
     assert (found["accountant"], found["remarks"]) == ("pld", ["--noise_seed=3 was given"])
 
 
@@ -41,6 +43,7 @@ def test_rows_of_a_table():
         "(4.858, 0.001)-differential privacy of each client after 120 rounds",
     )
     assert ("of each group", "update 1.054, statistics 3.162") in rows
+    assert ("accountant", f"pld, dp-accounting {version('dp-accounting')}") in rows
 
 
 def test_evaluation_adds_what_it_takes_for_granted():

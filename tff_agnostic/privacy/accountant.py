@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.metadata
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
@@ -359,6 +360,7 @@ class PrivacyStatement:
         adjacency: How neighbouring client populations differ.
         sampling: The assumption about cohorts, a sentence without full stop.
         accountant: Name of the accountant.
+        library: The release of dp-accounting that computed epsilon.
         unit: The unit of privacy, whose data neighbours differ in.
         not_covered: Limits of the guarantee.
         remarks: Further notes for the reader, e.g. that a noise seed was given.
@@ -374,6 +376,7 @@ class PrivacyStatement:
     adjacency: str
     sampling: str
     accountant: str
+    library: str
     unit: str = UNIT
     not_covered: tuple[str, ...] = NOT_COVERED
     remarks: tuple[str, ...] = ()
@@ -409,7 +412,7 @@ class PrivacyStatement:
             ("taken for granted", self.sampling),
             ("noise multiplier", f"{self.noise_multiplier:.6g}"),
             ("of each group", split),
-            ("accountant", self.accountant),
+            ("accountant", f"{self.accountant}, {self.library}"),
             *([] if self.noise_generator is None else [("noise generator", self.noise_generator)]),
             *(("not covered", text) for text in self.not_covered),
             *(("remark", text) for text in self.remarks),
@@ -446,6 +449,7 @@ def statement(
         adjacency=first.adjacency,
         sampling="; ".join(assumptions),
         accountant=accountant.name,
+        library=f"dp-accounting {importlib.metadata.version('dp-accounting')}",
         not_covered=_NEVER_COVERED if evaluations_are_private else NOT_COVERED,
         remarks=tuple(remarks),
         of_what=of_what,

@@ -22,7 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from tff_agnostic.later import dp_accounting
-from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling
+from tff_agnostic.privacy.amplification import poisson_sampled_gaussian
+from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling, PoissonCohorts
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 from tff_agnostic.settings import setting
 
@@ -183,8 +184,15 @@ class TreeNoise:
 
 @functools.lru_cache(maxsize=32)
 def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndarray:
-    accountant = dp_accounting.rdp.RdpAccountant(orders, mechanism.sampling.relation)
-    found: np.ndarray = accountant.compose(mechanism.event(1)).rdp
+    sampling, wanted = mechanism.sampling, np.array(orders)
+    is_poisson = isinstance(sampling, PoissonCohorts) and sampling.rate < 1
+    between = (wanted % 1 != 0) & is_poisson
+    found = np.empty(len(wanted))
+    accountant = dp_accounting.rdp.RdpAccountant(wanted[~between].tolist(), sampling.relation)
+    found[~between] = accountant.compose(mechanism.event(1)).rdp
+    if between.any():
+        z = float(mechanism.noise_multiplier)
+        found[between] = poisson_sampled_gaussian(z, sampling.rate, wanted[between])
     return found
 
 

@@ -393,7 +393,8 @@ def _privacy(run: RunRecord) -> list[Block]:
         ("Taken for granted", str(found["sampling"])),
         ("Noise multiplier", private.number("noise_multiplier")),
         ("of each group", groups[:-1] or "-"),
-        ("Accountant", str(found["accountant"])),
+        # Runs of earlier releases do not name the library.
+        ("Accountant", ", ".join([str(found[k]) for k in ("accountant", "library") if k in found])),
         ("Kind of noise", str(run.config.get("privacy", _NO_PRIVACY))),
         *_of_generator(found),
     ]
