@@ -77,6 +77,9 @@ class MeanOfWords(tf.keras.layers.Layer):
         total = tf.reduce_sum(inputs * weights[:, :, tf.newaxis], axis=1)
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights, axis=1, keepdims=True))
 
+    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
+        """Says that a mean has no steps to mask; Keras 3 warns of layers that do not say it."""
+
     def plain_form(self) -> PlainForm:
         """Attention of Keras' with queries of zeros, so that all words count the same.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, Callable
 
@@ -85,7 +86,10 @@ def _layers(model: Model) -> list[Any]:
 
 def load(path: Path, trained: TrainedModel) -> Any:
     """Returns the saved model as a function of x, which is run example by example."""
-    runner = tf.lite.Interpreter(str(path)).get_signature_runner()
+    with warnings.catch_warnings():
+        # TensorFlow 2.21 has it still, and speaks of a package that it does not bring.
+        warnings.filterwarnings("ignore", message="(?s).*tf.lite.Interpreter is deprecated")
+        runner = tf.lite.Interpreter(str(path)).get_signature_runner()
     structure, names = trained.output_structure(), trained.output_names()
 
     def of_x(x: Any) -> Any:
