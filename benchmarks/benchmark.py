@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
     print(f"{', '.join(names)}, {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds: {path}")
     report = Report(
         command=shlex.join(["./run", "benchmark", *sys.argv[1:]]),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         machine=Machine.here(),
         protocol=(
             f"Medians of {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds, in turn; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,7 +111,7 @@ def layout(edges: Edges) -> tuple[dict[str, Point], list[list[Point]]]:
                 rows[k].append(f"{name} {other} {k}")
     neighbours: dict[str, list[str]] = {name: [] for row in rows for name in row}
     for chain in chains:
-        for upper, lower in zip(chain, chain[1:]):
+        for upper, lower in itertools.pairwise(chain):
             neighbours[upper].append(lower)
             neighbours[lower].append(upper)
     x = _spread(rows)
@@ -143,7 +144,7 @@ def _spread(rows: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def _length(chains: Sequence[Sequence[str]], x: Mapping[str, float]) -> float:
-    return sum(abs(x[a] - x[b]) for chain in chains for a, b in zip(chain, chain[1:]))
+    return sum(abs(x[a] - x[b]) for chain in chains for a, b in itertools.pairwise(chain))
 
 
 def picture(edges: Edges) -> str:

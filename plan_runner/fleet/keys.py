@@ -150,7 +150,7 @@ def read_certificate(path: Path) -> _Certificate:
         raise PlanError(f"{path}: expected a certificate, cannot read it ({e.strerror})") from e
     except ValueError as e:
         raise PlanError(f"{path}: expected a certificate, found another text") from e
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         raise PlanError(
             f"{path}: expected a certificate that holds today, {now:%Y-%m-%d}, this one holds from "
@@ -207,7 +207,7 @@ def _server_certificate(
     hosts: Sequence[str],
     days: int,
 ) -> _Certificate:
-    if datetime.datetime.now(datetime.timezone.utc) + days * _DAY > authority.not_valid_after_utc:
+    if datetime.datetime.now(datetime.UTC) + days * _DAY > authority.not_valid_after_utc:
         raise PlanError(
             f"days: expected a certificate that ends before its authority's, {expiry(authority)}, "
             f"found {days}"
@@ -230,7 +230,7 @@ def _server_certificate(
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         issuer_name=issuer,
         subject_name=subject,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -209,7 +210,7 @@ class _Reader:
         return found
 
     def ascending(self, identities: Sequence[bytes]) -> None:
-        if any(a >= b for a, b in zip(identities, identities[1:])):
+        if any(a >= b for a, b in itertools.pairwise(identities)):
             raise self.fail("expected every client once, in ascending order, found another list")
 
     def commitments(self) -> Commitments:

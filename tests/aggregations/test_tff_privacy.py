@@ -3,6 +3,7 @@
 Theirs draw noise without a seed, so distributions are compared, and results where there is none.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -165,5 +166,5 @@ def test_a_tree_of_theirs_keeps_its_state_from_round_to_round(tff_runtime):
         assert report["skipped"] == 0
         states.append(state)
     trees = [tf.nest.flatten(s.aggregations) for s in states]
-    for before, after in zip(trees, trees[1:]):
+    for before, after in itertools.pairwise(trees):
         assert any(not np.array_equal(a, b) for a, b in zip(before, after))

@@ -198,7 +198,7 @@ def test_the_state_moves(exported):
     """Otherwise all of the above would prove nothing."""
     folder = exported("daf")
     rounds = [read_tensors(folder / f"conformance/round_{n}.npz") for n in (1, 2, 3)]
-    for before, after in zip(rounds, rounds[1:]):
+    for before, after in itertools.pairwise(rounds):
         for name in (
             "server/algorithm/weights/trainable/0",
             "server/algorithm/domains/lambda_",

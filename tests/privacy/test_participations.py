@@ -39,7 +39,7 @@ def _largest(participations, rounds):
     return max(
         sum(sum(t in node for t in pattern) ** 2 for node in nodes)
         for pattern in patterns
-        if all(b - a >= participations.min_separation for a, b in zip(pattern, pattern[1:]))
+        if all(b - a >= participations.min_separation for a, b in itertools.pairwise(pattern))
     )
 
 

@@ -36,7 +36,7 @@ SYSTEM_TOOLS = [
 
 # A real Python, but for what it says of itself and the pip that it brings.
 STUB_PYTHON = """#!/usr/bin/env bash
-if [[ $1 == -I || ( $1 == -P && {knows_p} == False ) ]]; then shift; fi
+if [[ $1 == -I ]]; then shift; fi
 case "$1 $2" in
   -c*_base_executable*) echo "{implementation} {version} $(readlink -f "$0")" && exit ;;
   "-m ensurepip") exit ;;
@@ -157,8 +157,6 @@ class Checkout:
                 version=version,
                 implementation=implementation,
                 real_python=sys.executable,
-                # A stand-in for 3.11 is called with this option.
-                knows_p=sys.version_info >= (3, 11),
             )
         )
         path.chmod(0o755)

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import signal
-import sys
 import tempfile
 
 import pytest
@@ -82,7 +81,6 @@ def test_only_the_one_warning_is_hidden(ready):
     assert "pkg_resources" not in errors
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons have no option for it")
 def test_modules_in_the_users_folder_are_not_taken_for_ours(ready):
     folder = ready.folder / "another checkout"
     (folder / "binaries").mkdir(parents=True)

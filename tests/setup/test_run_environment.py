@@ -144,6 +144,22 @@ def test_a_missing_lock_is_one_line(checkout):
     assert "there is no requirements.lock" in one_line(result)
 
 
+def test_the_platform_of_today_has_an_environment_of_its_own(checkout):
+    (checkout.root / "requirements-today.lock").write_text("three==1\n")
+    asked = checkout.add_python(checkout.folder / "other" / "python", "3.13")
+    today = {"TFF_AGNOSTIC_PLATFORM": "today", "TFF_AGNOSTIC_TODAY_PYTHON": str(asked)}
+    first = checkout.run("train", environment=today)
+    assert first.stderr.startswith("run: setting up .venv-today with CPython 3.13 (first use;")
+    assert json.loads(first.stdout)["name"] == "train"
+    assert not (checkout.root / ".venv").exists()
+    assert checkout.run("compare", environment=today).stderr == ""
+    wrong = checkout.run("train", environment={"TFF_AGNOSTIC_PLATFORM": "newest"})
+    assert wrong.returncode == 2
+    assert one_line(wrong) == (
+        "run: TFF_AGNOSTIC_PLATFORM: expected reference or today, found newest"
+    )
+
+
 def test_the_fleet_has_an_environment_of_its_own(checkout):
     first = checkout.run("fleet", "demo", "--nodes=4")
     assert first.returncode == 0

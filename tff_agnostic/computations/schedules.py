@@ -8,6 +8,7 @@ constant is a number and no tensor: graphs and states are then those without a s
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional, Union
@@ -162,7 +163,7 @@ def check_schedule(options: Any, whose: str) -> None:
     if rate.is_constant or not isinstance(rate.schedule, str):
         return
     rounds, factors = rate.rounds, rate.factors
-    if not rounds or rounds[0] < 1 or any(b <= a for a, b in zip(rounds, rounds[1:])):
+    if not rounds or rounds[0] < 1 or any(b <= a for a, b in itertools.pairwise(rounds)):
         found = ",".join(map(str, rounds)) or "none"
         raise UserError(f"{flag}_rounds: expected positive numbers that rise, found {found}")
     is_piecewise = rate.schedule == "piecewise"

@@ -82,7 +82,7 @@ def test_a_new_certificate_keeps_the_authority_and_changes_the_roster(fleet, tmp
     assert kept == [(server / name).read_bytes() for name in (keys.AUTHORITY, keys.TASKS_SECRET)]
     assert [path.name for path in (server / keys.NODES).iterdir()] == ["d.pub"]
     certificate = load_pem_x509_certificate((server / keys.CERTIFICATE).read_bytes())
-    left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.timezone.utc)
+    left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
     assert datetime.timedelta(59) < left < datetime.timedelta(61)
 
 
