@@ -1,16 +1,18 @@
 """What tests share: one running runtime of each kind a session."""
 
+import contextlib
 import functools
 import gc
 import os
 import typing
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import golden
-from tests.selection import is_in_share, is_left_out, rest
+from tests.selection import is_in_share, is_left_out, rest, skip_if_tff_is_missing
+from tff_agnostic.errors import UserError
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -21,7 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 _RINGS = ("quick", "rest", "all")
-# What Python 3.9 to 3.11 call anew in each `isinstance` with a protocol.
+# What Python 3.11 calls anew in each `isinstance` with a protocol.
 _MEMBERS_OF_PROTOCOL = "_get_protocol_attrs"
 
 
@@ -73,6 +75,41 @@ def pytest_configure(config: pytest.Config) -> None:
     # TensorFlow asks so of every value that it traces: a tenth of the time.
     members = getattr(typing, _MEMBERS_OF_PROTOCOL)
     setattr(typing, _MEMBERS_OF_PROTOCOL, functools.cache(members))
+
+
+@contextlib.contextmanager
+def _skips_without_tff() -> Iterator[None]:
+    try:
+        yield
+    except (UserError, ModuleNotFoundError) as e:
+        skip_if_tff_is_missing(str(e))
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
+    """Skips files that import TensorFlow Federated where it is not installed."""
+    report = yield
+    if report.failed:
+        try:
+            skip_if_tff_is_missing(str(report.longrepr))
+        except pytest.skip.Exception as e:
+            report.outcome, report.longrepr = "skipped", (report.nodeid, 0, str(e))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, Any, Any]:
+    """Skips tests whose fixtures need it."""
+    with _skips_without_tff():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, Any, Any]:
+    """Skips tests that need it."""
+    with _skips_without_tff():
+        return (yield)
 
 
 def pytest_sessionfinish() -> None:

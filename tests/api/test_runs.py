@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from binaries import compare as compare_binary
 from binaries import train as train_binary
@@ -17,6 +16,7 @@ from tests.tasks.custom.user_models import CLASSIFIER, model_file
 from tff_agnostic import api
 from tff_agnostic.data import tff_clients
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tff
 from tff_agnostic.run import command_line, results
 
 _TOY: dict[str, Any] = {"toy_regression_num_clients": 8, "clients_per_round": 3}

@@ -1,18 +1,22 @@
 """What tests of the binaries share."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.binaries.harness import Caller
+from tests.selection import has_tff
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.tff import TffRuntime
 
 
 @pytest.fixture(scope="session")
-def call(cohort_runtime: CohortRuntime, tff_runtime: TffRuntime) -> Caller:
+def call(cohort_runtime: CohortRuntime, request: pytest.FixtureRequest) -> Caller:
     """Calls binaries in this process, on the session's runtimes."""
-    return Caller({"cohort": cohort_runtime, "tff": tff_runtime})
+    runtimes: dict[str, Any] = {"cohort": cohort_runtime}
+    if has_tff():
+        runtimes["tff"] = request.getfixturevalue("tff_runtime")
+    return Caller(runtimes)
 
 
 @pytest.fixture(scope="session")

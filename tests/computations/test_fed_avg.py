@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.algorithms.cases import build
 from tests.computations.harness import (
@@ -27,6 +26,7 @@ from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.algorithms.fed_avg import TargetOnlyOptions, fed_avg, fed_avg_target_only
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tff
 from tff_agnostic.models import Model, logistic_regression
 
 

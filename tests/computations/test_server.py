@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.computations.harness import (
     EagerTraining,
@@ -21,6 +20,7 @@ from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
+from tff_agnostic.later import tff
 from tff_agnostic.models import Metric, logistic_regression
 
 

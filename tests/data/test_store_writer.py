@@ -12,7 +12,6 @@ from typing import Any, Callable
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests import golden
 from tests.data.stores import image, sentence, text_store, tff_store, write_store
@@ -20,6 +19,7 @@ from tff_agnostic.data.store import Store, StoreClients, parse_examples
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tff
 
 
 def test_tff_reads_what_we_write(tmp_path):

@@ -5,13 +5,13 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.computations.harness import assert_identical
 from tff_agnostic.algorithms import build_agnostic_fed_avg
 from tff_agnostic.data import tff_clients
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tff
 from tff_agnostic.models import logistic_regression
 
 

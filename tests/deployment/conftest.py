@@ -2,18 +2,20 @@
 
 import inspect
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
 from tests.deployment.kinds import make_request
 from tff_agnostic.deployment.export import export
-from tff_agnostic.runtimes.tff import TffRuntime
+
+if TYPE_CHECKING:
+    from tff_agnostic.runtimes.tff import TffRuntime
 
 
 @pytest.fixture(scope="session")
 def exported(
-    tff_runtime: TffRuntime, tmp_path_factory: pytest.TempPathFactory
+    tff_runtime: "TffRuntime", tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
     """Returns the folder of an export; see `make_request`. Each is made once."""
     made: dict[Any, Path] = {}

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from plan_runner.export import open_export
 from plan_runner.graph_session import read_checkpoint
@@ -22,6 +21,7 @@ from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.graphs import write_checkpoint
 from tff_agnostic.deployment.privacy import CONFORMANCE_KEY, FleetNoise, with_key
 from tff_agnostic.deployment.rounds import synthetic_clients
+from tff_agnostic.later import tff
 
 _ROUNDING = 1e-5
 _RUNS_KEY, _FLEETS_KEY = (

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.algorithms.cases import build
 from tests.computations.harness import (
@@ -27,6 +26,7 @@ from tests.selection import usually
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.errors import ExecutionError
+from tff_agnostic.later import tff
 from tff_agnostic.models import logistic_regression, model_from_keras
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests import golden
 from tests.data.stores import image, sentence, text_store, tff_store, write_store
 from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tff
 from tff_agnostic.models.next_word import NextWordNetwork
 from tff_agnostic.tasks import language
 from tff_agnostic.tasks.registry import load_task
