@@ -22,7 +22,7 @@ CASES = (
     "text_mean",
     "logistic_regression",
 )
-# Of each of them from each platform one in Keras 3, and in Keras 2 what the reference platform wrote.
+# Each of them from each platform in Keras 3, and in Keras 2 what the reference platform wrote.
 _FILES = 3 * len(CASES)
 
 
