@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ _USAGE_STATUS = 2
 # What shells add to a signal's number.
 _SIGNAL_STATUS = 128
 _PORT = 8443
+# What writing to a full disk raises, without the file's name.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -28,11 +31,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         with ended_by_signals():
             return int(arguments.run(arguments))
     except PlanError as e:
-        print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
-        return _USAGE_STATUS
+        return _failed(str(e))
+    except OSError as e:
+        if e.filename is None and e.errno not in _NO_ROOM:
+            raise
+        where = "" if e.filename is None else f"{e.filename}: "
+        return _failed(f"{where}cannot read or write ({e.strerror})")
     except Ended as e:
         print("interrupted", file=sys.stderr)
         return _SIGNAL_STATUS + e.number
+
+
+def _failed(words: str) -> int:
+    print(f"error: {' '.join(words.split())}", file=sys.stderr)
+    return _USAGE_STATUS
 
 
 class _Parser(argparse.ArgumentParser):

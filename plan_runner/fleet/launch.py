@@ -29,6 +29,8 @@ _ENDING_SECONDS = 10.0
 _START_SECONDS = 120.0
 _MOST_RUNS = 20
 _LOOK_SECONDS = 0.2
+# So much is checked to be free; Flower's own files take more.
+_ROOM_BYTES = 1 << 16
 # What a SuperNode says when it is refused, how many seconds of that are waited for, and what its
 # operator can do. For two minutes a SuperLink takes a node that was killed for one that is there.
 _REFUSALS = {
@@ -60,7 +62,7 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_room(folder)
 
     def __enter__(self) -> Processes:
         return self
@@ -126,10 +128,33 @@ class Processes:
         process.wait()
 
     def said(self, name: str) -> str:
-        """Returns what a process has printed last, as a part of one line."""
+        """Returns what a process has printed last, as a part of one line.
+
+        Raises:
+            PlanError: If there is no room for what it prints, which is why it has failed, then.
+        """
+        check_room(self._folder)
         lines = self.log(name).read_text(errors="replace").split("\n")
         errors = [line for line in lines if line.startswith("error: ")]
         return (errors or [line for line in lines if line.strip()] or ["nothing"])[-1].strip()
+
+
+def check_room(folder: Path) -> None:
+    """Makes a folder, and checks that there is room for files in it."""
+    probe = folder / ".room"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(probe, "wb") as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as e:
+        raise PlanError(
+            f"{folder}: expected a folder with room, cannot write ({e.strerror})"
+        ) from e
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
@@ -179,7 +204,7 @@ def run_server(
         tell(f"{path}: holds until {keys.expiry(keys.read_certificate(path))}")
     check_port(*address)
     check_port("127.0.0.1", port)
-    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_room(settings.state)
     events = Events(settings.state / flower.EVENTS)
     superlink = f"127.0.0.1:{port}"
     with Processes(settings.state / "processes") as processes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 
 import pytest
 
+from plan_runner.errors import PlanError
+from plan_runner.fleet.cli import main
 from plan_runner.fleet.launch import Ended, Processes, ended_by_signals
 from tests.processes import default_signals, is_running, wait_until
 
@@ -34,11 +37,35 @@ def test_a_signal_ends_all_processes_and_their_children(tmp_path, monkeypatch, n
     wait_until(lambda: not any(map(is_running, numbers)))
 
 
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
+    """What a process could not print any more says nothing; why it could not does."""
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Processes(tmp_path / "there") as processes:
+        processes.start("cut", "sh", "-c", "echo half of")
+        wait_until(lambda: processes.status("cut") is not None)
+        assert processes.said("cut") == "half of"
+        monkeypatch.setattr(os, "fsync", full)
+        words = "expected a folder with room, cannot write \\(No space left on device\\)"
+        with pytest.raises(PlanError, match=words):
+            processes.said("cut")
+        with pytest.raises(PlanError, match=words):
+            Processes(tmp_path / "new")
+    # And where a command itself writes.
+    monkeypatch.setattr("plan_runner.fleet.keys.make_node_keys", lambda *given: full(0))
+    assert main(["keys", "--node=a", f"--output={tmp_path / 'keys'}"]) == 2
+    assert capsys.readouterr().err == "error: cannot read or write (No space left on device)\n"
+
+
 def test_what_is_killed_leaves_no_process(tmp_path):
     """The kernel ends the processes of one that could not end them."""
     code = """
 import sys, time
 from pathlib import Path
+from plan_runner.errors import PlanError
+from plan_runner.fleet.cli import main
 from plan_runner.fleet.launch import Processes
 print(Processes(Path(sys.argv[1])).start("child", "sleep", "600"), flush=True)
 time.sleep(600)
