@@ -12,12 +12,12 @@ from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.studies.arms import Arm
 
 _SHORT = (*TOY, "--rounds=2", "--trials=1", "--evaluate_every=1")
-_ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5,preset=paper;agnostic_fed_avg"
+_ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5,preset=paper;agnostic_fed_avg;last_layer"
 
 
 @pytest.fixture(scope="module")
 def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Three arms, one of which has a setting by --override, and what was printed."""
+    """Four arms, one of which has a setting by --override, and what was printed."""
     path = tmp_path_factory.mktemp("arms") / "runs"
     flags = ["--override=strong:client_learning_rate=0.01", "--window=4", f"--output_dir={path}"]
     outcome = call(compare, *_SHORT, _ARMS, *flags)
@@ -31,8 +31,8 @@ def _config(path: Path, arm: str) -> dict:
 
 def test_every_arm_has_a_folder_with_its_settings(compared):
     path, printed = compared
-    head = f"mild, strong, agnostic_fed_avg on toy_regression, 1 trials: {path}\n"
-    assert printed.startswith(head)
+    head = f"mild, strong, agnostic_fed_avg, last_layer on toy_regression, 1 trials: {path}\n"
+    assert head in printed
     mild, strong, agnostic = (_config(path, arm) for arm in ("mild", "strong", "agnostic_fed_avg"))
     assert [config["algorithm"] for config in (mild, strong)] == ["q_ffl", "q_ffl"]
     assert (mild["q"], strong["q"]) == (0.1, 5.0)
@@ -47,25 +47,46 @@ def test_labels_are_the_rows_of_the_tables(compared):
     lines = (path / "compare.md").read_text().splitlines()
     rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
     # Of the domains, and over the clients.
-    assert rows == ["algorithm", "mild", "strong", "AgnosticFedAvg"] * 2
+    assert rows == ["algorithm", "mild", "strong", "AgnosticFedAvg", "last layer balanced"] * 2
     found = json.loads((path / "compare.json").read_text())
-    assert list(found) == ["mild", "strong", "agnostic_fed_avg"]
+    assert list(found) == ["mild", "strong", "agnostic_fed_avg", "last_layer"]
     assert found["mild"]["(overall)"] != found["strong"]["(overall)"]
+
+
+def test_the_last_layer_begins_where_fed_avg_ended_after_half_of_the_rounds(compared, call):
+    path, printed = compared
+    told = "1 rounds of FedAvg, and from its model 1 rounds of dense, the only layer, in which"
+    assert f"last_layer: {told}" in printed
+    for page in ("compare.md", "report.html"):
+        assert told in (path / page).read_text()
+    # The command that makes it again has the word.
+    assert "last_layer:window=4" in (path / "report.html").read_text()
+    first = path / "first_stages" / "last_layer" / "trial_00"
+    second = path / "last_layer" / "trial_00"
+    there, here = (json.loads((p / "config.json").read_text()) for p in (first, second))
+    assert (there["algorithm"], there["rounds"], there["seed"]) == ("fed_avg", 1, 0)
+    assert (here["domain_weight_update"], here["rounds"], here["seed"]) == ("fixed", 1, 0)
+    checkpoint = first / "checkpoints" / "round_00000001.npz"
+    assert here["initial_model"] == str(checkpoint.resolve())
+    assert (second / "initial_model.npz").read_bytes() == checkpoint.read_bytes()
 
 
 def test_a_comparison_of_arms_goes_on_with_a_further_one(call, folder, compared):
     path, _ = compared
     flags = [*_SHORT, "--window=4", f"--output_dir={path}", "--resume"]
     overrides = "--override=strong:client_learning_rate=0.01"
-    before = tree(path / "mild")
+    kept = ("mild", "last_layer", "first_stages")
+    before = [tree(path / name) for name in kept]
     outcome = call(compare, *flags, overrides, f"{_ARMS};plain=q_ffl:q=0")
     assert outcome.status == 0, outcome
-    assert tree(path / "mild") == before
+    assert [tree(path / name) for name in kept] == before
     found = json.loads((path / "compare.json").read_text())
-    assert list(found) == ["mild", "strong", "agnostic_fed_avg", "plain"]
+    assert list(found) == ["mild", "strong", "agnostic_fed_avg", "last_layer", "plain"]
 
     message = call.refused(path, compare, *flags, overrides, _ARMS.replace("q=5", "q=6"))
     assert message.endswith("holds another run: --q is 5.0 there and 6.0 here")
+    message = call.refused(path, compare, *flags, overrides, _ARMS, "--rounds=3")
+    assert message.startswith("--rounds: expected the same as before for last_layer, whose second ")
 
 
 def test_words_are_rows_of_their_own():

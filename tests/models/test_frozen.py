@@ -11,7 +11,7 @@ from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.computations.client_output import training_bounds
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import model_from_keras
-from tff_agnostic.models.keras import as_in_keras, freeze, with_frozen
+from tff_agnostic.models.keras import LastLayer, as_in_keras, freeze, last_layer, with_frozen
 from tff_agnostic.models.model import Model, ModelWeights
 
 _SEED = np.zeros(2, np.int32)
@@ -69,6 +69,25 @@ def test_models_with_the_same_frozen_layers_are_traced_once():
 def test_names_are_those_of_a_fresh_process_whatever_was_built_before():
     tf.keras.layers.Dense(1)
     assert freeze(_model(), ["dense"]).frozen == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "frozen", "expected", "others"),
+    [
+        ("dense", (), "dense_1", ("dense",)),
+        # What is frozen anyway is not named again.
+        ("dense", ("dense",), "dense_1", ()),
+        ("dense", ("dense_1",), "dense", ()),
+    ],
+)
+def test_the_last_layer_is_the_one_whose_weights_come_last(kind, frozen, expected, others):
+    model = freeze(_model(kind), frozen)
+    found = last_layer(model)
+    assert found == LastLayer(expected, others)
+    alone = freeze(_model(kind), (*frozen, *found.others))
+    (layer,) = (a for a in alone.keras_model.layers if a.name == expected)
+    shapes = [tuple(weight.shape) for weight in layer.trainable_weights]
+    assert [weight.shape for weight in alone.initial_weights.trainable] == shapes
 
 
 @golden.values

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
@@ -340,6 +341,39 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
         regularizer=penalties,
         frozen=positions,
     )
+
+
+class LastLayer(NamedTuple):
+    """The last layer that a model trains.
+
+    Attributes:
+        name: Of the layer.
+        others: Names of the layers to freeze where it is trained alone, as patterns.
+    """
+
+    name: str
+    others: tuple[str, ...]
+
+
+def last_layer(model: Model) -> LastLayer:
+    """Returns the layer whose weights come last among those that a model trains.
+
+    Args:
+        model: A model of a Keras model; some of its layers may be frozen.
+    """
+    layers, frozen = _weights_of_layers(model), set(model.frozen)
+    trained = set().union(*layers.values()) - frozen
+    last = max(trained)
+    # The innermost one, where layers are in layers.
+    name = min((n for n in layers if last in layers[n]), key=lambda n: len(layers[n]))
+    others = [n for n, of in layers.items() if of.isdisjoint(layers[name]) and of - frozen]
+    left = trained - layers[name] - set().union(*(layers[n] for n in others))
+    if left:
+        raise UserError(
+            f"{_FLAG}: expected a model whose last layer, {name}, can be trained without the "
+            "others, found weights that belong to no layer beside it"
+        )
+    return LastLayer(name, tuple(map(glob.escape, others)))
 
 
 def with_frozen(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:

@@ -516,21 +516,26 @@ def _has_effect(spec: RunSpec, name: str, value: Any) -> bool:
     return True
 
 
-def compare_command(rows: Mapping[str, Sequence[RunSpec]]) -> list[str]:
+def compare_command(
+    rows: Mapping[str, Sequence[RunSpec]],
+    words: Mapping[str, tuple[str, Container[str]]] = types.MappingProxyType({}),
+) -> list[str]:
     """Returns the shortest command line that makes a comparison again; see `train_command`.
 
     Args:
         rows: The trials of each row, by the names of their folders; trials differ in their seeds.
+        words: The words that stand for some of them, each with the flags that it sets.
     """
     first = {row: specs[0] for row, specs in rows.items()}
     own = {row: _of_row(spec) for row, spec in first.items()}
+    for row, (_, flags) in words.items():
+        own[row] = {name: value for name, value in own[row].items() if name not in flags}
     one, *others = own.values()
     shared = {n: v for n, v in one.items() if all(n in of and of[n] == v for of in others)}
     rest = {row: {n: v for n, v in of.items() if n not in shared} for row, of in own.items()}
     named = {row: Path(spec.config.algorithm).name for row, spec in first.items()}
-    if not any(rest.values()) and all(
-        row == algorithm_label(spec.config.algorithm) for row, spec in first.items()
-    ):
+    named |= {row: word for row, (word, _) in words.items()}
+    if not any(rest.values()) and all(row == algorithm_label(named[row]) for row in first):
         who = f"--algorithms={','.join(named.values())}"
     else:
         arms = (_arm(row, named[row], flag_texts(rest[row])) for row in rows)

@@ -22,9 +22,11 @@ _NAME = re.compile(r"[\w][\w .+-]*")
 _TAKEN = (
     *("plots", "images", "compare.json", "compare.md", "comparison.json"),
     *("frontier.json", "frontier.csv", "frontier.md", "frontier.png"),
-    "baselines",
+    *("baselines", "first_stages"),
     *("tuning.json", "studies.sqlite", "trials.csv", "tuned.json", "compare.flags"),
 )
+# The word for rows of two stages; see `studies.stages`.
+LAST_LAYER = "last_layer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Word:
 
     Attributes:
         label: What tables call it.
-        settings: What makes it, by flag, the algorithm among them.
+        settings: What makes it, by flag, the algorithm among them; of rows of two stages, the
+            second one.
     """
 
     label: str
@@ -53,6 +56,14 @@ WORDS: Mapping[str, Word] = {
         "absent domains frozen",
         {"algorithm": "agnostic_fed_avg", "absent_domains": "freeze"},
     ),
+    LAST_LAYER: Word(
+        "last layer balanced",
+        {
+            "algorithm": "agnostic_fed_avg",
+            "domain_weight_update": "fixed",
+            "lambda_set": "simplex",
+        },
+    ),
 }
 
 
@@ -63,10 +74,12 @@ class Arm:
     Attributes:
         label: What the row is called.
         settings: Settings of its runs by flag, the algorithm among them.
+        word: The word that describes it, if one does.
     """
 
     label: str
     settings: Mapping[str, Any]
+    word: str = ""
 
 
 def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
@@ -75,7 +88,7 @@ def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
     A name may be one of `WORDS`.
     """
     arms = {
-        algorithm_label(name): Arm(WORDS[name].label, WORDS[name].settings)
+        algorithm_label(name): Arm(WORDS[name].label, WORDS[name].settings, name)
         if name in WORDS
         else Arm(algorithm_named(name).label, {"algorithm": name})
         for name in names
@@ -156,7 +169,7 @@ def _arm(
             f"--arms: {name}: expected settings other than those that make {algorithm}, "
             f"found {twice}"
         )
-    return Arm(label or own, {**values, **word.settings})
+    return Arm(label or own, {**values, **word.settings}, algorithm)
 
 
 def _check_names(flag: str, names: Iterable[str]) -> None:

@@ -10,7 +10,6 @@ from tff_agnostic.files import write_json, write_text
 from tff_agnostic.later import matplotlib
 from tff_agnostic.registry import Registry
 from tff_agnostic.reports.run_page import with_results_kept
-from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.baselines import with_baselines
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
 from tff_agnostic.run.process import StopRequest
@@ -18,10 +17,11 @@ from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import comparison_report
-from tff_agnostic.studies.comparison import Comparison, check_folder, run_trials
+from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, check_folder, run_trials
 from tff_agnostic.studies.comparison_page import write_comparison_report
 from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
+from tff_agnostic.studies.stages import begun, staged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +71,17 @@ def compare(given: GivenRun) -> ComparedRuns:
     own = given.own
     arms = given_arms(given)
     specs = trial_specs(given, arms)
+    stages = staged(given, arms, specs)
     # One for all rows.
     runtime_name = next(iter(specs.values()))[0].config.runtime
     options = given.runtime_options(runtime_name)
     with session(given, f"compare-{own.task}") as at:
         with at.running(runtime_name, options) as (runtime, stop):
             if not own.resume:
-                # Before references are trained.
+                # Before references and first stages are trained.
                 check_folder(specs, at.path, False)
             specs = _with_baselines(specs, at.path, runtime, stop)
+            specs, remarks = begun(specs, stages, at.path, runtime, stop)
             print(f"{', '.join(specs)} on {own.task}, {own.trials} trials: {at.path}")
             comparison = run_trials(
                 specs,
@@ -88,8 +90,9 @@ def compare(given: GivenRun) -> ComparedRuns:
                 own.resume,
                 stop,
                 labels={name: arm.label for name, arm in arms.items()},
-                other_files=(BASELINES,),
+                other_files=MADE_FIRST,
                 show_progress=given.show_progress,
+                remarks=remarks,
             )
         write_json(at.path / "compare.json", comparison.to_json())
         title = f"Comparison on {own.task}"

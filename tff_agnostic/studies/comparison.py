@@ -50,7 +50,12 @@ _FORMAT = 1
 COMPARISON_FILE = "comparison.json"
 # In it: what tables call the rows.
 LABELS = "labels"
+REMARKS = "remarks"
 _ROWS = "rows"
+# The folder of what rows of two stages begin with.
+FIRST_STAGES = "first_stages"
+# What commands make before the first row.
+MADE_FIRST = (BASELINES, FIRST_STAGES)
 # The settings of every trial are made before the first one runs.
 MAX_TRIALS = 10_000
 # What earlier releases, which had no such file, wrote beside the runs.
@@ -106,6 +111,7 @@ class Comparison:
         split: Whose clients were evaluated: "test", or "heldout".
         worst_min_examples: How many of their examples a domain needs to be counted in what is said
             of the worst domain, and of its difference from the best.
+        remarks: What is to be known of rows before they are compared, by their names.
     """
 
     domain_names: tuple[str, ...]
@@ -114,6 +120,7 @@ class Comparison:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     split: str = TEST_SPLIT
     worst_min_examples: int = 1
+    remarks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -153,6 +160,7 @@ def run_trials(
     other_files: Collection[str] = (),
     after_first: Optional[Callable[[float], None]] = None,
     show_progress: bool = True,
+    remarks: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Comparison:
     """Runs every trial of every row, in folder/ROW/trial_K, and collects the results.
 
@@ -167,6 +175,7 @@ def run_trials(
         after_first: Called with the seconds that the first trial took, of those that were not
             complete already, before another one begins; what it raises ends the rest.
         show_progress: Whether to show a bar of trials where somebody sees it.
+        remarks: See `Comparison`.
 
     Raises:
         Interrupted: If a signal asked to stop; what was done is saved.
@@ -176,7 +185,7 @@ def run_trials(
     said: set[str] = set()
     has_run = False
     load_task = LoadedTasks()
-    comparison = Comparison((), {}, trials, labels or {})
+    comparison = Comparison((), {}, trials, labels or {}, remarks=remarks)
     count, done = sum(map(len, specs.values())), 0
     with tqdm(total=count, disable=not (show_progress and is_shown()), unit="trial") as bar:
         for row, row_specs in specs.items():
@@ -187,7 +196,7 @@ def run_trials(
                 run_folder = trial_folder(folder, row, k)
                 run = TrainingRun(spec, run_folder, runtime, resume, load_task)
                 # Now that a run can be made: what is refused leaves nothing behind.
-                claim(folder, specs, labels or {})
+                claim(folder, specs, labels or {}, remarks)
                 if k == 0:
                     _say_once((remark.text for remark in run.parts.remarks), said)
                 is_complete = resume and run.is_complete()
@@ -297,7 +306,7 @@ def check_folder(
         other_files: Names of what the caller puts beside the runs.
     """
     with write_errors(folder):
-        if not (is_new_or_empty(folder) or _has_baselines_only(folder)):
+        if not (is_new_or_empty(folder) or _has_what_comes_first_only(folder)):
             stranger = _stranger(folder, {*specs, *other_files})
             if stranger is not None:
                 raise UserError(
@@ -314,25 +323,32 @@ def check_folder(
             trial_folder(folder, row, k).check(spec, resume)
 
 
-def _has_baselines_only(folder: Path) -> bool:
-    # They are found before the comparison begins.
-    return folder.is_dir() and {path.name for path in folder.iterdir()} == {BASELINES}
+def _has_what_comes_first_only(folder: Path) -> bool:
+    # It is there before the comparison begins.
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= set(MADE_FIRST)
 
 
 def claim(
-    folder: Path, rows: Collection[str], labels: Mapping[str, str] = types.MappingProxyType({})
+    folder: Path,
+    rows: Collection[str],
+    labels: Mapping[str, str] = types.MappingProxyType({}),
+    remarks: Mapping[str, str] = types.MappingProxyType({}),
 ) -> None:
     """Makes the folder that of a comparison of these rows, beside those that are there.
 
     Args:
         rows: Names of the rows.
         labels: What tables call them, where that is something else.
+        remarks: What is to be known of some of them.
     """
     make_folder(folder)
     there = _content(folder)
     all_rows = list(dict.fromkeys([*there.get(_ROWS, []), *rows]))
     all_labels = {**there.get(LABELS, {}), **labels}
     content = {"format": _FORMAT, _ROWS: all_rows, LABELS: all_labels}
+    all_remarks = {**there.get(REMARKS, {}), **remarks}
+    if all_remarks:
+        content[REMARKS] = all_remarks
     write_json(folder / COMPARISON_FILE, content)
 
 
@@ -378,6 +394,7 @@ def _content(folder: Path) -> dict[str, Any]:
         and isinstance(content.get(_ROWS), list)
         # The first release with this file had none.
         and isinstance(content.get(LABELS, {}), dict)
+        and isinstance(content.get(REMARKS, {}), dict)
     )
     if not is_whole:
         raise UserError(f"{path}: expected a comparison of format {_FORMAT}, found something else")

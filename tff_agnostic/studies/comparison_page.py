@@ -56,7 +56,15 @@ from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
 from tff_agnostic.settings import Settings, command_setting
-from tff_agnostic.studies.comparison import DIFFERENCE, OVER_CLIENTS, OVERALL, WORST, trial_folder
+from tff_agnostic.studies.arms import LAST_LAYER, WORDS
+from tff_agnostic.studies.comparison import (
+    DIFFERENCE,
+    FIRST_STAGES,
+    OVER_CLIENTS,
+    OVERALL,
+    WORST,
+    trial_folder,
+)
 from tff_agnostic.studies.comparison_record import (
     BASELINE,
     COMPARE,
@@ -66,6 +74,7 @@ from tff_agnostic.studies.comparison_record import (
 )
 from tff_agnostic.studies.comparison_report import client_figures, figure
 from tff_agnostic.studies.harmed import harmed
+from tff_agnostic.studies.stages import joined
 
 # Rows whose weights are drawn.
 _MAX_CURVES = 5
@@ -145,7 +154,11 @@ def _of_rows(
 
 
 def _caveats(record: ComparisonRecord) -> Section:
-    lines: list[Line] = [*data_caveats(record.first), *_of_rows(record, training_caveats)]
+    of_rows = record.comparison.remarks.items()
+    lines: list[Line] = [
+        [Name(record.comparison.label(row)), f": {text}."] for row, text in of_rows
+    ]
+    lines += [*data_caveats(record.first), *_of_rows(record, training_caveats)]
     if max(map(len, record.runs.values())) == 1:
         lines.append(
             "There is a single trial of each row: how much another seed would change is not known."
@@ -332,7 +345,13 @@ def write_comparison_report(folder: Path) -> Path:
     }
     path = folder / REPORT_FILE
     given_up = harmed(record.comparison, {row: runs[0] for row, runs in specs.items()})
-    write_text(path, rendered(comparison_page(record, compare_command(specs), given_up)))
+    words = {}
+    for row, runs in specs.items():
+        first = trial_folder(folder / FIRST_STAGES, row, 0)
+        if first.config.exists():
+            specs[row] = [joined(first.spec(), run) for run in runs]
+            words[row] = (LAST_LAYER, WORDS[LAST_LAYER].settings)
+    write_text(path, rendered(comparison_page(record, compare_command(specs, words), given_up)))
     return path
 
 

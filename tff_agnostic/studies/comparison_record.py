@@ -34,6 +34,7 @@ from tff_agnostic.studies.comparison import (
     COMPARISON_FILE,
     LABELS,
     OVERALL,
+    REMARKS,
     WORST,
     Comparison,
     collect,
@@ -110,6 +111,7 @@ def read_comparison(folder: Path, measures: Optional[Mapping[str, Any]] = None) 
         {row: str(label) for row, label in (own.get(LABELS) or {}).items()},
         first.split,
         max(max(numbers) for numbers in fewest.values()),
+        {row: str(text) for row, text in (own.get(REMARKS) or {}).items() if row in trials},
     )
     _check_same_trials(folder, content, comparison)
     return ComparisonRecord(comparison, content, runs)

@@ -141,8 +141,8 @@ def over_clients_title(comparison: Comparison) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Returns lines that say which domains are not counted, and which rows are private."""
-    lines = []
+    """Returns lines on rows made otherwise, on domains that do not count, and on privacy."""
+    lines = [f"{comparison.label(row)}: {text}" for row, text in comparison.remarks.items()]
     if comparison.not_counted:
         what = f"{comparison.split} examples in every trial"
         lines.append(not_counted_line(comparison.not_counted, comparison.worst_min_examples, what))

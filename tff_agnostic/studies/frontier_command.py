@@ -22,10 +22,17 @@ from tff_agnostic.run.spec import resolve
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import frontier_report as reports
 from tff_agnostic.studies.arms import Arm
-from tff_agnostic.studies.comparison import MAX_TRIALS, count_open, run_trials
+from tff_agnostic.studies.comparison import (
+    MADE_FIRST,
+    MAX_TRIALS,
+    check_folder,
+    count_open,
+    run_trials,
+)
 from tff_agnostic.studies.comparison_report import notes, title_of
 from tff_agnostic.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
+from tff_agnostic.studies.stages import begun, staged
 from tff_agnostic.tasks.task import Task
 
 # What can train on a fixed mixture.
@@ -87,16 +94,22 @@ def draw_frontier(given: GivenRun) -> None:
             f"--arms: expected labels that no mixture has, nor {_MIXTURES}, found {', '.join(arms)}"
         )
     specs = trial_specs(given, rows, {mixture.name: _MIXTURES for mixture in points})
+    stages = staged(given, rows, specs)
     runtime_name = next(iter(specs.values()))[0].config.runtime
     options = given.runtime_options(runtime_name)
     with (
         session(given, f"frontier-{own.task}") as at,
         at.running(runtime_name, options) as (runtime, stop),
     ):
+        if not own.resume:
+            # Before first stages are trained.
+            check_folder(specs, at.path, False)
         print(
             f"{len(points)} mixtures and {', '.join(arms)} on {own.task}, {own.trials} trials of "
             f"each: {at.path}"
         )
+
+        specs, remarks = begun(specs, stages, at.path, runtime, stop)
 
         def check_time_left(seconds: float) -> None:
             if own.max_hours is not None:
@@ -109,7 +122,9 @@ def draw_frontier(given: GivenRun) -> None:
             own.resume,
             stop,
             labels={row: arm.label for row, arm in rows.items()},
+            other_files=MADE_FIRST,
             after_first=check_time_left,
+            remarks=remarks,
         )
     _report(Frontier(comparison, points, measure), own.task, at.path, given.typed)
 

@@ -42,7 +42,8 @@ class ArmOptions(TaskOptions):
         None,
         "Instead of --algorithms: the same algorithm several times, with settings of their own, as "
         "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a word: "
-        "uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains frozen).",
+        "uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains frozen), "
+        "last_layer (half of the rounds FedAvg, then its last layer alone, as uniform).",
         also=Mapping,
     )
     override: tuple[str, ...] = override_setting("ROW")

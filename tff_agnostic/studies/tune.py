@@ -12,6 +12,7 @@ from tff_agnostic.models.model import measures_of
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
 from tff_agnostic.run.spec import check_given_somewhere
 from tff_agnostic.settings import command_setting
+from tff_agnostic.studies.arms import LAST_LAYER
 from tff_agnostic.studies.comparison import MAX_TRIALS, LoadedTasks
 from tff_agnostic.studies.methods import ArmOptions, given_arms, overrides
 from tff_agnostic.studies.optuna_studies import (
@@ -141,6 +142,12 @@ def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
     own, shared = given.own, given.settings
     options = heldout_options(own.task, given.task_options(own.task))
     rows = given_arms(given)
+    staged = next((name for name, row in rows.items() if row.word == LAST_LAYER), None)
+    if staged is not None:
+        raise UserError(
+            f"--arms: {staged}: expected rows of one stage, found {LAST_LAYER}: search for the "
+            "settings of uniform, and compare"
+        )
     further = overrides(given, list(rows))
     arms = {
         name: SearchedArm(

@@ -1,0 +1,191 @@
+"""Rows of two stages: FedAvg, and from its model the last layer, where all domains weigh alike.
+
+Kang et al. 2020, "Decoupling Representation and Classifier for Long-Tailed Recognition", section 4
+(cRT), and Kirichenko et al. 2023, "Last Layer Re-Training is Sufficient for Robustness to Spurious
+Correlations": what FedAvg learns to see is kept, and what follows from it is learned anew. The
+stages share the rounds that a row has: its budget is that of the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.keras import LastLayer, last_layer
+from tff_agnostic.run.command_line import GivenRun
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.options import initial_file
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.spec import RunSpec, resolve
+from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.studies.arms import LAST_LAYER, Arm
+from tff_agnostic.studies.comparison import FIRST_STAGES, LoadedTasks, trial_folder
+
+_FIRST = "fed_avg"
+_MIN_ROUNDS = 2
+
+
+class Stages(NamedTuple):
+    """The two stages of a row.
+
+    Attributes:
+        first: FedAvg, the run of each trial.
+        second: What goes on from it; what it starts from, and what it freezes, is not known yet.
+    """
+
+    first: Sequence[RunSpec]
+    second: Sequence[RunSpec]
+
+
+class Begun(NamedTuple):
+    """Rows whose first stages are complete.
+
+    Attributes:
+        specs: The runs of each row; of a row of two stages the second one.
+        remarks: What is to be known of such rows, by their names.
+    """
+
+    specs: dict[str, list[RunSpec]]
+    remarks: dict[str, str]
+
+
+def staged(
+    given: GivenRun, arms: Mapping[str, Arm], specs: Mapping[str, Sequence[RunSpec]]
+) -> dict[str, Stages]:
+    """Returns the stages of the rows that have two; each has half of the rounds.
+
+    The first one is that of the first row of FedAvg, or FedAvg with what was given for all rows.
+
+    Args:
+        given: What the command was given.
+        arms: The rows, by their names.
+        specs: The runs of each row, with all its rounds.
+    """
+    rows = [row for row, arm in arms.items() if arm.word == LAST_LAYER]
+    plain = next((specs[row] for row, arm in arms.items() if _is_plain(arm)), None)
+    found = {}
+    for row in rows:
+        first = plain or [_fed_avg(given, spec.config.seed) for spec in specs[row]]
+        found[row] = Stages(*zip(*(halves(one, whole) for one, whole in zip(first, specs[row]))))
+    return found
+
+
+def _is_plain(arm: Arm) -> bool:
+    return not arm.word and arm.settings["algorithm"] == _FIRST
+
+
+def _fed_avg(given: GivenRun, seed: int) -> RunSpec:
+    own, settings = given.own, {"algorithm": _FIRST, "seed": seed}
+    options = given.task_options(own.task)
+    return resolve(own.task, settings, options, own.data_dir, own.data, shared=given.settings)
+
+
+def halves(first: RunSpec, whole: RunSpec) -> tuple[RunSpec, RunSpec]:
+    """Returns the two stages of a run, which share its rounds; an odd one is the first stage's.
+
+    Args:
+        first: What the first stage is, but for its rounds.
+        whole: The run, with all its rounds.
+    """
+    rounds = whole.config.rounds
+    if rounds < _MIN_ROUNDS:
+        raise UserError(
+            f"--rounds: expected at least {_MIN_ROUNDS} for {LAST_LAYER}, which has two stages, "
+            f"found {rounds}"
+        )
+    if whole.config.privacy != "none":
+        raise UserError(
+            f"--arms: expected rows of one stage with --privacy={whole.config.privacy}, whose "
+            f"account has the rounds of one run, found {LAST_LAYER}"
+        )
+    second = rounds // 2
+    return _with(first, rounds=rounds - second), _with(whole, rounds=second)
+
+
+def joined(first: RunSpec, second: RunSpec) -> RunSpec:
+    """Returns the run whose stages these are: the inverse of `halves` and of `going_on`."""
+    return _with(
+        second,
+        rounds=first.config.rounds + second.config.rounds,
+        initial_model=first.config.initial_model,
+        frozen_layers=first.config.frozen_layers,
+    )
+
+
+def _with(spec: RunSpec, **changes: Any) -> RunSpec:
+    return dataclasses.replace(spec, config=dataclasses.replace(spec.config, **changes))
+
+
+def begun(
+    specs: Mapping[str, Sequence[RunSpec]],
+    stages: Mapping[str, Stages],
+    folder: Path,
+    runtime: Runtime,
+    stop: StopRequest,
+) -> Begun:
+    """Trains the first stages, or goes on with them, in the folder `FIRST_STAGES`.
+
+    Args:
+        specs: The runs of each row.
+        stages: Of the rows that have two, by their names.
+        folder: That of the comparison.
+        runtime: Executes the rounds; entered by the caller.
+        stop: Says when to stop.
+    """
+    found = {row: list(of_row) for row, of_row in specs.items()}
+    remarks, load_task = {}, LoadedTasks()
+    for row, of_row in stages.items():
+        _check_same_rounds(folder, row, of_row)
+    for row, (firsts, seconds) in stages.items():
+        found[row] = []
+        for k, (first, second) in enumerate(zip(firsts, seconds)):
+            path = trial_folder(folder / FIRST_STAGES, row, k)
+            run = TrainingRun(first, path, runtime, resume=True, load_task=load_task)
+            layer = last_layer(run.parts.task.model)
+            if row not in remarks:
+                remarks[row] = _remark(first, second, layer)
+                print(f"{row}: {remarks[row]}")
+            if not run.is_complete():
+                run.run(stop, show_progress=False)
+            found[row].append(going_on(second, path, layer))
+    return Begun(found, remarks)
+
+
+def going_on(second: RunSpec, first: RunFolder, layer: LastLayer) -> RunSpec:
+    """Returns the second stage of a run, with what it starts from and what it freezes.
+
+    Args:
+        first: The folder of the first stage, which is complete.
+        layer: What is trained.
+    """
+    return _with(
+        second,
+        initial_model=initial_file(str(first.path)),
+        frozen_layers=(*second.config.frozen_layers, *layer.others),
+    )
+
+
+def _check_same_rounds(folder: Path, row: str, stages: Stages) -> None:
+    paths = (folder / FIRST_STAGES, folder)
+    for of_stage, path in zip(stages, paths):
+        for k, spec in enumerate(of_stage):
+            saved = trial_folder(path, row, k).read()
+            if saved is not None and saved.flags["rounds"] != spec.config.rounds:
+                first, second = (runs[0].config.rounds for runs in stages)
+                raise UserError(
+                    f"--rounds: expected the same as before for {row}, whose second stage starts "
+                    f"from the first, found {first} and {second} for its stages, and "
+                    f"{saved.flags['rounds']} in {saved.folder.path}"
+                )
+
+
+def _remark(first: RunSpec, second: RunSpec, layer: LastLayer) -> str:
+    what = f"the layer {layer.name} alone" if layer.others else f"{layer.name}, the only layer"
+    return (
+        f"{first.config.rounds} rounds of FedAvg, and from its model {second.config.rounds} rounds "
+        f"of {what}, in which all domains weigh alike"
+    )
