@@ -46,10 +46,13 @@ def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtim
     zero, without = rounds(domain_baselines=(0.0, 0.0, 0.0)), rounds()
     assert_identical(zero[0], without[0])
     assert_identical(zero[1], without[1])
-    assert np.any(
-        rounds(domain_baselines=(0.9, 0.0, 0.0))[0].algorithm.domains.lambda_
-        != without[0].algorithm.domains.lambda_
-    )
+    state, reports = rounds(domain_baselines=(0.9, 0.0, 0.0))
+    assert np.any(state.algorithm.domains.lambda_ != without[0].algorithm.domains.lambda_)
+    weights = [report["domain_weights"] for report in reports]
+    by_round = np.array([of["lambda"] for of in weights])
+    means = [by_round[: t + 1].mean(axis=0) for t in range(len(by_round))]
+    np.testing.assert_allclose([of["mean_lambda"] for of in weights], means, rtol=1e-5)
+    assert "mean_lambda" not in without[1][0]["domain_weights"]
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,10 @@ def test_words_are_rows_of_their_own():
     assert uniform.algorithm.initial_domain_weights is None
     assert frozen.algorithm.absent_domains == "freeze"
     assert frozen.algorithm.domain_learning_rate == 0.001
+    # It stays uniform where the others start elsewhere.
+    specs = compared_specs(*flags, "--initial_domain_weights=0.2,0.1,0.3,0.2,0.2")
+    assert specs["uniform"][0].algorithm.initial_domain_weights is None
+    assert specs["slow"][0].algorithm.initial_domain_weights == (0.2, 0.1, 0.3, 0.2, 0.2)
     # By --algorithms, too.
     (uniform_again,) = compared_specs(*_SHORT, "--algorithms=uniform")["uniform"]
     assert uniform_again == uniform

@@ -12,6 +12,7 @@ from tests.binaries.harness import TOY, Caller, tree
 from tests.run.harness import is_png
 from tests.selection import exhaustive
 from tff_agnostic.run.process import StopRequest
+from tff_agnostic.studies import frontier_command
 
 # Every client in every round, all of its points in one step of the size that ends at the optimum.
 _EXACT = (
@@ -117,7 +118,7 @@ def two_domains(folder) -> Path:
     return folder
 
 
-def test_a_grid_that_takes_too_long_stops_and_goes_on(call, two_domains):
+def test_a_grid_that_takes_too_long_stops_and_goes_on(call, two_domains, monkeypatch):
     outcome = call(frontier, *_SHORT, "--output_dir=runs", "--max_hours=1e-9")
     assert outcome.status == 2
     (line,) = outcome.err.splitlines()
@@ -130,9 +131,14 @@ def test_a_grid_that_takes_too_long_stops_and_goes_on(call, two_domains):
 
     # And on a finer grid, which has the points of the coarser one.
     finer = ["--output_dir=runs", "--resume", "--grid_points=3", "--max_hours=1"]
+    monkeypatch.setattr(
+        frontier_command, "harmed", lambda _, rows: [f"{len(rows)} rows gave up somebody"]
+    )
     outcome = call(frontier, *_SHORT, *finer)
     assert outcome.status == 0, outcome
     assert tree(results[0]) == before
+    assert "\n5 rows gave up somebody\n" in outcome.out
+    assert "5 rows gave up somebody.\n" in Path("runs/frontier.md").read_text()
     found = _json(Path("runs"))
     assert found["measure"] == "accuracy"
     mixtures = ["training_mixture", "only_1", "lambda_0-0.5_1-0.5", "only_0"]

@@ -18,6 +18,7 @@ from tests.selection import exhaustive
 from tff_agnostic.files import folder_lock
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.process import StopRequest
+from tff_agnostic.studies import tuning_report
 
 _DATA = ("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2")
 # What is searched changes nothing that clients do: they are traced once.
@@ -137,12 +138,23 @@ def test_the_plots_are_images(searched):
     assert all(is_png(path.read_bytes()) for path in paths)
 
 
-def test_a_complete_search_runs_nothing_again(call, folder, searched):
+def test_a_complete_search_runs_nothing_again(call, folder, searched, monkeypatch):
     shutil.copytree(searched[0], folder / "search")
     before = tree(folder / "search" / "fed_avg")
+    judged = []
+    monkeypatch.setattr(
+        tuning_report, "harmed", lambda *what: judged.append(what) or ["fed_avg gave up somebody"]
+    )
     outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
     assert outcome.status == 0, outcome
     assert tree(folder / "search" / "fed_avg") == before
+    # Of the best trial of each algorithm, as `compare` says it.
+    assert "note: fed_avg gave up somebody\n" in outcome.out
+    ((compared, specs),) = judged
+    best = json.loads((folder / "search" / "tuned.json").read_text())["algorithms"]["fed_avg"]
+    overall = _result(folder / "search", best["best"]["trial"])["overall"]["accuracy"]
+    assert compared.trials["fed_avg"].values["(overall)"]["accuracy"] == [overall]
+    assert specs["fed_avg"].config.seed == 7
 
 
 _ADULT = (

@@ -7,14 +7,16 @@ domain. The server averages the deltas and moves lambda towards the domains with
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
 from tff_agnostic import computations as core
+from tff_agnostic.algorithms.saddle_point import running_mean
 from tff_agnostic.domain_weights.ascent import (
     ALPHA,
     LAMBDA,
+    MEAN_LAMBDA,
     LambdaOptions,
     lambda_ascent,
     per_domain,
@@ -61,6 +63,18 @@ class AgnosticFedAvgOptions(
     """Settings: of clients' training, of the server's optimizer, of lambda and of its losses."""
 
 
+class MeanLambda(NamedTuple):
+    """The mean of lambda over the rounds, which is steadier than its last value.
+
+    Attributes:
+        mean: Of lambda_1 to lambda_t; lambda_0 before. float32 [p].
+        rounds: t, the rounds with examples, int32.
+    """
+
+    mean: tf.Tensor
+    rounds: tf.Tensor
+
+
 class DomainState(NamedTuple):
     """What the server remembers of the domains.
 
@@ -69,11 +83,13 @@ class DomainState(NamedTuple):
             float32 [p], in a hull of q mixtures [q].
         window: N_{t-r+1}, ..., N_t, oldest first, float32 [r, p].
         mean_counts: Mean of the window, always positive, float32 [p]; see `slide`.
+        mean_lambda: Where lambda follows excess losses; nothing elsewhere.
     """
 
     lambda_: tf.Tensor
     window: tf.Tensor
     mean_counts: tf.Tensor
+    mean_lambda: Union[MeanLambda, tuple[()]] = ()
 
 
 class AgnosticFedAvgState(NamedTuple):
@@ -134,10 +150,15 @@ def agnostic_fed_avg(
 
     def initialize() -> AgnosticFedAvgState:
         # w_0, lambda_0, N_0
+        coordinates = np.array(steps.initial, np.float32)
+        mean: Any = ()
+        if baselines is not None:
+            mean = MeanLambda(steps.mixture(coordinates), np.zeros([], np.int32))
         domains = DomainState(
-            lambda_=np.array(steps.initial, np.float32),
+            lambda_=coordinates,
             window=np.tile(counts_0, [options.window, 1]),
             mean_counts=counts_0,
+            mean_lambda=mean,
         )
         start = core.initial_model(model, optimizer)
         return AgnosticFedAvgState(*start, domains=core.as_tensors(domains))
@@ -161,8 +182,13 @@ def agnostic_fed_avg(
         # N_t = sum_k N^k
         counts = tf.cast(sums.trained_counts, tf.float32)
         window, mean_counts = slide(state.domains.window, state.domains.mean_counts, counts)
+        mean = state.domains.mean_lambda
+        if isinstance(mean, MeanLambda):
+            has_examples = tf.reduce_sum(counts) > 0
+            t = mean.rounds + tf.cast(has_examples, tf.int32)
+            mean = MeanLambda(running_mean(mean.mean, steps.mixture(lambda_), t, has_examples), t)
         next_state: AgnosticFedAvgState = trained._replace(
-            domains=DomainState(lambda_, window, mean_counts)
+            domains=DomainState(lambda_, window, mean_counts, mean)
         )
         return next_state
 
@@ -192,6 +218,11 @@ def agnostic_fed_avg(
             domain_weights=[
                 core.Column(LAMBDA, lambda r: steps.mixture(r.after.domains.lambda_)),
                 core.Column(ALPHA, lambda r: scale(r.before)),
+                *(
+                    []
+                    if baselines is None
+                    else [core.Column(MEAN_LAMBDA, lambda r: r.after.domains.mean_lambda.mean)]
+                ),
             ],
         ),
         lambda_set=steps.lambda_set,

@@ -43,27 +43,20 @@ class Word:
     settings: Mapping[str, Any]
 
 
+_UNIFORM = {
+    "algorithm": "agnostic_fed_avg",
+    "domain_weight_update": "fixed",
+    "lambda_set": "simplex",
+    # Whatever the other rows start from.
+    "initial_domain_weights": None,
+}
 WORDS: Mapping[str, Word] = {
-    "uniform": Word(
-        "uniform lambda",
-        {
-            "algorithm": "agnostic_fed_avg",
-            "domain_weight_update": "fixed",
-            "lambda_set": "simplex",
-        },
-    ),
+    "uniform": Word("uniform lambda", _UNIFORM),
     "frozen": Word(
         "absent domains frozen",
         {"algorithm": "agnostic_fed_avg", "absent_domains": "freeze"},
     ),
-    LAST_LAYER: Word(
-        "last layer balanced",
-        {
-            "algorithm": "agnostic_fed_avg",
-            "domain_weight_update": "fixed",
-            "lambda_set": "simplex",
-        },
-    ),
+    LAST_LAYER: Word("last layer balanced", _UNIFORM),
 }
 
 

@@ -31,6 +31,7 @@ from tff_agnostic.studies.comparison import (
 )
 from tff_agnostic.studies.comparison_report import notes, title_of
 from tff_agnostic.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
+from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
 from tff_agnostic.studies.stages import begun, staged
 from tff_agnostic.tasks.task import Task
@@ -126,7 +127,8 @@ def draw_frontier(given: GivenRun) -> None:
             after_first=check_time_left,
             remarks=remarks,
         )
-    _report(Frontier(comparison, points, measure), own.task, at.path, given.typed)
+    harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
+    _report(Frontier(comparison, points, measure), own.task, at.path, given.typed, harm)
 
 
 def _task(given: GivenRun) -> Task:
@@ -171,7 +173,7 @@ def _mixture_arms(own: FrontierOptions, points: Sequence[Mixture]) -> Mapping[st
     }
 
 
-def _report(frontier: Frontier, task: str, path: Path, command: str) -> None:
+def _report(frontier: Frontier, task: str, path: Path, command: str, harm: Sequence[str]) -> None:
     """Prints the table and the answer; writes frontier.json, .csv, .md and .png."""
     measure, split = frontier.measure, frontier.comparison.split
     files = [path / f"frontier.{ending}" for ending in ("md", "json", "csv", "png")]
@@ -180,10 +182,10 @@ def _report(frontier: Frontier, task: str, path: Path, command: str) -> None:
     write_json(json_file, reports.to_json(frontier, command))
     write_text(csv_file, reports.to_csv(frontier))
     title = f"What is attainable on {task}"
-    write_text(page, reports.markdown(frontier, title, command, image.name))
+    write_text(page, reports.markdown(frontier, title, command, image.name, harm))
     print(f"\n{title_of(measure.name)} on the {split} clients")
     print(reports.table(frontier, "simple"))
-    for line in (*notes(frontier.comparison), frontier.sentence):
+    for line in (*harm, *notes(frontier.comparison), frontier.sentence):
         print(f"\n{line}")
     print(f"\nfiles: {', '.join(map(str, files))}")
 

@@ -239,19 +239,23 @@ def table(frontier: Frontier, table_format: str) -> str:
     return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
 
 
-def markdown(frontier: Frontier, title: str, command: str, image: str) -> str:
+def markdown(
+    frontier: Frontier, title: str, command: str, image: str, first: Sequence[str] = ()
+) -> str:
     """Returns the page of a frontier.
 
     Args:
         title: Its heading.
         command: What made it.
         image: Where its figure is.
+        first: Lines to be read before the rest.
     """
     measure, comparison = frontier.measure, frontier.comparison
     direction = "higher" if measure.higher_is_better else "lower"
     parts = [
         f"# {title}",
         f"`{command}`",
+        *(f"{line[0].upper()}{line[1:]}." for line in first),
         frontier.sentence,
         f"![What is attainable]({image})",
         f"{RULE} {chosen_on(frontier)}",

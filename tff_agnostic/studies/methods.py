@@ -123,5 +123,10 @@ def trial_specs(
             )
             for k in range(own.trials)
         ]
-    check_given_somewhere([runs[0] for runs in specs.values()], shared)
+    for flag, value in shared.items():
+        # What a row has of its own, it does not take from all.
+        takers = [runs[0] for name, runs in specs.items() if flag not in arms[name].settings]
+        if not takers:
+            raise UserError(f"--{flag} has no effect: {', '.join(arms)} have their own")
+        check_given_somewhere(takers, {flag: value})
     return specs

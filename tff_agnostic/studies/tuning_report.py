@@ -18,10 +18,14 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder, write_errors, write_json, write_text
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, csv_text, shown, with_percent
+from tff_agnostic.models.model import measures_of
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, save, scale_axis
+from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.settings import flag_text
 from tff_agnostic.studies.arms import OF_ALL_ROWS
-from tff_agnostic.studies.optuna_studies import ENDED, FINISHED, SECONDS
+from tff_agnostic.studies.comparison import Comparison, collect
+from tff_agnostic.studies.harmed import BASELINE, harmed
+from tff_agnostic.studies.optuna_studies import ENDED, FINISHED, SAME_AS, SECONDS, trial_folder
 from tff_agnostic.studies.search import Search, best
 from tff_agnostic.studies.search_space import DECIMALS, Dimension, Objective
 from tff_agnostic.studies.searched_method import SearchedArm
@@ -336,13 +340,38 @@ def _report(search: Search, split: str, command: str) -> None:
     elsewhere = search.num_elsewhere()
     if elsewhere:
         print(f"note: {elsewhere} trials have not ended: another process runs them, or did")
-    _write_flags(search, trials, {n: t for n, t in found.items() if t is not None}, split)
+    complete = {n: t for n, t in found.items() if t is not None}
+    for line in _harmed(search, complete, split):
+        print(f"note: {line}")
+    _write_flags(search, trials, complete, split)
     none = [name for name, trial in found.items() if trial is None]
     if none:
         raise UserError(
             f"{', '.join(none)}: expected a complete trial, found none: {path / TRIALS_CSV} says "
             "how they ended; search in other ranges, or go on with more --trials and --resume"
         )
+
+
+def _harmed(search: Search, found: Mapping[str, FrozenTrial], split: str) -> list[str]:
+    """Returns a line for each domain that the best trial of an algorithm gave up."""
+    seeds, load_task = search.runner.seeds, search.runner.load_task
+    specs = {name: search.arms[name].spec(trial.params, seeds[0]) for name, trial in found.items()}
+    if not any(spec.config.algorithm == BASELINE for spec in specs.values()):
+        return []
+    rows = {}
+    for name, trial in found.items():
+        task = load_task(specs[name])
+        measures = measures_of(task.model)
+        number = int(trial.user_attrs.get(SAME_AS, trial.number))
+        path = trial_folder(search.folder, name, number)
+        folders = [RunFolder(path / f"seed_{seed}") for seed in seeds]
+        if not all(folder.result.exists() for folder in folders):
+            # Somebody took the runs away; the trials are in the studies.
+            return []
+        fewest = [specs[name].config.worst_min_examples] * len(seeds)
+        rows[name] = collect(folders, task.domain_names, measures, fewest)
+    labels = {name: search.arms[name].label for name in rows}
+    return harmed(Comparison(task.domain_names, measures, rows, labels, split), specs)
 
 
 def _draw_report(
