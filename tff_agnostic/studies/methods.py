@@ -127,6 +127,6 @@ def trial_specs(
         # What a row has of its own, it does not take from all.
         takers = [runs[0] for name, runs in specs.items() if flag not in arms[name].settings]
         if not takers:
-            raise UserError(f"--{flag} has no effect: {', '.join(arms)} have their own")
+            raise UserError(f"--{flag} has no effect: every row has its own: {', '.join(arms)}")
         check_given_somewhere(takers, {flag: value})
     return specs
