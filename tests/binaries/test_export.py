@@ -1,5 +1,6 @@
 """`export`: what is trained is exported, verified and goes on; mistakes are one line."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, export, train
+from plan_runner.fleet.app_files import app_files
 from plan_runner.graph_session import read_checkpoint
 from tests import golden
 from tests.binaries.harness import TOY, Caller
@@ -81,6 +83,40 @@ def test_what_is_printed_is_what_travels(exported, tmp_path):
         int(line.split()[-1]) for line in printed.splitlines() if line.startswith(("down ", "up "))
     )
     assert f"3 clients, {down:,} bytes down, {up:,} up" in outcome.out
+
+
+def test_a_fleets_export_is_that_plan_and_an_app_that_names_it(call, trained, exported, tmp_path):
+    """Of secure sums; without what a server of the platform has of its own."""
+    secure, _ = exported
+    if json.loads((secure / "manifest.json").read_text())["profile"] != "secure":
+        pytest.skip("a fleet's plans have secure sums")
+    path = tmp_path / "fleet"
+    flags = (f"--checkpoint={trained}", "--backend=flower", f"--output_dir={path}")
+    outcome = call(export, *flags)
+    assert outcome.status == 0, outcome
+    assert outcome.out.splitlines()[-1] == (
+        "to play it by a fleet on this machine: ./run fleet demo "
+        f"--export={path}/plan --clients=CLIENTS --nodes=4 --rounds=3"
+    )
+    assert "On-Device Personalization" not in outcome.out
+    assert {each.name for each in path.iterdir()} == {"plan", "app", "README.md"}
+    found, expected = (
+        {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*.*")}
+        for folder in (path / "plan", secure)
+    )
+    manifest, of_platform = (
+        json.loads(files.pop("manifest.json").decode()) for files in (dict(found), dict(expected))
+    )
+    assert set(expected) - set(found) == {"task.json"}
+    assert {name for name in found if found[name] != expected[name]} == {"manifest.json"}
+    assert manifest["backend"] == "flower"
+    assert "backend" not in of_platform
+    assert not any("platform" in text for text in manifest["not_verified"])
+    app = {each.name: each.read_text() for each in (path / "app").iterdir()}
+    sha256 = hashlib.sha256(found["manifest.json"]).hexdigest()
+    assert app == app_files(sha256)
+    readme = (path / "README.md").read_text().splitlines()
+    assert len(readme) <= 10 and f"{sha256}." in readme
 
 
 def test_an_evaluation_reports_what_evaluate_does(call, folder):

@@ -1,17 +1,10 @@
-"""The folder of an export: plan, state, manifest, task message, bytes.
-
-The task message creates the task at a server of the platform. It is JSON in the mapping of proto3
-(names in camelCase, 64-bit integers as texts), with the messages of the On-Device Personalization
-server: `shuffler/proto/task.proto` of privacysandbox/odp-federatedcompute at commit 015930f. It was
-never sent to a server.
-"""
+"""The folder of an export: plan, state, manifest, task message, bytes."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +18,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.distributed_sum import MODULAR, SumOfDevices
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.data.clients import first_rows
+from tff_agnostic.deployment.backends import BACKENDS, FCP
 from tff_agnostic.deployment.client_graph import ExampleFormat, ExampleSource
 from tff_agnostic.deployment.compiled_plan import CompiledPlan, PlanSettings
 from tff_agnostic.deployment.graphs import (
@@ -49,7 +43,6 @@ from tff_agnostic.deployment.privacy import (
 )
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import (
-    EVALUATION,
     KINDS,
     TRAINING,
     PlannedRounds,
@@ -66,7 +59,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import OWNER_ONLY
 from tff_agnostic.folders import new_folder
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.tff import TffRuntime
@@ -80,25 +72,10 @@ FORMAT = "tff_agnostic federated export"
 FORMAT_VERSION = 2
 # Of the export at hand, when it is written; docs/deployment.md says what the tests have shown.
 _VERIFIED = ["the rounds in conformance/ were computed by TensorFlow Federated's runtime"]
-_NOT_VERIFIED = [
-    "these files have not been played in plain TensorFlow yet: run_plan --verify does that",
-    "the platform's C++ client has not run the client's graph",
-    "no server of the platform has read the plan",
-    "no device has run the TFLite graph",
-    "no secure aggregation protocol has carried the sums: integers are added in the clear",
-]
+_NOT_VERIFIED = (
+    "these files have not been played in plain TensorFlow yet: run_plan --verify does that"
+)
 _BYTES_OF_A_FLOAT = 4
-# Defaults of the platform's own task builder.
-_CLIENT_VERSIONS = {"minClientVersion": "0", "maxClientVersion": "999999999"}
-_TRAFFIC_WEIGHT = 100
-# Settings that only messages of one kind have a place for.
-_OF_ONE_KIND = {
-    "rounds_between": TRAINING,
-    "training_population": EVALUATION,
-    "training_task_id": EVALUATION,
-    "every_iterations": EVALUATION,
-}
-_IN_ADDRESS = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +102,9 @@ class ExportRequest:
         noise: Noise of private sums; None if `aggregation` has none.
         rounds: Name of the kind of rounds; see `KINDS`.
         evaluation: The report of an evaluation; None for a training.
-        task_message: The message that creates the task at a server, as JSON; see `task_message`.
+        task_message: The message that creates the task at a server, as JSON; see
+            `server_task.task_message`.
+        backend: Name of what plays it; see `BACKENDS`.
     """
 
     algorithm: Algorithm
@@ -145,6 +124,7 @@ class ExportRequest:
     rounds: str = TRAINING
     evaluation: Optional[EvaluationMetrics] = None
     task_message: Optional[Mapping[str, Any]] = None
+    backend: str = FCP
 
     def example_format(self) -> ExampleFormat:
         """Returns how clients hold their examples."""
@@ -216,7 +196,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
                 ),
                 **_noise_facts(request, state, plan),
             },
-            **verification(),
+            **verification(request.backend),
             "conformance": conformance,
             "versions": versions(),
             "files": describe_files(path, [p for p in path.rglob("*") if p.is_file()]),
@@ -336,9 +316,9 @@ def describe_tensors(plan: CompiledPlan) -> dict[str, Any]:
     }
 
 
-def verification() -> Mapping[str, list[str]]:
-    """Returns what has been tried with an export's files, and what has not."""
-    return {"verified": _VERIFIED, "not_verified": _NOT_VERIFIED}
+def verification(backend: str) -> Mapping[str, list[str]]:
+    """Returns what has been tried with the files of an export, and what has not."""
+    return {"verified": _VERIFIED, "not_verified": [_NOT_VERIFIED, *BACKENDS[backend].not_verified]}
 
 
 def _by_name(structure: Iterable[Leaf], prefix: str) -> dict[str, Any]:
@@ -402,119 +382,3 @@ def _secure(plan: CompiledPlan) -> dict[str, int]:
 
 def _size(leaf: Leaf) -> int:
     return int(leaf.shape.num_elements())
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerTaskSettings(Settings):
-    """Settings of a task at a server; every field is a flag of the same name."""
-
-    population: str = setting(
-        "population", "Of the task message: name of the population of devices."
-    )
-    iterations: int = setting(
-        100, "Of the task message: rounds after which the task is complete.", at_least=1
-    )
-    over_selection: float = setting(
-        0.3,
-        "Of the task message: how many more devices than --clients_per_round a round may have, as "
-        "a share of them.",
-        at_least=0.0,
-    )
-    rounds_between: int = setting(
-        1,
-        "Of the task message of a training: rounds between two contributions of one device.",
-        at_least=1,
-    )
-    training_population: str = setting(
-        "",
-        "Task message of an evaluation: population of the training whose checkpoints are "
-        "evaluated, if it is another one.",
-    )
-    training_task_id: int = setting(
-        0,
-        "Task message of an evaluation: the server's number of the training in that population; "
-        "0 for none.",
-        at_least=0,
-    )
-    every_iterations: int = setting(
-        1,
-        "Task message of an evaluation: its checkpoint is one of the training's last day; every so "
-        "many rounds there is a candidate.",
-        at_least=1,
-    )
-
-    def __post_init__(self) -> None:
-        """Refuses populations that could not stand in the address of a task, too."""
-        super().__post_init__()
-        for flag in ("population", "training_population"):
-            name = getattr(self, flag)
-            if not _IN_ADDRESS.fullmatch(name) and (name or flag == "population"):
-                raise UserError(
-                    f"--{flag}: expected a name of letters, digits, '.', '_' and '-', as it stands "
-                    f"in an address, found {name!r}"
-                )
-
-
-def check_heeded(given: Iterable[str], kind: str) -> None:
-    """Refuses settings that messages of a kind have no place for.
-
-    Args:
-        given: Names of the settings that the user gave.
-        kind: Kind of the rounds; see `rounds.KINDS`.
-    """
-    for name in given:
-        of = _OF_ONE_KIND.get(name, kind)
-        if of != kind:
-            raise UserError(f"--{name} has no effect with --kind={kind}: it needs --kind={of}")
-
-
-def task_message(kind: str, settings: ServerTaskSettings, clients_per_round: int) -> dict[str, Any]:
-    """Returns a CreateTaskRequest.
-
-    A round ends with `clients_per_round` devices at least. The plans and the checkpoint are not in
-    it: the server's answer says where to put them.
-
-    Args:
-        kind: Of rounds; see `rounds.KINDS`.
-        clients_per_round: c.
-    """
-    most = int(clients_per_round * (1.0 + settings.over_selection))
-    return {
-        "task": {
-            "populationName": settings.population,
-            "totalIteration": str(settings.iterations),
-            "minAggregationSize": str(clients_per_round),
-            "maxAggregationSize": str(most),
-            **_CLIENT_VERSIONS,
-            "info": {"trafficWeight": str(_TRAFFIC_WEIGHT), **_INFOS[kind](settings)},
-        }
-    }
-
-
-def _training(settings: ServerTaskSettings) -> dict[str, Any]:
-    policies = [
-        {
-            "id": "rounds_between",
-            "minSepPolicy": {"minimumSeparation": str(settings.rounds_between)},
-        },
-        # A device service was seen to fail on a device without examples.
-        {"id": "examples", "dataAvailabilityPolicy": {"minExampleCount": 1}},
-    ]
-    return {"trainingInfo": {"eligibilityTaskInfo": {"eligibilityPolicies": policies}}}
-
-
-def _evaluation(settings: ServerTaskSettings) -> dict[str, Any]:
-    size = str(settings.every_iterations)
-    info = {
-        "checkPointSelector": {"iterationSelector": {"size": size}},
-        # The server does not take the task's own population where this is empty.
-        "trainingPopulationName": settings.training_population or settings.population,
-    }
-    if settings.training_task_id:
-        info["trainingTaskId"] = str(settings.training_task_id)
-    return {"evaluationInfo": info}
-
-
-_INFOS: Registry[Callable[[ServerTaskSettings], dict[str, Any]]] = Registry(
-    "kind of plan", {TRAINING: _training, EVALUATION: _evaluation}
-)

@@ -23,16 +23,13 @@ from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Round
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.deployment.backends import BACKENDS, FCP, FLOWER
 from tff_agnostic.deployment.client_graph import ExampleFormat
-from tff_agnostic.deployment.export import (
-    CLIENT_GRAPHS,
-    ExportRequest,
-    ServerTaskSettings,
-    task_message,
-)
+from tff_agnostic.deployment.export import CLIENT_GRAPHS, ExportRequest
 from tff_agnostic.deployment.metrics import EvaluationMetrics
 from tff_agnostic.deployment.privacy import FleetNoise, NodesAccount
 from tff_agnostic.deployment.rounds import EVALUATION, NUM_CLIENTS, TRAINING, column_ranges
+from tff_agnostic.deployment.server_task import ServerTaskSettings, task_message
 from tff_agnostic.errors import UserError
 from tff_agnostic.folders import new_folder
 from tff_agnostic.models.model import Model
@@ -120,7 +117,7 @@ def export_request(
     task_settings: ServerTaskSettings = ServerTaskSettings(),
     models: Optional[Sequence[str]] = None,
     noise_generator: str = NOISE_OF_FLEETS,
-    nodes_add_noise: bool = False,
+    backend: str = FCP,
 ) -> ExportRequest:
     """Returns what to export.
 
@@ -135,8 +132,7 @@ def export_request(
         models: Of an evaluation: the name of the model of a family that is evaluated; the main one
             if None.
         noise_generator: What the noise of a private run's export is made of.
-        nodes_add_noise: Whether the plan is for nodes that add noise themselves, which those of a
-            server of the platform do not.
+        backend: Name of what plays it.
     """
     config, aggregation = spec.config, spec.build_aggregation()
     _check_device(device, config, aggregation)
@@ -148,8 +144,8 @@ def export_request(
         raise UserError(f"--models has no effect with --kind={kind}")
     evaluation = EvaluationMetrics(task.model, config.worst_min_examples, config.client_percentiles)
     settings = spec.settings()
-    of_nodes = nodes_add_noise and profile == "secure"
-    fleet = fleet_privacy(kind, spec, task, algorithm, restore, noise_generator, of_nodes)
+    is_fleet = BACKENDS[backend].is_fleet
+    fleet = fleet_privacy(kind, spec, task, algorithm, restore, noise_generator, is_fleet)
     if fleet is not None:
         settings["noise_generator"] = noise_generator
         aggregation, restore = fleet.aggregation, fleet.restore
@@ -173,8 +169,12 @@ def export_request(
         restore=restore,
         rounds=kind,
         evaluation=evaluation,
-        task_message=task_message(kind, task_settings, config.clients_per_round),
+        task_message=(
+            None if is_fleet else task_message(kind, task_settings, config.clients_per_round)
+        ),
+        backend=backend,
         about={
+            **({"backend": backend} if is_fleet else {}),
             "task": spec.task,
             "domains": list(task.domain_names),
             "settings": {
@@ -273,8 +273,9 @@ def summary(manifest: dict[str, Any]) -> str:
         f"{what}, {rounds}; the server sees {manifest['privacy']['server_sees']}",
         *_noise_lines(manifest),
         table,
-        *_lacking(manifest["tflite"]["beyond_odp"]),
     ]
+    if "backend" not in manifest:
+        lines += _lacking(manifest["tflite"]["beyond_odp"])
     return "\n".join(lines)
 
 
@@ -406,7 +407,8 @@ def fleet_privacy(
         task: Its task, loaded.
         restore: Returns the state of the run's training, given the initial one.
         noise_generator: What the fleet's noise is made of, whatever the run's was.
-        nodes_add_noise: See `export_request`.
+        nodes_add_noise: Whether the plan is for nodes that add noise themselves, which those of a
+            server of the platform do not.
     """
     privacy = spec.config.privacy
     if PRIVACIES[privacy].build is None:
@@ -415,8 +417,8 @@ def fleet_privacy(
     if is_of_clients and not nodes_add_noise:
         raise UserError(
             f"--privacy: expected none, central or tree for an export, found {privacy}: its sums "
-            "are modular ones, which plans of the profiles do not have, and devices would need "
-            "random numbers of their own operating systems"
+            "are modular ones, and devices of the platform add no noise; nodes of a fleet do, with "
+            f"--backend={FLOWER}"
         )
     of_fleet = dataclasses.replace(spec.privacy, noise_generator=noise_generator)
     fleet = dataclasses.replace(spec, privacy=of_fleet)

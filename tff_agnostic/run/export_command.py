@@ -8,18 +8,20 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, cast
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
-from tff_agnostic.deployment.export import ServerTaskSettings, check_heeded, export
+from tff_agnostic.deployment.backends import BACKENDS, FCP, PLAN, profile_of, write_app
+from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
+from tff_agnostic.deployment.server_task import ServerTaskSettings, check_heeded
 from tff_agnostic.errors import UserError
-from tff_agnostic.folders import check_free
+from tff_agnostic.folders import check_free, new_folder
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
 from tff_agnostic.run.export import (
     NOISE_OF_FLEETS,
@@ -66,10 +68,16 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
         "With --kind=evaluation: name of the model of a family to evaluate, such as "
         "conformity_0.5; a plan evaluates one. [the main model]",
     )
-    profile: str = command_setting(
-        "daf",
+    backend: str = command_setting(
+        FCP,
+        "What plays it: fcp (the platform's servers and devices; a format only) or flower (a live "
+        "fleet: ./run fleet).",
+        choices=BACKENDS,
+    )
+    profile: Optional[str] = command_setting(
+        None,
         "Kind of plan: daf (plain sums; current servers) or secure (secure sums only; a server "
-        "with a secure aggregation protocol).",
+        "with a secure aggregation protocol). [daf; secure with --backend=flower]",
         choices=PROFILES,
     )
     checkpoint: Optional[str] = command_setting(
@@ -86,10 +94,23 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
     )
 
 
-def export_plan(given: GivenRun) -> Path:
-    """Exports, and prints what was written; returns the folder of the plan."""
-    own = given.own
+class Exported(NamedTuple):
+    """What was written: the folder of the plan, and that of clients, if it was asked for."""
+
+    plan: Path
+    clients: Optional[Path]
+    is_for_fleet: bool
+
+
+def export_plan(given: GivenRun) -> Exported:
+    """Exports, and prints what was written."""
+    own = dataclasses.replace(given.own, profile=profile_of(given.own.backend, given.own.profile))
+    given = dataclasses.replace(given, own=own)
     folder, clients_dir, kind = own.output_dir, own.clients_dir, own.kind
+    backend = BACKENDS[own.backend]
+    for name in sorted(given.names):
+        if name in backend.without:
+            raise UserError(f"--{name} has no effect with --backend={own.backend}")
     check_heeded([o.flag for o in settings_in(ServerTaskSettings) if o.flag in given.names], kind)
     trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
     spec = _spec(given, trained[0].spec() if trained else None)
@@ -115,11 +136,17 @@ def export_plan(given: GivenRun) -> Path:
         part_of(own, ServerTaskSettings),
         own.models,
         given.settings.get(_GENERATOR, NOISE_OF_FLEETS),
+        own.backend,
     )
     if trained is not None:
         trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
     with started("tff", RuntimeOptions()) as runtime:
-        manifest = export(folder, request, cast("TffRuntime", runtime))
+        if backend.is_fleet:
+            with new_folder(folder, "--output_dir") as path:
+                manifest = export(path / PLAN, request, cast("TffRuntime", runtime))
+                write_app(path, manifest)
+        else:
+            manifest = export(folder, request, cast("TffRuntime", runtime))
     print(summary(manifest))
     example_format = request.example_format()
     if clients_dir is not None and kind == EVALUATION:
@@ -127,7 +154,8 @@ def export_plan(given: GivenRun) -> Path:
     elif clients_dir is not None:
         completed = manifest["rounds_trained"]
         print(write_clients(clients_dir, spec.config, task, example_format, completed))
-    return folder
+    plan = folder / PLAN if backend.is_fleet else folder
+    return Exported(plan, clients_dir, backend.is_fleet)
 
 
 def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
@@ -185,9 +213,14 @@ def _check_same(flag: str, trained: str, given: Optional[str]) -> None:
         )
 
 
-def _show(folder: Path) -> None:
-    replay = shlex.join(["./run", "run_plan", f"--plan={folder}", "--verify"])
-    print(f"plan: {folder}; to replay its conformance rounds: {replay}")
+def _show(exported: Exported) -> None:
+    plan = exported.plan
+    replay = shlex.join(["./run", "run_plan", f"--plan={plan}", "--verify"])
+    print(f"plan: {plan}; to replay its conformance rounds: {replay}")
+    if exported.is_for_fleet:
+        clients = f"--clients={exported.clients or 'CLIENTS'}"
+        demo = ["./run", "fleet", "demo", f"--export={plan}", clients, "--nodes=4", "--rounds=3"]
+        print(f"to play it by a fleet on this machine: {shlex.join(demo)}")
 
 
 EXPORT = RunCommand(

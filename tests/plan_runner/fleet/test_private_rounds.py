@@ -36,11 +36,9 @@ _SETTINGS = {
 def request_():
     spec = resolve("toy_regression", _SETTINGS, {}, None, None)
     task = spec.load_task()
-    with pytest.raises(UserError, match="expected none, central or tree for an export"):
+    with pytest.raises(UserError, match=r"nodes of a fleet do, with --backend=flower$"):
         export_request(spec, task, "secure", DeviceSettings())
-    with pytest.raises(UserError, match="expected none, central or tree for an export"):
-        export_request(spec, task, "daf", DeviceSettings(), nodes_add_noise=True)
-    return export_request(spec, task, "secure", DeviceSettings(), nodes_add_noise=True)
+    return export_request(spec, task, "secure", DeviceSettings(), backend="flower")
 
 
 @pytest.fixture(scope="module")
