@@ -1,11 +1,14 @@
 """Loads saved models where neither this package nor TFF can be imported, and says what they tell.
 
 A script of its own: python plain_tensorflow.py FOLDER. Each sub-folder of FOLDER holds x.npz, the
-inputs by name, and saved models; beside them it writes FILE.npz with their outputs by name.
+inputs by name, and saved models; beside them it writes FILE.npz with their outputs by name. Or it
+holds scripts, which are run there: beside them it writes SCRIPT.npz with the arrays that they make.
 """
 
 import importlib.abc
 import json
+import os
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,12 @@ LOADERS = {".keras": _keras, "_saved_model": _saved_model, ".tflite": _tflite}
 
 def main(folder: Path) -> None:
     for case in sorted(p for p in folder.iterdir() if p.is_dir()):
+        for script in sorted(case.glob("*.py")):
+            os.chdir(case)
+            made = runpy.run_path(str(script)).items()
+            np.savez(f"{script}.npz", **{k: v for k, v in made if isinstance(v, np.ndarray)})
+        if not (case / "x.npz").exists():
+            continue
         with np.load(case / "x.npz") as file:
             inputs = dict(file)
         for ending, load in LOADERS.items():

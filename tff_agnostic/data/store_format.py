@@ -32,6 +32,10 @@ TRAIN = "train"
 TEXT = "text"
 FEATURES = "features"
 KINDS = (TEXT, FEATURES)
+# The category of missing values, where they have one.
+MISSING = "<missing>"
+# No category: the value of a categorical column that is left out of it.
+NO_CATEGORY = ""
 _DTYPES = ("string", "int64", "float32")
 TFF_TABLES = """
 CREATE TABLE examples (
@@ -71,6 +75,31 @@ class Feature:
 
 
 @dataclasses.dataclass(frozen=True)
+class StoredColumns:
+    """The columns of the table that a store was made of.
+
+    Attributes:
+        roles: The column of the client, the domain, the label and the text, where there is one, by
+            these names.
+        numbers: By input, the column of each of its numbers in their order; a column with lists
+            comes once for each number of a list.
+        images: The column of each input that is an image, by its name.
+        missing_cells: What stands in a cell without a value; None where none may be missing.
+        are_marked: Whether the numbers of an input are followed by a mark for each column, 1 where
+            its value is missing, and a missing category is one.
+        words: How a text became words: "pattern", of a word (None: what spaces separate), "letters"
+            (whether other signs in it are left out), "case" and "punctuation".
+    """
+
+    roles: Mapping[str, str]
+    numbers: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    images: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    missing_cells: Optional[tuple[str, ...]] = None
+    are_marked: bool = False
+    words: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class StoreDescription:
     """The description of a store.
 
@@ -85,6 +114,7 @@ class StoreDescription:
             of training clients, sorted; value k has the id k + 1.
         label_range: Smallest and largest label of training clients, where labels are real numbers;
             None where that is not known.
+        columns: The columns that it was made of; None where that is not known.
     """
 
     kind: Optional[str]
@@ -95,12 +125,13 @@ class StoreDescription:
     source: str = ""
     categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     label_range: Optional[tuple[float, float]] = None
+    columns: Optional[StoredColumns] = None
 
     def to_json(self) -> str:
         """Returns the text that the table `tff_agnostic` holds."""
         value = dataclasses.asdict(self)
         # Stores without them are the same, byte for byte, as before there were any.
-        for name in ("categories", "label_range"):
+        for name in ("categories", "label_range", "columns"):
             if not value[name]:
                 del value[name]
         if "categories" in value:
@@ -139,11 +170,26 @@ def description_from_json(text: str) -> StoreDescription:
             source=value["source"],
             categories={k: tuple(v) for k, v in value.get("categories", ())},
             label_range=None if label_range is None else (label_range[0], label_range[1]),
+            columns=_columns_of(value.get("columns")),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise ValueError(f"expected the description of a store, found another one ({e!r})") from e
     _check_types(description)
     return description
+
+
+def _columns_of(value: Any) -> Optional[StoredColumns]:
+    if value is None:
+        return None
+    missing = value["missing_cells"]
+    return StoredColumns(
+        roles=dict(value["roles"]),
+        numbers={name: tuple(columns) for name, columns in value["numbers"].items()},
+        images=dict(value["images"]),
+        missing_cells=None if missing is None else tuple(missing),
+        are_marked=value["are_marked"],
+        words=dict(value["words"]),
+    )
 
 
 def _check_types(found: StoreDescription) -> None:
@@ -160,6 +206,7 @@ def _check_types(found: StoreDescription) -> None:
         "source": _are_texts([found.source]),
         "categories": all(map(_are_texts, [list(found.categories), *found.categories.values()])),
         "label_range": found.label_range is None or all(map(_is_number, found.label_range)),
+        "columns": found.columns is None or _are_columns(found.columns, found.features),
     }
     for name, is_right in has_right_type.items():
         if not is_right:
@@ -167,6 +214,20 @@ def _check_types(found: StoreDescription) -> None:
                 "expected the description of a store, found another one "
                 f"({name}: {getattr(found, name)!r:.100})"
             )
+
+
+def _are_columns(found: StoredColumns, features: Mapping[str, Feature]) -> bool:
+    texts = [*found.roles.values(), *found.images.values(), *(found.missing_cells or ())]
+    return (
+        all(map(_are_texts, [texts, *found.numbers.values()]))
+        and isinstance(found.are_marked, bool)
+        and all(
+            name in features
+            and math.prod(features[name].shape)
+            == len(columns) + (len(set(columns)) if found.are_marked else 0)
+            for name, columns in found.numbers.items()
+        )
+    )
 
 
 def _are_texts(values: Iterable[Any]) -> bool:

@@ -23,6 +23,7 @@ from tff_agnostic.data.store_format import (
     ExampleSerializer,
     Feature,
     Record,
+    StoredColumns,
     StoreDescription,
     Value,
     parsed_features,
@@ -154,6 +155,7 @@ class StoreWriter:
         class_names: Optional[Sequence[str]] = None,
         source: str = "",
         categories: Optional[Mapping[str, Sequence[str]]] = None,
+        columns: Optional[StoredColumns] = None,
     ) -> None:
         """Sorts, describes the store, and puts it in its place.
 
@@ -163,6 +165,7 @@ class StoreWriter:
             class_names: Names of the classes that labels count.
             source: Where it came from, for people.
             categories: The known values of each categorical column, in the order of their ids.
+            columns: The columns that its features are made of.
         """
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
@@ -179,6 +182,7 @@ class StoreWriter:
             source=source,
             categories={name: tuple(values) for name, values in (categories or {}).items()},
             label_range=contents.label_range,
+            columns=columns,
         )
         assert self._connection is not None
         self._connection.close()

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
-from tff_agnostic.data.store_format import TRAIN, Record
+from tff_agnostic.data.store_format import NO_CATEGORY, TRAIN, Record
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import RecordError
@@ -28,10 +28,6 @@ _GIF_EXTENSION = 0x21
 _GIF_BLOCKS = (_GIF_EXTENSION, 0x2C)
 PIXELS = "pixels"
 VECTOR = "x"
-# The category of missing values, where they have one.
-MISSING = "<missing>"
-# No category: the value of a categorical column that is left out of it.
-NO_CATEGORY = ""
 # Stores hold them as int64, models count them as int32.
 _MAX_LABEL = 2**31 - 1
 

@@ -8,11 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS, Record, Value
-from tff_agnostic.errors import UserError
-from tff_agnostic.importing.cells import (
+from tff_agnostic.data.store_format import (
+    DOMAIN,
+    LABEL,
     MISSING,
     NO_CATEGORY,
+    TOKENS,
+    Record,
+    Value,
+)
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing.cells import (
     PIXELS,
     VECTOR,
     Labels,
@@ -29,6 +35,8 @@ from tff_agnostic.registry import did_you_mean
 # So many cells, all of them numbers, are a column of numbers.
 _ENOUGH_NUMBERS = 100
 _RESERVED = (DOMAIN, LABEL, TOKENS)
+# Of a column of texts, if the options name none.
+TOKENIZER = "words"
 # Such as 1,400 and 1.400.000,5.
 _GROUPED_DIGITS = re.compile(r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?")
 
@@ -119,7 +127,7 @@ class RowConverter:
         self._labels = Labels(options)
         self._converter = FeatureConverter(options)
         self._texts = _TextCheck(options.text_column)
-        self._normalizer = Normalizer(options, default_tokenizer="words")
+        self._normalizer = Normalizer(options, TOKENIZER)
 
     def examples(self, rows: Rows, log: ReadLog) -> Iterator[SourceExample]:
         """Yields an example for each row, in order; reports rows without an example to the log."""
@@ -142,6 +150,7 @@ class RowConverter:
                 log.bad(e, client)
                 continue
             log.missing.update(missing)
+            log.numbers.update(self._converter.numbers)
             yield example
         self._texts.end()
 
@@ -247,9 +256,13 @@ class FeatureConverter:
 
     Args:
         options: Of the import; they have been checked.
+
+    Attributes:
+        numbers: The column of each number of an input, in the last row, by input.
     """
 
     def __init__(self, options: ImportOptions) -> None:
+        self.numbers: dict[str, Sequence[str]] = {}
         self._vectors = vector_inputs(options)
         self._images = image_inputs(options)
         self._categories = options.categorical_columns
@@ -298,6 +311,7 @@ class FeatureConverter:
             marks.append(float(any(absent)))
             if any(absent):
                 missing.append(column)
+        self.numbers[input_.name] = of_columns
         if self._missing.are_marked:
             values += marks
         return vector_of(values, self._shape, place, of_columns, self._hint)

@@ -10,17 +10,18 @@ from typing import Optional
 
 from tqdm.auto import tqdm
 
-from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record
+from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record, StoredColumns
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import check_can_be_made, folder_to_write_in, make_folder, write_json
 from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
-from tff_agnostic.importing.cells import CategoryCounts
-from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.cells import CategoryCounts, MissingValues
+from tff_agnostic.importing.columns import TOKENIZER, image_inputs
+from tff_agnostic.importing.options import TABLES, ImportOptions
 from tff_agnostic.importing.report import ImportReport, summarise
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample, input_paths
 from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
-from tff_agnostic.importing.text import VocabularySummary, WordCounts
+from tff_agnostic.importing.text import Normalizer, VocabularySummary, WordCounts
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import check_effective
 
@@ -106,6 +107,7 @@ class Import:
                 class_names=self._class_names(),
                 source=f"{self.options.format}: {shlex.join(path.name for path in self.paths)}",
                 categories=known_categories,
+                columns=stored_columns(self.options, log.numbers) if self._is_table() else None,
             )
         summary = None
         if vocabulary is not None:
@@ -155,6 +157,9 @@ class Import:
                 f"{source}: expected clients to train on, found none: all "
                 f"{sum(writer.counts.values())} examples are in other splits"
             )
+
+    def _is_table(self) -> bool:
+        return self.options.format in TABLES
 
     def _class_names(self) -> Optional[list[str]]:
         return list(self.options.class_names or map(str, self.options.classes)) or None
@@ -211,6 +216,30 @@ def run_import(
         make_folder(Path(options.report).parent)
         write_json(Path(options.report), report.to_json())
     return report
+
+
+def stored_columns(options: ImportOptions, numbers: Mapping[str, Sequence[str]]) -> StoredColumns:
+    """Returns what a store says of the columns that it is made of.
+
+    Args:
+        options: Of the import of a table.
+        numbers: The column of each number of an input, by input.
+    """
+    named = {
+        "client": options.client_column,
+        "domain": options.domain_column,
+        "label": options.label_column,
+        "text": options.text_column,
+    }
+    missing = MissingValues(options)
+    return StoredColumns(
+        roles={role: column for role, column in named.items() if column is not None},
+        numbers={name: tuple(columns) for name, columns in numbers.items()},
+        images={input_.name: input_.columns[0] for input_ in image_inputs(options)},
+        missing_cells=None if missing.are_refused else ("", *options.missing_marks),
+        are_marked=missing.are_marked,
+        words={} if options.text_column is None else Normalizer(options, TOKENIZER).rule,
+    )
 
 
 class DomainNames:

@@ -17,9 +17,9 @@ MB = 10**6
 # What may be unpacked from a small input, whatever the ratio.
 FREE_MB = 10
 SPLIT_NAMES = ("train", "heldout", "test")
-_TABLES = ("csv", "jsonl", "parquet")
-_NAMED_COLUMNS = ("npz", *_TABLES)
-_MAY_BE_TEXT = ("stackexchange", "text_folders", "plays", "leaf", *_TABLES)
+TABLES = ("csv", "jsonl", "parquet")
+_NAMED_COLUMNS = ("npz", *TABLES)
+_MAY_BE_TEXT = ("stackexchange", "text_folders", "plays", "leaf", *TABLES)
 SPLIT_BY: Registry[str] = Registry(
     "way to split",
     {
@@ -236,7 +236,7 @@ class ImportOptions:
         None, "Column with the domain.", only_with=_formats(*_NAMED_COLUMNS)
     )
     group_column: Optional[str] = setting(
-        None, "Column with what --split_by=group keeps together.", only_with=_formats(*_TABLES)
+        None, "Column with what --split_by=group keeps together.", only_with=_formats(*TABLES)
     )
     label_column: Optional[str] = setting(
         None, "Column with the label. [npz: y]", only_with=_formats(*_NAMED_COLUMNS)
@@ -250,7 +250,7 @@ class ImportOptions:
     split_column: Optional[str] = setting(
         None,
         f"Column that says what an example is for: {', '.join(SPLIT_NAMES)}.",
-        only_with=_formats(*_TABLES),
+        only_with=_formats(*TABLES),
     )
     feature_columns: tuple[str, ...] = setting(
         (),
@@ -261,24 +261,24 @@ class ImportOptions:
     categorical_columns: tuple[str, ...] = setting(
         (),
         "Columns with names of categories, comma-separated; those of training clients are known.",
-        only_with=_formats(*_TABLES),
+        only_with=_formats(*TABLES),
     )
     max_categories: int = setting(
         1000,
         "How many categories of a column are known, the most frequent ones.",
         at_least=1,
-        only_with=_formats(*_TABLES),
+        only_with=_formats(*TABLES),
     )
     missing_values: str = setting(
         "fail",
         "What becomes of an empty cell among features.",
         choices=MISSING_VALUES,
-        only_with=_formats(*_TABLES),
+        only_with=_formats(*TABLES),
     )
     missing_marks: tuple[str, ...] = setting(
         (),
         "What stands in cells without a value, beside nothing, e.g. ?,NA.",
-        only_with=_formats(*_TABLES),
+        only_with=_formats(*TABLES),
     )
     image_columns: tuple[str, ...] = setting(
         (),
@@ -288,7 +288,7 @@ class ImportOptions:
     text_column: Optional[str] = setting(
         None,
         "Column with text; LEAF: position of the text in a list of strings.",
-        only_with=_formats("leaf", *_TABLES),
+        only_with=_formats("leaf", *TABLES),
     )
     feature_name: Optional[str] = setting(
         None,
@@ -298,7 +298,7 @@ class ImportOptions:
     feature_shape: tuple[int, ...] = setting(
         (),
         "Shape of an example's features, if not a vector, e.g. 28,28.",
-        only_with=_formats("leaf", *_TABLES),
+        only_with=_formats("leaf", *TABLES),
     )
     class_names: tuple[str, ...] = setting(
         (),
@@ -343,19 +343,19 @@ class ImportOptions:
         None,
         "How text becomes words. [text_folders: spaces, otherwise words]",
         choices=TOKENIZERS,
-        only_with=_formats("text_folders", "plays", "leaf", *_TABLES),
+        only_with=_formats("text_folders", "plays", "leaf", *TABLES),
     )
     case: str = setting(
         "keep",
         "Case of words.",
         choices=CASES,
-        only_with=_formats("text_folders", "plays", "leaf", *_TABLES),
+        only_with=_formats("text_folders", "plays", "leaf", *TABLES),
     )
     punctuation: str = setting(
         "keep",
         "Words without a letter or digit.",
         choices=PUNCTUATION,
-        only_with=_formats("text_folders", "plays", "leaf", *_TABLES),
+        only_with=_formats("text_folders", "plays", "leaf", *TABLES),
     )
 
     @property

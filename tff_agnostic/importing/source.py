@@ -114,6 +114,7 @@ class ReadLog:
         skipped: How many records were left out, by reason.
         num_records: How many records were read.
         missing: How many examples lack the value of a column, by column.
+        numbers: The column of each number of an input, by input, where they are known.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class ReadLog:
         self.skipped: Counter[str] = Counter()
         self.num_records = 0
         self.missing: Counter[str] = Counter()
+        self.numbers: dict[str, Sequence[str]] = {}
         self.advance = advance
         self.say = say
         self._skip_bad = skip_bad

@@ -193,7 +193,15 @@ class Normalizer:
     def __init__(self, options: ImportOptions, default_tokenizer: str) -> None:
         self._case = _CASES[options.case]
         self._drop = options.punctuation == "drop"
-        self._tokenize = _TOKENIZERS[options.tokenizer or default_tokenizer]
+        tokenizer = options.tokenizer or default_tokenizer
+        self._tokenize = _TOKENIZERS[tokenizer]
+        # What `StoredColumns.words` says.
+        self.rule = {
+            "pattern": _WORD.pattern if tokenizer == "words" else None,
+            "letters": tokenizer == "letters",
+            "case": options.case,
+            "punctuation": options.punctuation,
+        }
 
     def tokenize(self, text: str) -> list[str]:
         """Returns the words of a text unchanged."""

@@ -18,6 +18,7 @@ from tff_agnostic.algorithms.user_algorithm import algorithm_label, algorithm_na
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.data.data_warnings import Remark
+from tff_agnostic.data.inputs import TABLE, inputs_json
 from tff_agnostic.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.later import matplotlib, tf
 from tff_agnostic.metrics.columns import RunRows
@@ -230,6 +231,7 @@ def model_card(
         "domains": list(task.domain_names),
         "classes": None if task.class_names is None else list(task.class_names),
         "inputs": input_shapes(task),
+        TABLE: inputs_json(task.inputs, task.class_names, task.words),
         "parameters": task.model.num_parameters,
         "settings": flags_without_folders(spec),
         "trained_with": _trained_with(folder),

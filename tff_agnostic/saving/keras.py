@@ -6,11 +6,13 @@ import contextlib
 import io
 import json
 import tempfile
+import types
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tff_agnostic.data.inputs import TABLE, inputs_json
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file
 from tff_agnostic.later import tf
@@ -45,8 +47,13 @@ _MEND = "--trust loads it, and lets it run code: for files of people you trust"
 _OURS = "tff_agnostic."
 
 
-def keras_archive(keras_model: tf.keras.Model) -> bytes:
+def keras_archive(
+    keras_model: tf.keras.Model, about: Mapping[str, Any] = types.MappingProxyType({})
+) -> bytes:
     """Returns the content of the .keras file of a model: equal models have equal bytes.
+
+    Args:
+        about: What its metadata.json says beside what Keras says there.
 
     Raises:
         Exception: Whatever Keras, or a layer of a user's, raises where it cannot be saved.
@@ -54,10 +61,10 @@ def keras_archive(keras_model: tf.keras.Model) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         keras_platform().save(keras_model, path)
-        return _without_circumstances(path.read_bytes())
+        return _without_circumstances(path.read_bytes(), about)
 
 
-def _without_circumstances(content: bytes) -> bytes:
+def _without_circumstances(content: bytes, about: Mapping[str, Any]) -> bytes:
     """Returns a .keras file for both releases of Keras if it can be one: see `keras_forms`.
 
     It has no dates, and small numbers in place of addresses.
@@ -66,12 +73,18 @@ def _without_circumstances(content: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(found, "w") as target:
         for name in sorted(source.namelist()):
             # Without a date it is that of the format's first day.
-            target.writestr(zipfile.ZipInfo(name), _REWRITTEN.get(name, bytes)(source.read(name)))
+            data = source.read(name)
+            if name == METADATA:
+                data = _undated(data, about)
+            elif name == CONFIG:
+                data = _rewritten(data)
+            target.writestr(zipfile.ZipInfo(name), data)
     return found.getvalue()
 
 
-def _undated(metadata: bytes) -> bytes:
-    return json.dumps({k: v for k, v in json.loads(metadata).items() if k != _DATE}).encode()
+def _undated(metadata: bytes, about: Mapping[str, Any]) -> bytes:
+    own = {k: v for k, v in json.loads(metadata).items() if k != _DATE}
+    return json.dumps({**own, **about}).encode()
 
 
 def _rewritten(config: bytes) -> bytes:
@@ -88,9 +101,6 @@ def _rewritten(config: bytes) -> bytes:
         }
 
     return json.dumps(renumber(common_form(json.loads(config)))).encode()
-
-
-_REWRITTEN = {METADATA: _undated, CONFIG: _rewritten}
 
 
 def read_keras(
@@ -225,7 +235,8 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
     """
     with _keras_errors():
         keras_model = with_trained_weights(trained)
-        content = keras_archive(keras_model)
+        about_inputs = inputs_json(trained.inputs, trained.class_names, trained.words)
+        content = keras_archive(keras_model, {TABLE: about_inputs})
     with atomic_file(path) as file:
         file.write(content)
     about: dict[str, Any] = _releases(content)

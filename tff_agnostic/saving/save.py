@@ -149,7 +149,9 @@ def _predictors(task: Task) -> dict[str, TrainedModel]:
 
 
 def _trained(task: Task, model: Model, weights: ModelWeights) -> TrainedModel:
-    return TrainedModel(model, weights, task.class_names, task.words)
+    # The task says what the inputs of its own model are; predictors of ensembles have theirs.
+    inputs = task.inputs if model is task.model else None
+    return TrainedModel(model, weights, task.class_names, task.words, inputs)
 
 
 def _size(path: Path) -> int:

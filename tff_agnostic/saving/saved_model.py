@@ -11,6 +11,7 @@ from tff_agnostic.folders import tensorflow_writes
 from tff_agnostic.later import tf
 from tff_agnostic.models.losses import takes_scores
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.saving import by_column
 from tff_agnostic.saving.trained_model import (
     OUTPUT,
     TrainedModel,
@@ -36,7 +37,7 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with tensorflow_writes():
         tf.saved_model.save(served, str(path), signatures, options)
-    return {
+    about: dict[str, Any] = {
         "signatures": {
             name: {
                 "inputs": _described(dict(f.structured_input_signature[1])),
@@ -45,6 +46,11 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
             for name, f in signatures.items()
         }
     }
+    if by_column.BY_COLUMN in signatures:
+        assert trained.inputs is not None
+        names = by_column.argument_names(by_column.argument_specs(trained.inputs))
+        about["columns"] = {name: column for column, name in names.items()}
+    return about
 
 
 def load(path: Path, trained: TrainedModel) -> Any:
@@ -102,6 +108,7 @@ class ServedModel(tf.Module):
         `probabilities` [n, classes], `class` int32 [n] and, if classes have names, `class_name`
         [n] of a classifier; of texts with a label it takes texts [n]. Of a next-word model it is
         `next_words`: texts [n] to `words` and `probabilities` [n, k], with k as it is given, or 3.
+        `by_column` takes the cells of a table in place of the inputs, where these are made of it.
         """
         predict = self.predict_function()
         found = {PREDICT: predict, DEFAULT: predict}
@@ -109,6 +116,10 @@ class ServedModel(tf.Module):
         if not tf.is_tensor(outputs):
             return found
         scores = takes_scores(self._trained.model.loss)
+        inputs = self._trained.inputs
+        if inputs is not None and inputs.are_of_columns and outputs.shape.rank <= 2:
+            answers = functools.partial(self._answers, scores)
+            found[by_column.BY_COLUMN] = by_column.signature(self._trained, answers)
         reads_texts = self._reads_texts()
         if outputs.shape.rank == 3 and reads_texts and scores:
             found.update(self._next_words())

@@ -9,13 +9,14 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.inputs import ONLY, ModelInputs
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Measure, Model, ModelWeights, measures_of
 from tff_agnostic.tasks.task import Task
 
 # Names of the only input and the only output.
-INPUT = "x"
+INPUT = ONLY
 OUTPUT = "predictions"
 # TFLite runs example by example.
 _MAX_EXAMPLES = 2000
@@ -32,12 +33,14 @@ class TrainedModel:
         weights: Its weights.
         class_names: Names of the classes, if they have any.
         words: The vocabulary of texts; word k has the id k + 1.
+        inputs: What its inputs are, where that is known.
     """
 
     model: Model
     weights: ModelWeights
     class_names: Optional[tuple[str, ...]] = None
     words: Optional[Sequence[str]] = None
+    inputs: Optional[ModelInputs] = None
 
     def predict(self, x: Any, weights: Optional[ModelWeights] = None) -> Any:
         """Returns the predictions as evaluations make them: without dropout.

@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.data import data_warnings
+from tff_agnostic.data.inputs import SENTENCE
 from tff_agnostic.data.store import Store, StoreClients, parse_examples, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.data.texts import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder
@@ -27,6 +28,7 @@ from tff_agnostic.tasks.stored import (
     chosen_domains,
     data_fingerprint,
     open_store,
+    text_inputs,
 )
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
@@ -232,6 +234,7 @@ def next_word_task(
         fingerprint={"vocabulary": vocabulary_digest(corpus.words), **data_fingerprint(store)},
         remarks=remarks_on_words,
         words=corpus.words,
+        inputs=text_inputs(store, SENTENCE),
     )
 
 

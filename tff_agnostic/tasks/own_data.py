@@ -190,6 +190,7 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
             **data_fingerprint(store),
         },
         class_names=labels.class_names,
+        inputs=inputs.described,
     )
 
 

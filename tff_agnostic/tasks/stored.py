@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.data.clients import check_labels
+from tff_agnostic.data.inputs import ONLY, ModelInputs, Whole
 from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
@@ -100,6 +101,13 @@ def labels_of(columns: Mapping[str, np.ndarray], num_classes: int, where: str) -
     """Returns the labels, int32 [n]."""
     check_labels(columns[LABEL], num_classes, where)
     return columns[LABEL].astype(np.int32)
+
+
+def text_inputs(store: Store, kind: str) -> ModelInputs:
+    """Returns what the only input of a model of texts is: a name of `data.inputs`."""
+    columns = store.description.columns
+    column = None if columns is None else columns.roles.get("text")
+    return ModelInputs({ONLY: Whole(kind, column)}, columns)
 
 
 def data_fingerprint(store: Store) -> dict[str, str]:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import abc
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.data.inputs import (
+    IDS,
+    IMAGE,
+    ONLY,
+    UNKNOWN,
+    Input,
+    ModelInputs,
+    Whole,
+    one_hot,
+    vector_of,
+)
 from tff_agnostic.data.store import Store
-from tff_agnostic.data.store_format import LABEL, Feature
+from tff_agnostic.data.store_format import LABEL, Feature, StoredColumns
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest
 from tff_agnostic.later import tf
@@ -45,6 +57,12 @@ class CategoryEncoding(abc.ABC):
     ) -> dict[str, np.ndarray]:
         """Returns all inputs, given a client's categories as bytes [n], and its other inputs."""
 
+    @abc.abstractmethod
+    def described(
+        self, others: Mapping[str, tf.TensorSpec], inputs: Mapping[str, Input]
+    ) -> dict[str, Input]:
+        """Returns what all inputs are, given the specs and the meaning of the others."""
+
     def ids(self, columns: Mapping[str, np.ndarray], column: str) -> np.ndarray:
         """Returns the ids of a column's values, int32 [n]."""
         known = self._ids[column]
@@ -63,6 +81,14 @@ class CategoryIds(CategoryEncoding):
     ) -> dict[str, np.ndarray]:
         """Returns the others, and the ids of each column."""
         return {**others, **{name: self.ids(columns, name) for name in self._categories}}
+
+    def described(
+        self, others: Mapping[str, tf.TensorSpec], inputs: Mapping[str, Input]
+    ) -> dict[str, Input]:
+        """Returns what the others are, and that each column is ids."""
+        del others
+        ids = {name: Whole(IDS, name, tuple(v)) for name, v in self._categories.items()}
+        return {**inputs, **ids}
 
 
 class OneHot(CategoryEncoding):
@@ -90,6 +116,17 @@ class OneHot(CategoryEncoding):
             return {**others, CATEGORIES: np.concatenate(parts, axis=1)}
         return {name: np.concatenate([others[name], *parts], axis=1)}
 
+    def described(
+        self, others: Mapping[str, tf.TensorSpec], inputs: Mapping[str, Input]
+    ) -> dict[str, Input]:
+        """Returns what the others are, or the only one, with the entries of the categories."""
+        entries, name = one_hot(self._categories), _only_vector(others)
+        if name is None:
+            return {**inputs, CATEGORIES: entries}
+        numbers = inputs[name]
+        assert isinstance(numbers, tuple)
+        return {name: (*numbers, *entries)}
+
     def _one_hot(self, columns: Mapping[str, np.ndarray], column: str) -> np.ndarray:
         ids = self.ids(columns, column)
         known = np.arange(1, len(self._categories[column]) + 1)
@@ -112,6 +149,7 @@ class StoredInputs:
         features: The features to read.
         categories: The known values of each categorical column.
         spec: Spec of x with a first dimension of None: one, or a mapping of them by name.
+        described: What they are.
     """
 
     def __init__(
@@ -136,13 +174,19 @@ class StoredInputs:
             )
         self._encoding = CATEGORY_ENCODINGS[encoding](self.categories)
         specs = {name: spec_of(feature) for name, feature in self._numbers.items()}
+        found_columns = store.description.columns
+        inputs = {name: _described(found_columns, name, f) for name, f in self._numbers.items()}
         if columns:
             if CATEGORIES in specs:
                 raise UserError(
                     f"{store.path}: expected no other input called {CATEGORIES}, found one"
                 )
+            inputs = self._encoding.described(specs, inputs)
             specs = self._encoding.specs(specs)
         self._is_single = len(specs) == 1
+        if self._is_single:
+            inputs = {ONLY: next(iter(inputs.values()))}
+        self.described = ModelInputs(inputs, found_columns)
         self.spec: Any = next(iter(specs.values())) if self._is_single else specs
 
     def x_of(self, columns: Mapping[str, np.ndarray], where: str) -> Any:
@@ -162,6 +206,15 @@ class StoredInputs:
             return {}
         # In the order of the columns, which is the order of the inputs.
         return {CATEGORIES: digest(json.dumps(list(self.categories.items())).encode())}
+
+
+def _described(columns: Optional[StoredColumns], name: str, feature: Feature) -> Input:
+    """Returns what an input of numbers is."""
+    if columns is not None and name in columns.images:
+        return Whole(IMAGE, columns.images[name])
+    if len(feature.shape) == 1 or (columns is not None and name in columns.numbers):
+        return vector_of(columns, name, math.prod(feature.shape))
+    return Whole(UNKNOWN)
 
 
 def spec_of(feature: Feature) -> tf.TensorSpec:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.data_warnings import Remark
+from tff_agnostic.data.inputs import ModelInputs
 from tff_agnostic.later import matplotlib
 from tff_agnostic.models.model import Model
 
@@ -46,6 +47,7 @@ class Task:
         remarks: Returns what the task leaves out of its data.
         class_names: Names of the classes that labels count, if they have any.
         words: The vocabulary of texts; word k has the id k + 1.
+        inputs: What the model's inputs are, where that is known.
     """
 
     domain_names: tuple[str, ...]
@@ -59,6 +61,7 @@ class Task:
     test_split: str = TEST_SPLIT
     class_names: Optional[tuple[str, ...]] = None
     words: Optional[Sequence[str]] = None
+    inputs: Optional[ModelInputs] = None
 
     @property
     def num_domains(self) -> int:

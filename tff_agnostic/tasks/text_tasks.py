@@ -13,6 +13,7 @@ from typing import Callable
 
 import numpy as np
 
+from tff_agnostic.data.inputs import TEXT
 from tff_agnostic.data.store import Store, StoreClients, vocabulary_digest
 from tff_agnostic.data.store_format import LABEL, TOKENS, Feature
 from tff_agnostic.data.texts import TextEncoder
@@ -23,7 +24,7 @@ from tff_agnostic.models.next_word import unigram_model
 from tff_agnostic.models.text_classifier import POOLINGS, TextNetwork, text_classifier
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import Corpus, TextOptions, check_sizes, cut_words, stored_corpus
-from tff_agnostic.tasks.stored import TRAIN_SPLIT, DomainOptions, data_fingerprint
+from tff_agnostic.tasks.stored import TRAIN_SPLIT, DomainOptions, data_fingerprint, text_inputs
 from tff_agnostic.tasks.stored_inputs import AnyLabels, ChosenLabels, StoredLabels
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
@@ -215,4 +216,5 @@ def labelled_text_task(
         remarks=lambda: cut_words(name, store, sequence_length, "a larger one keeps them."),
         class_names=labels.class_names,
         words=corpus.words,
+        inputs=text_inputs(store, TEXT),
     )

@@ -1,0 +1,102 @@
+"""The model of docs/elsewhere.md, of its table and its file, and what its readers run."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.importing.harness import job
+from tff_agnostic.data.inputs import TABLE, inputs_json
+from tff_agnostic.importing.source import ReadLog
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.saving.save import FORMATS
+from tff_agnostic.saving.trained_model import TrainedModel
+from tff_agnostic.tasks.own_data import CUSTOM, CustomOptions
+from tff_agnostic.tasks.task import Task, TaskContext
+
+PAGE = Path(__file__).parents[2] / "docs" / "elsewhere.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+COLUMNS: dict[str, Any] = {
+    "client_column": "shopper",
+    "domain_column": "city",
+    "feature_columns": ("visits a week", "age"),
+    "categorical_columns": ("device", "city"),
+    "missing_values": "mark",
+    "missing_marks": ("?",),
+    "label_column": "bought",
+    "class_names": ("no", "yes"),
+}
+
+
+def block(part: str) -> str:
+    """Returns the page's only block of Python that has a text in it."""
+    (found,) = (one for one in BLOCKS if part in one)
+    return str(found)
+
+
+def shoppers(folder: Path, **options: Any) -> Task:
+    """Returns the task of the page's table, which it makes in a folder, and of the page's model."""
+    (folder / "table.py").write_text(
+        block('shoppers.csv", "w"').replace("shoppers.csv", str(folder / "shoppers.csv"))
+    )
+    runpy.run_path(str(folder / "table.py"))
+    (folder / "table.py").unlink()
+    store, model = folder / "shoppers.sqlite", folder / "model" / "my_shoppers.py"
+    job("csv", folder / "shoppers.csv", store, **{**COLUMNS, **options}).run(ReadLog())
+    model.parent.mkdir()
+    model.write_text(block("# my_shoppers.py"))
+    return CUSTOM.load(CustomOptions(model=str(model)), TaskContext(seed=0, data=store))
+
+
+def trained(task: Task) -> TrainedModel:
+    """Returns its model with weights that are not those that it starts with."""
+    rng = np.random.default_rng(1)
+    weights = [rng.normal(size=w.shape).astype(w.dtype) for w in task.model.initial_weights[0]]
+    return TrainedModel(
+        task.model, ModelWeights(weights, []), task.class_names, task.words, task.inputs
+    )
+
+
+def hand_over(folder: Path, **options: Any) -> TrainedModel:
+    """Leaves in a folder what the page's readers have, and their scripts."""
+    model = trained(shoppers(folder, **options))
+    saved = folder / "handed_over"
+    saved.mkdir()
+    files = []
+    for name in ("keras", "saved_model"):
+        about = FORMATS[name].write(model, saved / f"model{FORMATS[name].file_name}")
+        files.append({"format": name, "about": about})
+    table = inputs_json(model.inputs, model.class_names, model.words)
+    (saved / "model_card.json").write_text(json.dumps({TABLE: table, "files": files}))
+    (folder / "with_tensorflow.py").write_text(
+        block("by_column") + "probabilities = told['probabilities'].numpy()\n"
+    )
+    (folder / "with_keras.py").write_text(block("metadata.json"))
+    return model
+
+
+def first_rows(folder: Path) -> list[dict[str, str]]:
+    """Returns the rows that the scripts predict, by a reader of its own."""
+    head, *lines = (folder / "shoppers.csv").read_text().splitlines()[:6]
+    return [dict(zip(head.split(","), line.split(","))) for line in lines]
+
+
+def as_x(rows: list[dict[str, str]]) -> NDArray[np.float32]:
+    """Returns the inputs of rows, written out from the import's documentation."""
+
+    def row_of(row: dict[str, str]) -> list[float]:
+        age, device, city = row["age"], row["device"] or "<missing>", row["city"]
+        return [
+            float(row["visits a week"]),
+            0.0 if age == "?" else float(age),
+            0.0,
+            float(age == "?"),
+            *(float(device == value) for value in ("<missing>", "laptop", "phone")),
+            *(float(city == value) for value in ("Cusco", "Lima")),
+        ]
+
+    return np.array([row_of(row) for row in rows], np.float32)

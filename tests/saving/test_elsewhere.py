@@ -1,0 +1,159 @@
+"""A raw row becomes a prediction without this package, as docs/elsewhere.md shows it."""
+
+import dataclasses
+import json
+import runpy
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.importing.harness import job
+from tests.saving import handed_over
+from tests.saving.harness import ask_plain_tensorflow
+from tff_agnostic.data.inputs import ModelInputs, inputs_json
+from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import ReadLog
+from tff_agnostic.importing.text import Normalizer
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.saving import by_column
+from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
+from tff_agnostic.tasks.stored import text_inputs
+from tff_agnostic.tasks.stored_inputs import StoredInputs
+
+
+def test_raw_rows_in_plain_tensorflow_and_in_plain_keras(tmp_path):
+    folder = tmp_path / "case"
+    folder.mkdir()
+    model = handed_over.hand_over(folder)
+    ask_plain_tensorflow(tmp_path)
+    x = handed_over.as_x(handed_over.first_rows(folder))
+    # There is something to mark, and something that is not.
+    assert len(set(x[:, 3])) == len(set(x[:, 4])) == 2
+    scores = np.asarray(model.predict(x), np.float64)
+    assert np.ptp(scores) > 0.1
+    odds = np.exp(scores)
+    with np.load(folder / "with_tensorflow.py.npz") as told:
+        expected = odds / odds.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(told["probabilities"], expected, atol=1e-6)
+    with np.load(folder / "with_keras.py.npz") as told:
+        np.testing.assert_allclose(told["scores"], scores, atol=1e-5)
+
+
+def test_what_a_table_says_of_its_inputs(tmp_path):
+    task = handed_over.shoppers(tmp_path)
+    found = inputs_json(task.inputs, task.class_names, task.words)
+    assert found == {
+        "inputs": {
+            "x": [
+                {"is": "number", "column": "visits a week"},
+                {"is": "number", "column": "age"},
+                {"is": "missing", "column": "visits a week"},
+                {"is": "missing", "column": "age"},
+                {"is": "category", "column": "device", "value": "<missing>"},
+                {"is": "category", "column": "device", "value": "laptop"},
+                {"is": "category", "column": "device", "value": "phone"},
+                {"is": "category", "column": "city", "value": "Cusco"},
+                {"is": "category", "column": "city", "value": "Lima"},
+            ]
+        },
+        "columns": {"client": "shopper", "domain": "city", "label": "bought"},
+        "domain_is_an_input": True,
+        "missing_cells": ["", "?"],
+        "missing_category": "<missing>",
+        "classes": ["no", "yes"],
+    }
+
+
+def _of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
+    """Returns a model of a store's inputs, of which only the spec is needed, and a client's x."""
+    inputs = StoredInputs(store, encoding)
+    only_spec: Any = SimpleNamespace(example_spec={"x": inputs.spec})
+    columns = parse_examples(store.read("train", "a"), inputs.features, "a")
+    trained = TrainedModel(only_spec, ModelWeights([], []), inputs=inputs.described)
+    return trained, inputs.x_of(columns, "a")
+
+
+@pytest.mark.parametrize("encoding", ["one_hot", "ids"])
+def test_lists_marks_and_ids_by_column(tmp_path, encoding):
+    rows = [
+        {"who": "a", "v 1": [0.5, None], "class": 3, "año": "x", "job": " cook ", "y": 0},
+        {"who": "a", "v 1": [2, 7], "class": None, "año": None, "job": "baker", "y": 1},
+        {"who": "a", "v 1": [2, 8], "class": 1, "año": "z", "job": "cook", "y": 1},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {
+        "client_column": "who",
+        "domain_name": "web",
+        "label_column": "y",
+        "feature_columns": ("v 1", "class"),
+        "categorical_columns": ("año", "job"),
+        "missing_values": "mark",
+        "split": ("train:1",),
+    }
+    job("jsonl", path, tmp_path / "s.sqlite", **options).run(ReadLog())
+    trained, expected = _of_store(Store(tmp_path / "s.sqlite"), encoding)
+    ask = by_column.signature(trained, inputs_by_name)
+    nan = float("nan")
+    told = ask(
+        v_1=tf.constant([[0.5, nan], [2, 7], [2, 8]]),
+        class_=tf.constant([3, nan, 1]),
+        a_o=tf.constant(["x", "", "z"]),
+        job=tf.constant([" cook ", "baker", "cook"]),
+    )
+    assert told.keys() == {"one_hot": {"x"}, "ids": {"x", "a\u00f1o", "job"}}[encoding]
+    for name, array in inputs_by_name(expected).items():
+        np.testing.assert_array_equal(told[name], array)
+    assert told["x"].shape[1] == {"one_hot": 5 + 3 + 2, "ids": 5}[encoding]
+
+
+def test_stores_that_do_not_say_their_columns(tmp_path):
+    task = handed_over.shoppers(tmp_path)
+    store = Store(tmp_path / "shoppers.sqlite")
+    # As releases before this one wrote them.
+    store.description = dataclasses.replace(store.description, columns=None)
+    inputs = StoredInputs(store, "one_hot")
+    assert inputs.spec == task.model.example_spec["x"]
+    assert not inputs.described.are_of_columns
+    found = inputs_json(inputs.described, ("no", "yes"), None)
+    assert found["columns"] is None and found["classes"] == ["no", "yes"]
+    assert found["inputs"]["x"][:5] == [{"is": "unknown", "column": None}] * 4 + [
+        {"is": "category", "column": "device", "value": "<missing>"}
+    ]
+
+
+_TEXTS = [
+    "See  you, at 5 o'clock... l\u2019\u00e9t\u00e9 <unk> (so-called) 'n' \u00ab\u00ab x",
+    "...",
+    "<math> A-1",
+]
+
+
+@pytest.mark.parametrize("tokenizer", ["words", "spaces", "letters"])
+@pytest.mark.parametrize(("case", "punctuation"), [("keep", "keep"), ("upper", "drop")])
+def test_texts_become_the_imports_words(tmp_path, tokenizer, case, punctuation):
+    (tmp_path / "words_of.py").write_text(handed_over.block("# words_of.py"))
+    words_of = runpy.run_path(str(tmp_path / "words_of.py"))["words_of"]
+    options = ImportOptions(tokenizer=tokenizer, case=case, punctuation=punctuation)
+    own = Normalizer(options, "words")
+    found = [words_of(text, own.rule) for text in _TEXTS]
+    expected = [own.sentence(own.tokenize(text)) for text in _TEXTS]
+    # An import leaves out a text without a word.
+    assert expected[1] == "" and [found[0], found[2]] == [expected[0], expected[2]]
+
+
+def test_a_store_of_texts_says_its_column_and_its_rule(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("who,said,y\na,See you,0\n")
+    options = {"client_column": "who", "domain_name": "web", "text_column": "said"}
+    job("csv", path, tmp_path / "s.sqlite", case="lower", **options).run(ReadLog())
+    found = text_inputs(Store(tmp_path / "s.sqlite"), "text")
+    assert isinstance(found, ModelInputs)
+    table = inputs_json(found, None, ("see", "you"))
+    assert table["inputs"] == {"x": {"is": "text", "column": "said"}}
+    assert table["columns"] == {"client": "who", "text": "said"}
+    assert table["words"]["case"] == "lower" and table["vocabulary"] == ["see", "you"]

@@ -1,0 +1,185 @@
+"""What the inputs of a model are: columns of a table, and what becomes of their cells.
+
+Stores keep the columns (`store_format.StoredColumns`), tasks make inputs of them, and saved models
+carry this description, so that they can be used without the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+from tff_agnostic.data.store_format import MISSING, NO_CATEGORY, StoredColumns
+
+# Where model cards and the metadata of Keras files have `inputs_json`.
+TABLE = "table"
+# The name of a model's only input.
+ONLY = "x"
+# What a number of an input is.
+NUMBER, MARK, CATEGORY = "number", "missing", "category"
+# What an input can be as a whole; the ids of categories count from 1, and 0 is any other one.
+IDS, TEXT, SENTENCE, IMAGE = "category ids", "text", "begin of a sentence", "image"
+# Of stores that do not say what their numbers are.
+UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One number of an input.
+
+    Attributes:
+        kind: `NUMBER`; `MARK`, 1 where the column's value is missing; `CATEGORY`, 1 where the
+            column has the value; or `UNKNOWN`.
+        column: The column; None if that is not known.
+        item: Which number of the column's lists it is; None of a column of numbers.
+        value: The category.
+    """
+
+    kind: str
+    column: Optional[str] = None
+    item: Optional[int] = None
+    value: Optional[str] = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the same as JSON values, without what it has not."""
+        found = {"is": self.kind, "column": self.column, "item": self.item, "value": self.value}
+        return {k: v for k, v in found.items() if v is not None or k == "column"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """An input that is made of one column.
+
+    Attributes:
+        kind: `IDS`, `TEXT`, `SENTENCE`, `IMAGE` or `UNKNOWN`.
+        column: The column; None if that is not known.
+        values: The categories, in the order of their ids.
+    """
+
+    kind: str
+    column: Optional[str] = None
+    values: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the same as JSON values."""
+        values = {"values": list(self.values)} if self.kind == IDS else {}
+        return {"is": self.kind, "column": self.column, **values}
+
+
+# A vector, or an array that is one in the order of its numbers; or something else.
+Input = Union[tuple[Entry, ...], Whole]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInputs:
+    """All inputs of a model.
+
+    Attributes:
+        inputs: Each by its name; `ONLY` if there is one.
+        columns: What the store says of its columns; None if it says nothing.
+    """
+
+    inputs: Mapping[str, Input]
+    columns: Optional[StoredColumns]
+
+    @property
+    def are_of_columns(self) -> bool:
+        """Whether every input can be made of numbers and categories of named columns."""
+        return self.columns is not None and all(
+            one.kind == IDS
+            if isinstance(one, Whole)
+            else all(entry.column is not None for entry in one)
+            for one in self.inputs.values()
+        )
+
+    def of_vectors(self) -> list[Entry]:
+        """Returns the numbers of all inputs that are vectors."""
+        return [
+            entry for one in self.inputs.values() if not isinstance(one, Whole) for entry in one
+        ]
+
+    def numbers(self) -> dict[str, Optional[int]]:
+        """Returns the columns of numbers, and how many numbers their lists have; None without."""
+        found: dict[str, Optional[int]] = {}
+        for entry in self.of_vectors():
+            if entry.kind == NUMBER and entry.column is not None:
+                found[entry.column] = None if entry.item is None else entry.item + 1
+        return found
+
+    def categories(self) -> list[str]:
+        """Returns the columns of categories."""
+        of_ids = [
+            one.column
+            for one in self.inputs.values()
+            if isinstance(one, Whole) and one.kind == IDS and one.column is not None
+        ]
+        one_hot = [e.column for e in self.of_vectors() if e.kind == CATEGORY and e.column]
+        return list(dict.fromkeys([*of_ids, *one_hot]))
+
+    @property
+    def missing_category(self) -> str:
+        """The category of a missing value: one of its own, or none."""
+        return MISSING if self.columns is not None and self.columns.are_marked else NO_CATEGORY
+
+
+def inputs_json(
+    inputs: Optional[ModelInputs],
+    class_names: Optional[Sequence[str]],
+    words: Optional[Sequence[str]],
+) -> dict[str, Any]:
+    """Returns what model cards and Keras files say of a model's inputs and classes.
+
+    Args:
+        inputs: None where the task does not say what they are.
+        class_names: Names of the classes, if they have any.
+        words: The vocabulary of texts; word k has the id k + 1.
+    """
+    columns = None if inputs is None else inputs.columns
+    found: dict[str, Any] = {"inputs": None, "columns": None}
+    if inputs is not None:
+        found["inputs"] = {
+            name: one.to_json() if isinstance(one, Whole) else [e.to_json() for e in one]
+            for name, one in inputs.inputs.items()
+        }
+    if inputs is not None and columns is not None:
+        used = {*inputs.numbers(), *inputs.categories()}
+        found["columns"] = dict(columns.roles)
+        found["domain_is_an_input"] = columns.roles.get("domain") in used
+        cells = columns.missing_cells
+        found["missing_cells"] = None if cells is None else list(cells)
+        found["missing_category"] = inputs.missing_category
+        if columns.words:
+            found["words"] = dict(columns.words)
+    found["classes"] = None if class_names is None else list(class_names)
+    if words is not None:
+        found["vocabulary"] = list(words)
+    return found
+
+
+def vector_of(columns: Optional[StoredColumns], name: str, size: int) -> tuple[Entry, ...]:
+    """Returns what the numbers of a stored input are, marks of missing values included.
+
+    Args:
+        columns: What the store says of its columns.
+        name: Name of the input.
+        size: How many numbers it has.
+    """
+    of_numbers = () if columns is None else columns.numbers.get(name, ())
+    if columns is None or not of_numbers:
+        return (Entry(UNKNOWN),) * size
+    entries, seen = [], dict.fromkeys(of_numbers, 0)
+    for column in of_numbers:
+        item = seen[column] if of_numbers.count(column) > 1 else None
+        entries.append(Entry(NUMBER, column, item))
+        seen[column] += 1
+    return (*entries, *(Entry(MARK, column) for column in seen if columns.are_marked))
+
+
+def one_hot(categories: Mapping[str, Sequence[str]]) -> tuple[Entry, ...]:
+    """Returns the entries of categories that are 0 or 1 for each known value."""
+    return tuple(
+        Entry(CATEGORY, column, value=value)
+        for column, values in categories.items()
+        for value in values
+    )
