@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tests.importing.harness import job
 from tff_agnostic.data.inputs import TABLE, inputs_json
+from tff_agnostic.data.store import Store
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.saving.save import FORMATS
@@ -27,6 +28,7 @@ COLUMNS: dict[str, Any] = {
     "categorical_columns": ("device", "city"),
     "missing_values": "mark",
     "missing_marks": ("?",),
+    "standardize": True,
     "label_column": "bought",
     "class_names": ("no", "yes"),
 }
@@ -79,24 +81,32 @@ def hand_over(folder: Path, **options: Any) -> TrainedModel:
     return model
 
 
-def first_rows(folder: Path) -> list[dict[str, str]]:
-    """Returns the rows that the scripts predict, by a reader of its own."""
-    head, *lines = (folder / "shoppers.csv").read_text().splitlines()[:6]
+def _rows(folder: Path) -> list[dict[str, str]]:
+    head, *lines = (folder / "shoppers.csv").read_text().splitlines()
     return [dict(zip(head.split(","), line.split(","))) for line in lines]
 
 
-def as_x(rows: list[dict[str, str]]) -> NDArray[np.float32]:
-    """Returns the inputs of rows, written out from the import's documentation."""
+def as_x(folder: Path) -> NDArray[np.float32]:
+    """Returns the inputs of the rows that scripts predict, written out from the documentation."""
+    training = Store(folder / "shoppers.sqlite").client_counts("train")
+    rows = _rows(folder)
+    of_train = [row for row in rows if row["shopper"] in training]
+
+    def standardized(row: dict[str, str], column: str) -> float:
+        values = [float(one[column]) for one in of_train if one[column] != "?"]
+        if row[column] == "?":
+            return 0.0
+        return float((float(row[column]) - np.mean(values)) / np.std(values))
 
     def row_of(row: dict[str, str]) -> list[float]:
-        age, device, city = row["age"], row["device"] or "<missing>", row["city"]
+        device, city = row["device"] or "<missing>", row["city"]
         return [
-            float(row["visits a week"]),
-            0.0 if age == "?" else float(age),
+            standardized(row, "visits a week"),
+            standardized(row, "age"),
             0.0,
-            float(age == "?"),
+            float(row["age"] == "?"),
             *(float(device == value) for value in ("<missing>", "laptop", "phone")),
             *(float(city == value) for value in ("Cusco", "Lima")),
         ]
 
-    return np.array([row_of(row) for row in rows], np.float32)
+    return np.array([row_of(row) for row in rows[:5]], np.float32)

@@ -30,7 +30,7 @@ def test_raw_rows_in_plain_tensorflow_and_in_plain_keras(tmp_path):
     folder.mkdir()
     model = handed_over.hand_over(folder)
     ask_plain_tensorflow(tmp_path)
-    x = handed_over.as_x(handed_over.first_rows(folder))
+    x = handed_over.as_x(folder)
     # There is something to mark, and something that is not.
     assert len(set(x[:, 3])) == len(set(x[:, 4])) == 2
     scores = np.asarray(model.predict(x), np.float64)
@@ -46,6 +46,9 @@ def test_raw_rows_in_plain_tensorflow_and_in_plain_keras(tmp_path):
 def test_what_a_table_says_of_its_inputs(tmp_path):
     task = handed_over.shoppers(tmp_path)
     found = inputs_json(task.inputs, task.class_names, task.words)
+    scales = [[e.pop("subtract"), e.pop("divide_by")] for e in found["inputs"]["x"][:2]]
+    numbers = Store(tmp_path / "shoppers.sqlite").description.statistics["x"]
+    assert scales == [[one.mean, one.deviation] for one in numbers]
     assert found == {
         "inputs": {
             "x": [
@@ -77,8 +80,9 @@ def _of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
     return trained, inputs.x_of(columns, "a")
 
 
+@pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.parametrize("encoding", ["one_hot", "ids"])
-def test_lists_marks_and_ids_by_column(tmp_path, encoding):
+def test_lists_marks_and_ids_by_column(tmp_path, encoding, standardize):
     rows = [
         {"who": "a", "v 1": [0.5, None], "class": 3, "año": "x", "job": " cook ", "y": 0},
         {"who": "a", "v 1": [2, 7], "class": None, "año": None, "job": "baker", "y": 1},
@@ -94,6 +98,7 @@ def test_lists_marks_and_ids_by_column(tmp_path, encoding):
         "categorical_columns": ("año", "job"),
         "missing_values": "mark",
         "split": ("train:1",),
+        "standardize": standardize,
     }
     job("jsonl", path, tmp_path / "s.sqlite", **options).run(ReadLog())
     trained, expected = _of_store(Store(tmp_path / "s.sqlite"), encoding)
@@ -106,6 +111,7 @@ def test_lists_marks_and_ids_by_column(tmp_path, encoding):
         job=tf.constant([" cook ", "baker", "cook"]),
     )
     assert told.keys() == {"one_hot": {"x"}, "ids": {"x", "a\u00f1o", "job"}}[encoding]
+    # To the last bit.
     for name, array in inputs_by_name(expected).items():
         np.testing.assert_array_equal(told[name], array)
     assert told["x"].shape[1] == {"one_hot": 5 + 3 + 2, "ids": 5}[encoding]
@@ -115,7 +121,7 @@ def test_stores_that_do_not_say_their_columns(tmp_path):
     task = handed_over.shoppers(tmp_path)
     store = Store(tmp_path / "shoppers.sqlite")
     # As releases before this one wrote them.
-    store.description = dataclasses.replace(store.description, columns=None)
+    store.description = dataclasses.replace(store.description, columns=None, statistics={})
     inputs = StoredInputs(store, "one_hot")
     assert inputs.spec == task.model.example_spec["x"]
     assert not inputs.described.are_of_columns

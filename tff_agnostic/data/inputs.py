@@ -7,10 +7,13 @@ carry this description, so that they can be used without the store.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
-from tff_agnostic.data.store_format import MISSING, NO_CATEGORY, StoredColumns
+from tff_agnostic.data.statistics import NumberStatistics
+from tff_agnostic.data.store_format import MISSING, NO_CATEGORY, StoredColumns, StoreDescription
 
 # Where model cards and the metadata of Keras files have `inputs_json`.
 TABLE = "table"
@@ -34,16 +37,40 @@ class Entry:
         column: The column; None if that is not known.
         item: Which number of the column's lists it is; None of a column of numbers.
         value: The category.
+        statistics: Of a number: those of training clients, in the source, if they are known.
+        is_standardized: Whether a number was brought to mean 0 and deviation 1 by them.
     """
 
     kind: str
     column: Optional[str] = None
     item: Optional[int] = None
     value: Optional[str] = None
+    statistics: Optional[NumberStatistics] = None
+    is_standardized: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called: age, age[1], "age is missing", city=Lima; empty if it is not known."""
+        name = (self.column or "") if self.item is None else f"{self.column}[{self.item}]"
+        ends = {MARK: " is missing", CATEGORY: f"={self.value}"}
+        return f"{name}{ends.get(self.kind, '')}"
+
+    @property
+    def mean(self) -> float:
+        """The mean to subtract from it in a model: 0 of what is none, is 0 or 1, or has that."""
+        return 0.0 if self.statistics is None or self.is_standardized else self.statistics.mean
+
+    @property
+    def deviation(self) -> float:
+        """The deviation to divide it by in a model, never 0; 1 of what has none."""
+        return 1.0 if self.statistics is None or self.is_standardized else self.statistics.unit
 
     def to_json(self) -> dict[str, Any]:
         """Returns the same as JSON values, without what it has not."""
-        found = {"is": self.kind, "column": self.column, "item": self.item, "value": self.value}
+        found: dict[str, Any] = {"is": self.kind, "column": self.column}
+        found.update({"item": self.item, "value": self.value})
+        if self.is_standardized and self.statistics is not None:
+            found.update({"subtract": self.statistics.mean, "divide_by": self.statistics.unit})
         return {k: v for k, v in found.items() if v is not None or k == "column"}
 
 
@@ -157,21 +184,19 @@ def inputs_json(
     return found
 
 
-def vector_of(columns: Optional[StoredColumns], name: str, size: int) -> tuple[Entry, ...]:
-    """Returns what the numbers of a stored input are, marks of missing values included.
-
-    Args:
-        columns: What the store says of its columns.
-        name: Name of the input.
-        size: How many numbers it has.
-    """
+def vector_of(description: StoreDescription, name: str) -> tuple[Entry, ...]:
+    """Returns what the numbers of a stored input are, marks of missing values included."""
+    columns, size = description.columns, math.prod(description.features[name].shape)
+    numbers = description.statistics.get(name, (None,) * description.num_numbers(name))
+    is_standardized = description.is_standardized
     of_numbers = () if columns is None else columns.numbers.get(name, ())
     if columns is None or not of_numbers:
-        return (Entry(UNKNOWN),) * size
-    entries, seen = [], dict.fromkeys(of_numbers, 0)
-    for column in of_numbers:
-        item = seen[column] if of_numbers.count(column) > 1 else None
-        entries.append(Entry(NUMBER, column, item))
+        entries = [Entry(UNKNOWN, statistics=one) for one in numbers]
+        return (*entries, *(Entry(UNKNOWN),) * (size - len(entries)))
+    entries, seen, times = [], dict.fromkeys(of_numbers, 0), Counter(of_numbers)
+    for column, one in zip(of_numbers, numbers):
+        item = seen[column] if times[column] > 1 else None
+        entries.append(Entry(NUMBER, column, item, None, one, is_standardized))
         seen[column] += 1
     return (*entries, *(Entry(MARK, column) for column in seen if columns.are_marked))
 

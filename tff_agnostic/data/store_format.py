@@ -21,6 +21,8 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.data.statistics import NumberStatistics
+
 FORMAT_VERSION = 1
 # The feature that names an example's domain.
 DOMAIN = "domain"
@@ -115,6 +117,9 @@ class StoreDescription:
         label_range: Smallest and largest label of training clients, where labels are real numbers;
             None where that is not known.
         columns: The columns that it was made of; None where that is not known.
+        statistics: By input, those of its numbers, without marks, of training clients. They are of
+            the values of the source.
+        is_standardized: Whether the numbers were brought to mean 0 and deviation 1 by them.
     """
 
     kind: Optional[str]
@@ -126,12 +131,23 @@ class StoreDescription:
     categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     label_range: Optional[tuple[float, float]] = None
     columns: Optional[StoredColumns] = None
+    statistics: Mapping[str, tuple[NumberStatistics, ...]] = dataclasses.field(default_factory=dict)
+    is_standardized: bool = False
+
+    def num_numbers(self, name: str) -> int:
+        """Returns how many numbers an input has, without marks; 0 if there is none of that name."""
+        if self.columns is not None and name in self.columns.numbers:
+            return len(self.columns.numbers[name])
+        return math.prod(self.features[name].shape) if name in self.features else 0
 
     def to_json(self) -> str:
         """Returns the text that the table `tff_agnostic` holds."""
         value = dataclasses.asdict(self)
         # Stores without them are the same, byte for byte, as before there were any.
-        for name in ("categories", "label_range", "columns"):
+        value["statistics"] = {
+            name: [one.to_json() for one in numbers] for name, numbers in self.statistics.items()
+        }
+        for name in ("categories", "label_range", "columns", "statistics", "is_standardized"):
             if not value[name]:
                 del value[name]
         if "categories" in value:
@@ -171,6 +187,11 @@ def description_from_json(text: str) -> StoreDescription:
             categories={k: tuple(v) for k, v in value.get("categories", ())},
             label_range=None if label_range is None else (label_range[0], label_range[1]),
             columns=_columns_of(value.get("columns")),
+            statistics={
+                name: tuple(map(NumberStatistics.of_json, numbers))
+                for name, numbers in value.get("statistics", {}).items()
+            },
+            is_standardized=value.get("is_standardized", False),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise ValueError(f"expected the description of a store, found another one ({e!r})") from e
@@ -207,6 +228,10 @@ def _check_types(found: StoreDescription) -> None:
         "categories": all(map(_are_texts, [list(found.categories), *found.categories.values()])),
         "label_range": found.label_range is None or all(map(_is_number, found.label_range)),
         "columns": found.columns is None or _are_columns(found.columns, found.features),
+        "statistics": all(
+            len(numbers) == found.num_numbers(name) for name, numbers in found.statistics.items()
+        ),
+        "is_standardized": isinstance(found.is_standardized, bool),
     }
     for name, is_right in has_right_type.items():
         if not is_right:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sqlite3
 from collections import Counter
@@ -28,6 +29,7 @@ from tff_agnostic.data.store_format import (
     Value,
     parsed_features,
 )
+from tff_agnostic.data.store_numbers import complete, inputs_with_statistics, statistics_of
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import temporary_path
 
@@ -156,6 +158,7 @@ class StoreWriter:
         source: str = "",
         categories: Optional[Mapping[str, Sequence[str]]] = None,
         columns: Optional[StoredColumns] = None,
+        standardize: bool = False,
     ) -> None:
         """Sorts, describes the store, and puts it in its place.
 
@@ -165,7 +168,9 @@ class StoreWriter:
             class_names: Names of the classes that labels count.
             source: Where it came from, for people.
             categories: The known values of each categorical column, in the order of their ids.
-            columns: The columns that its features are made of.
+            columns: The columns that its features are made of; where some may be missing, their
+                numbers are NaN so far.
+            standardize: Whether numbers get the mean 0 and the deviation 1 of training clients.
         """
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
@@ -183,6 +188,7 @@ class StoreWriter:
             categories={name: tuple(values) for name, values in (categories or {}).items()},
             label_range=contents.label_range,
             columns=columns,
+            is_standardized=standardize,
         )
         assert self._connection is not None
         self._connection.close()
@@ -201,6 +207,7 @@ class StoreWriter:
                 "INSERT INTO examples SELECT split_name, client_id, proto FROM unsorted.rows "
                 "ORDER BY split_name, client_id, rowid"
             )
+            description = _with_numbers(connection, description)
             connection.execute(
                 "INSERT INTO client_domains SELECT split_name, client_id, domain, COUNT(*) "
                 "FROM unsorted.rows GROUP BY split_name, client_id, domain"
@@ -231,6 +238,18 @@ class StoreWriter:
                 self._units.bound_memory()
             self._connection.commit()
         self._rows = []
+
+
+def _with_numbers(database: sqlite3.Connection, description: StoreDescription) -> StoreDescription:
+    """Completes the numbers of sorted examples; returns the description with their statistics."""
+    sizes = inputs_with_statistics(description)
+    statistics = statistics_of(database, sizes)
+    columns = description.columns
+    if description.is_standardized:
+        complete(database, sizes, statistics)
+    elif columns is not None and columns.missing_cells is not None:
+        complete(database, {name: description.num_numbers(name) for name in columns.numbers}, None)
+    return dataclasses.replace(description, statistics=statistics)
 
 
 class StoreContents:

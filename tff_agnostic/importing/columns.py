@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+import numpy as np
+
 from tff_agnostic.data.store_format import (
     DOMAIN,
     LABEL,
@@ -273,8 +275,9 @@ class FeatureConverter:
     def features(self, row: Mapping[str, Any], place: str) -> tuple[dict[str, Value], list[str]]:
         """Returns the features of a row, and the columns whose values are missing.
 
-        Numbers are float32 [n], with an entry for each column, or for each number of a list; where
-        missing ones are marked, an entry for each column follows them, 1 where it is missing.
+        Numbers are float32 [n], with an entry for each column, or for each number of a list; it is
+        NaN where it is missing, which the store replaces. Where missing ones are marked, an entry
+        for each column follows them, 1 where it is missing.
         Categories are texts. Images are float32 [height, width, channels].
 
         Raises:
@@ -299,6 +302,7 @@ class FeatureConverter:
         values: list[Any] = []
         marks: list[float] = []
         of_columns: list[str] = []
+        gaps: list[int] = []
         for column in input_.columns:
             value = cell(row, column, place)
             entries = value if isinstance(value, list) else [value]
@@ -307,6 +311,7 @@ class FeatureConverter:
                 values += entries
                 continue
             absent = [self._missing.is_missing(entry) for entry in entries]
+            gaps += [len(values) + k for k, gone in enumerate(absent) if gone]
             values += [0.0 if gone else entry for entry, gone in zip(entries, absent)]
             marks.append(float(any(absent)))
             if any(absent):
@@ -314,7 +319,9 @@ class FeatureConverter:
         self.numbers[input_.name] = of_columns
         if self._missing.are_marked:
             values += marks
-        return vector_of(values, self._shape, place, of_columns, self._hint)
+        vector = vector_of(values, self._shape, place, of_columns, self._hint)
+        vector.reshape(-1)[gaps] = np.nan
+        return vector
 
     def _hint(self, value: Any) -> str:
         if self._missing.are_refused and self._missing.is_missing(value):
@@ -461,6 +468,8 @@ def _check_effects(options: ImportOptions) -> None:
             raise UserError(
                 f"--{name} has no effect without --feature_columns or --categorical_columns"
             )
+    if options.standardize and not options.feature_columns:
+        raise UserError("--standardize has no effect without --feature_columns")
     if options.missing_marks and options.missing_values == "fail":
         raise UserError(
             "--missing_marks has no effect with --missing_values=fail: it needs "

@@ -8,8 +8,6 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
-from tqdm.auto import tqdm
-
 from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record, StoredColumns
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
@@ -22,6 +20,7 @@ from tff_agnostic.importing.report import ImportReport, summarise
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample, input_paths
 from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
 from tff_agnostic.importing.text import Normalizer, VocabularySummary, WordCounts
+from tff_agnostic.progress import LongWork
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import check_effective
 
@@ -108,6 +107,7 @@ class Import:
                 source=f"{self.options.format}: {shlex.join(path.name for path in self.paths)}",
                 categories=known_categories,
                 columns=stored_columns(self.options, log.numbers) if self._is_table() else None,
+                standardize=self.options.standardize,
             )
         summary = None
         if vocabulary is not None:
@@ -195,23 +195,17 @@ def _left_out(log: ReadLog) -> str:
 
 
 def run_import(
-    options: ImportOptions, given: Collection[str], shows_bar: bool = False
+    options: ImportOptions, given: Collection[str], shows_progress: bool = False
 ) -> ImportReport:
     """Runs an import, and writes its report if the options name a file for it.
 
     Args:
         given: Names of the options that the user gave.
-        shows_bar: Whether to show a bar of what has been read.
+        shows_progress: Whether to show how much has been read.
     """
     job = checked_import(options, given)
-    with tqdm(
-        total=job.num_bytes(),
-        unit="B",
-        unit_scale=True,
-        disable=not shows_bar,
-        desc="read",
-    ) as bar:
-        report = job.run(ReadLog(options.bad_records == "skip", bar.update, bar.set_description))
+    with LongWork("import", job.num_bytes(), "B", visible=shows_progress) as work:
+        report = job.run(ReadLog(options.bad_records == "skip", work.update, work.say))
     if options.report is not None:
         make_folder(Path(options.report).parent)
         write_json(Path(options.report), report.to_json())

@@ -280,6 +280,12 @@ class ImportOptions:
         "What stands in cells without a value, beside nothing, e.g. ?,NA.",
         only_with=_formats(*TABLES),
     )
+    standardize: bool = setting(
+        False,
+        "Bring each number of --feature_columns to mean 0 and deviation 1 of the training clients; "
+        "a missing one is then the mean. The store remembers both, and so does a saved model.",
+        only_with=_formats(*TABLES),
+    )
     image_columns: tuple[str, ...] = setting(
         (),
         "Columns with images: PNG, JPEG, GIF or BMP files, or lists of pixels from 0 to 255.",

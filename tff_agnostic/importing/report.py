@@ -19,6 +19,7 @@ from tff_agnostic.data.store_format import description_from_json
 from tff_agnostic.data.texts import SEQUENCE_LENGTH
 from tff_agnostic.importing.cells import CategorySummary
 from tff_agnostic.importing.contents import Contents, contents_of, large_clients
+from tff_agnostic.importing.numbers import Numbers, numbers_of
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.splits import TRAIN, Stratum, parse_shares
@@ -180,6 +181,7 @@ class ImportReport:
         client_sizes: Examples of the training clients.
         sentence_lengths: Words of the sentences to train on, in a text store.
         contents: Classes and copies of the examples.
+        numbers: Statistics of the numbers.
         remarks: Warnings for whoever trains on it.
     """
 
@@ -196,6 +198,7 @@ class ImportReport:
     client_sizes: Sizes
     sentence_lengths: Optional[Sizes]
     contents: Contents
+    numbers: Numbers
     remarks: Sequence[Remark]
 
     def text(self) -> str:
@@ -242,11 +245,15 @@ class ImportReport:
             "client_sizes": dataclasses.asdict(self.client_sizes),
             "sentence_lengths": self.sentence_lengths and dataclasses.asdict(self.sentence_lengths),
             "classes": self.contents.classes and self.contents.classes.to_json(),
+            "numbers": self.numbers.to_json(),
             "copies": self.contents.copies and self.contents.copies._asdict(),
             "remarks": [remark.to_json() for remark in self.remarks],
         }
 
     def _about_columns(self) -> Iterator[str]:
+        numbers = self.numbers.table()
+        if numbers:
+            yield numbers
         if self.categories:
             lines = [summary.text(column) for column, summary in self.categories.items()]
             yield "Categories of the training clients:\n" + "\n".join(lines)
@@ -322,8 +329,9 @@ def summarise(
         sizes = dict(db.execute(_CLIENT_SIZES, [TRAIN]))
         lengths = dict(db.execute(_SENTENCE_LENGTHS, [TRAIN]))
         words = dict(db.execute("SELECT word, count FROM vocabulary"))
-        ((description,),) = db.execute("SELECT description FROM tff_agnostic")
-        contents = contents_of(db, description_from_json(description))
+        ((text,),) = db.execute("SELECT description FROM tff_agnostic")
+        description = description_from_json(text)
+        contents, numbers = contents_of(db, description), numbers_of(description)
         of_clients = large_clients(
             db.execute(
                 "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
@@ -341,6 +349,7 @@ def summarise(
         *large_units(strata, options),
         *of_clients,
         *(contents.classes.remarks() if contents.classes else []),
+        *numbers.remarks(),
         *(contents.copies.remarks() if contents.copies else []),
         *sentence_remarks(lengths),
         *markup_remarks(words, options),
@@ -359,6 +368,7 @@ def summarise(
         client_sizes=Sizes.of(sizes),
         sentence_lengths=Sizes.of(lengths) if lengths else None,
         contents=contents,
+        numbers=numbers,
         remarks=remarks,
     )
 

@@ -49,6 +49,12 @@ class ModelData:
             and that is known.
         categories: The known values of each categorical column; value k has the id k + 1, and 0 is
             the id of any other.
+        x_names: What each number of x is called, such as "age", "age is missing" and "city=Lima",
+            where x is a vector; of several arrays by name. None where that is not known.
+        x_mean: The mean of each number among training clients, float32 of x's shape; 0 of marks and
+            categories, which are 0 or 1. None where that is not known.
+        x_deviation: The standard deviation in the same way; 1 where it would be 0, and of marks and
+            categories.
     """
 
     x_spec: Any
@@ -58,6 +64,9 @@ class ModelData:
     vocabulary_size: Optional[int] = None
     label_range: Optional[tuple[float, float]] = None
     categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    x_names: Any = None
+    x_mean: Any = None
+    x_deviation: Any = None
 
     @property
     def predicts_next_words(self) -> bool:

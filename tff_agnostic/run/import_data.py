@@ -13,13 +13,13 @@ from tff_agnostic.importing.importer import run_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.run.command import Command, Given
-from tff_agnostic.run.process import Interrupted, is_shown
+from tff_agnostic.run.process import Interrupted
 
 
 def import_data(given: Given) -> ImportReport:
     """Makes a client store of files."""
     with _ended_by_sigterm():
-        return run_import(given.own, given.names, given.show_progress and is_shown())
+        return run_import(given.own, given.names, given.show_progress)
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ from tff_agnostic.files import make_folder, write_errors
 from tff_agnostic.folders import tensorflow_writes
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import Column
+from tff_agnostic.progress import is_shown
 from tff_agnostic.report_fields import ReportField, ReportFields, Role, paired
-from tff_agnostic.run.process import is_shown
 
 # Lines of a whole run where there is no terminal to draw a bar on, such as a log file.
 _NUM_LINES = 20

@@ -385,15 +385,3 @@ class Interrupted(Exception):
     def with_command(self, command: str) -> Interrupted:
         """Returns the same with the command that goes on."""
         return Interrupted(f"{self}; go on with: {command}", self.signal_number)
-
-
-def is_shown() -> bool:
-    """Returns whether there is a terminal, or the page of a notebook, to draw a bar on."""
-    return sys.stderr.isatty() or in_notebook()
-
-
-def in_notebook() -> bool:
-    """Returns whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return shell is not None and "IPKernelApp" in shell.config

@@ -90,8 +90,13 @@ def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
     if entry.kind == NUMBER:
         number = column if entry.item is None else column[:, entry.item]
         assert inputs.columns is not None
+        gaps = tf.math.is_nan(number)
+        if entry.is_standardized and entry.statistics is not None:
+            # As the import did it, with the digits of float64.
+            difference = tf.cast(number, tf.float64) - entry.statistics.mean
+            number = tf.cast(difference / entry.statistics.unit, tf.float32)
         may_be_missing = inputs.columns.missing_cells is not None
-        return tf.where(tf.math.is_nan(number), 0.0, number) if may_be_missing else number
+        return tf.where(gaps, 0.0, number) if may_be_missing else number
     assert entry.value is not None
     return tf.cast(_is_value(column, (entry.value,), inputs)[:, 0], tf.float32)
 

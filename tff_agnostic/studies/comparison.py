@@ -33,9 +33,10 @@ from tff_agnostic.metrics.evaluation_report import (
 )
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.progress import is_shown
 from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.process import StopRequest, is_shown
+from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime

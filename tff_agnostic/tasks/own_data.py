@@ -160,6 +160,9 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
         num_classes=labels.num_classes,
         label_range=store.description.label_range,
         categories=inputs.categories,
+        x_names=inputs.names(),
+        x_mean=inputs.of_numbers(lambda entry: entry.mean),
+        x_deviation=inputs.of_numbers(lambda entry: entry.deviation),
     )
     model = build(data)
     domains_of = domains.of_examples(store)

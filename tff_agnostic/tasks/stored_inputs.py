@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import abc
 import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
 from tff_agnostic.data.inputs import (
     IDS,
     IMAGE,
+    NUMBER,
     ONLY,
     UNKNOWN,
+    Entry,
     Input,
     ModelInputs,
     Whole,
@@ -22,7 +23,7 @@ from tff_agnostic.data.inputs import (
     vector_of,
 )
 from tff_agnostic.data.store import Store
-from tff_agnostic.data.store_format import LABEL, Feature, StoredColumns
+from tff_agnostic.data.store_format import LABEL, Feature, StoreDescription
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest
 from tff_agnostic.later import tf
@@ -174,8 +175,7 @@ class StoredInputs:
             )
         self._encoding = CATEGORY_ENCODINGS[encoding](self.categories)
         specs = {name: spec_of(feature) for name, feature in self._numbers.items()}
-        found_columns = store.description.columns
-        inputs = {name: _described(found_columns, name, f) for name, f in self._numbers.items()}
+        inputs = {name: _described(store.description, name) for name in self._numbers}
         if columns:
             if CATEGORIES in specs:
                 raise UserError(
@@ -186,7 +186,7 @@ class StoredInputs:
         self._is_single = len(specs) == 1
         if self._is_single:
             inputs = {ONLY: next(iter(inputs.values()))}
-        self.described = ModelInputs(inputs, found_columns)
+        self.described = ModelInputs(inputs, store.description.columns)
         self.spec: Any = next(iter(specs.values())) if self._is_single else specs
 
     def x_of(self, columns: Mapping[str, np.ndarray], where: str) -> Any:
@@ -200,6 +200,25 @@ class StoredInputs:
             x = self._encoding.inputs(columns, x)
         return next(iter(x.values())) if self._is_single else x
 
+    def names(self) -> Any:
+        """Returns what `ModelData.x_names` holds."""
+        found = {
+            name: None
+            if isinstance(one, Whole) or any(entry.kind == UNKNOWN for entry in one)
+            else tuple(entry.name for entry in one)
+            for name, one in self.described.inputs.items()
+        }
+        return found[ONLY] if self._is_single else found
+
+    def of_numbers(self, value_of: Callable[[Entry], float]) -> Any:
+        """Returns a value of each number, as `ModelData.x_mean` has the mean."""
+        specs = {ONLY: self.spec} if self._is_single else self.spec
+        found = {
+            name: _values(one, specs[name].shape[1:], value_of)
+            for name, one in self.described.inputs.items()
+        }
+        return found[ONLY] if self._is_single else found
+
     def fingerprint(self) -> dict[str, str]:
         """Returns the categories' part of a `Task.fingerprint`, empty without categories."""
         if not self.categories:
@@ -208,12 +227,25 @@ class StoredInputs:
         return {CATEGORIES: digest(json.dumps(list(self.categories.items())).encode())}
 
 
-def _described(columns: Optional[StoredColumns], name: str, feature: Feature) -> Input:
+def _values(
+    one: Input, shape: Sequence[int], value_of: Callable[[Entry], float]
+) -> Optional[np.ndarray]:
+    """Returns a value of each number of an input; None where statistics are not known."""
+    if isinstance(one, Whole) or any(
+        entry.kind in (NUMBER, UNKNOWN) and entry.statistics is None for entry in one
+    ):
+        return None
+    return np.array([value_of(entry) for entry in one], np.float32).reshape(shape)
+
+
+def _described(description: StoreDescription, name: str) -> Input:
     """Returns what an input of numbers is."""
+    columns = description.columns
     if columns is not None and name in columns.images:
         return Whole(IMAGE, columns.images[name])
-    if len(feature.shape) == 1 or (columns is not None and name in columns.numbers):
-        return vector_of(columns, name, math.prod(feature.shape))
+    is_vector = len(description.features[name].shape) == 1
+    if is_vector or (columns is not None and name in columns.numbers):
+        return vector_of(description, name)
     return Whole(UNKNOWN)
 
 

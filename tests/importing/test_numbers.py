@@ -1,0 +1,109 @@
+"""Numbers of a table: statistics of training clients, and --standardize."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.importing.harness import job, refused
+from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.importing.report import ImportReport
+from tff_agnostic.importing.source import ReadLog
+
+_COLUMNS: dict[str, Any] = {
+    "client_column": "who",
+    "domain_name": "web",
+    "label_column": "y",
+    "feature_columns": ("age", "pay"),
+    "split_column": "for",
+}
+
+
+def _rows(seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "who": f"w{k % 30}",
+            "age": "" if rng.random() < 0.2 else repr(float(np.float32(rng.normal(40, 12)))),
+            "pay": repr(float(np.float32(rng.normal(3e4, 1e4)))),
+            "y": k % 2,
+            "for": ("train", "test", "heldout")[k % 30 % 3],
+        }
+        for k in range(2400)
+    ]
+
+
+def _imported(folder: Path, rows: list[dict[str, Any]], **more: Any) -> tuple[ImportReport, Store]:
+    path = folder / "rows.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    options = {"missing_values": "mark", **_COLUMNS, **more}
+    report = job("csv", path, folder / "s.sqlite", **options).run(ReadLog())
+    return report, Store(folder / "s.sqlite")
+
+
+def _numbers(rows: list[dict[str, Any]]) -> np.ndarray:
+    """Returns ages and pays, NaN where there is none."""
+    return np.array([[float(row[c] or "nan") for c in ("age", "pay")] for row in rows])
+
+
+def _stored(store: Store, split: str, client: str) -> np.ndarray:
+    serialized = store.read(split, client)
+    return parse_examples(serialized, {"x": store.description.features["x"]}, "")["x"]
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_statistics_are_those_of_training_clients(tmp_path, standardize):
+    rows = _rows()
+    report, store = _imported(tmp_path, rows, standardize=standardize)
+    of_train = _numbers([row for row in rows if row["for"] == "train"])
+    mean, deviation = np.nanmean(of_train, axis=0), np.nanstd(of_train, axis=0)
+    found = store.description.statistics["x"]
+    np.testing.assert_allclose([one.mean for one in found], mean, rtol=1e-13)
+    np.testing.assert_allclose([one.deviation for one in found], deviation, rtol=1e-12)
+    assert [one.least for one in found] == np.nanmin(of_train, axis=0).tolist()
+    assert [one.missing for one in found] == np.isnan(of_train).sum(axis=0).tolist()
+    # And the examples of a client that is not one of them.
+    own = [row for row in rows if row["who"] == "w1"]
+    numbers = _numbers(own).astype(np.float32)
+    if standardize:
+        numbers = ((numbers - mean) / deviation).astype(np.float32)
+    gaps = np.array([[row[c] == "" for c in ("age", "pay")] for row in own])
+    expected = np.concatenate([np.where(gaps, 0, numbers), gaps], axis=1)
+    np.testing.assert_allclose(_stored(store, "test", "w1"), expected, rtol=1e-6, atol=1e-6)
+    told = report.to_json()["numbers"]
+    assert told["standardized"] is standardize
+    assert told["statistics"]["age"]["mean"] == found[0].mean
+    assert ("scales" in [remark.kind for remark in report.remarks]) is not standardize
+    assert any(line.startswith("pay ") for line in report.text().splitlines())
+
+
+def test_statistics_are_of_the_final_splits(tmp_path):
+    rows = [{**row, "for": ""} for row in _rows()]
+    _, store = _imported(tmp_path, rows, split_column=None)
+    training = store.client_counts("train")
+    of_train = _numbers([row for row in rows if row["who"] in training])
+    assert 0 < len(of_train) < len(rows)
+    found = store.description.statistics["x"]
+    np.testing.assert_allclose(
+        [one.mean for one in found], np.nanmean(of_train, axis=0), rtol=1e-13
+    )
+
+
+def test_numbers_of_like_sizes_have_no_note(tmp_path):
+    rows = [{**row, "age": 0.3, "pay": 5 * (k % 3)} for k, row in enumerate(_rows())]
+    report, _ = _imported(tmp_path, rows)
+    assert "scales" not in [remark.kind for remark in report.remarks]
+
+
+def test_standardizing_needs_numbers(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("who,job,y\na,cook,0\n")
+    options = {**_COLUMNS, "feature_columns": (), "categorical_columns": ("job",)}
+    assert refused("csv", path, standardize=True, **options) == (
+        "--standardize has no effect without --feature_columns"
+    )

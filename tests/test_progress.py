@@ -1,0 +1,50 @@
+"""Progress of long work: lines where nobody sees a bar, and the time that is left."""
+
+import time
+
+import pytest
+
+from tff_agnostic.progress import LongWork, duration, progress_line, seconds_left
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (119, "119 s"), (121, "2 min"), (7100, "118 min"), (12_000, "3 h 20 min")],
+)
+def test_times_have_one_or_two_units(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_what_is_left_is_as_quick_as_what_is_done():
+    assert seconds_left(3, 12, 100) == 300
+    assert seconds_left(0, 12, 100) is None
+    found = progress_line("compare", 3, 12, "trials", 150, step="fed_avg, trial 2")
+    assert found == "compare: 3 of 12 trials, 2 min so far, about 8 min left (fed_avg, trial 2)"
+    # What was done before took no time of this work.
+    found = progress_line("compare", 3, 12, "trials", 150, before=2)
+    assert found == "compare: 3 of 12 trials, 2 min so far, about 22 min left"
+    found = progress_line("compare", 2, 12, "trials", 10, before=2)
+    assert found == "compare: 2 of 12 trials, 10 s so far, time left unknown"
+    found = progress_line("import", 30_000_000, 120_000_000, "B", 20)
+    assert found == "import: 25% of 120 MB, 20 s so far, about 60 s left"
+    found = progress_line("import", 120_000_000, 120_000_000, "B", 20, step="sorting by client")
+    assert found == "import: 100% of 120 MB, 20 s so far (sorting by client)"
+
+
+def test_lines_go_on_while_a_part_takes_long(capfd):
+    with LongWork("compare", 4, "trials", seconds=0.01) as work:
+        work.update()
+        work.say("trial 2")
+        time.sleep(0.2)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert lines[-1].startswith("compare: 1 of 4 trials, 0 s so far, about ")
+    assert lines[-1].endswith("(trial 2)")
+
+
+def test_short_work_and_hidden_work_have_no_line(capfd):
+    with LongWork("import", 100, "B") as work:
+        work.update(100)
+    with LongWork("import", 100, "B", visible=False, seconds=0.001):
+        time.sleep(0.02)
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,168 @@
+"""Progress of long work, with the time that is left, wherever its output goes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Optional
+
+from tqdm.auto import tqdm
+
+# Between two lines where there is no bar.
+LINE_SECONDS = 30.0
+# A bar shows the time on between two parts of the work.
+_BAR_SECONDS = 1.0
+_MINUTE, _HOUR = 60, 3600
+
+
+class LongWork:
+    """Shows how far long work is, as a context manager.
+
+    On a terminal and in a notebook it is a bar. Elsewhere, as in a file or a pipe, it is a line
+    every 30 seconds, so that short work has none. Both go on while a part of the work takes long.
+
+    Args:
+        what: What is done, such as "import".
+        total: How many parts there are.
+        unit: What the parts are, such as "trials"; "B" for bytes.
+        done: How many were done before.
+        visible: Whether to show anything.
+        seconds: Seconds between two lines.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int,
+        unit: str,
+        done: int = 0,
+        visible: bool = True,
+        seconds: float = LINE_SECONDS,
+    ) -> None:
+        self._what = what
+        self._total = total
+        self._unit = unit
+        self._before = self._done = done
+        self._step = ""
+        self._started = time.monotonic()
+        self._has_bar = visible and is_shown()
+        self._has_lines = visible and not self._has_bar
+        self._seconds = _BAR_SECONDS if self._has_bar else seconds
+        self._ended = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+        self._bar = tqdm(
+            desc=what,
+            total=total,
+            initial=done,
+            unit=unit if unit == "B" else f" {unit}",
+            unit_scale=unit == "B",
+            disable=not self._has_bar,
+        )
+
+    def __enter__(self) -> LongWork:
+        """Starts."""
+        if self._has_bar or self._has_lines:
+            self._thread = threading.Thread(target=self._go_on, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        """Leaves what was shown as it is."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._bar.close()
+
+    def update(self, parts: int = 1) -> None:
+        """Says that more parts are done."""
+        self._done += parts
+        self._bar.update(parts)
+
+    def say(self, step: str) -> None:
+        """Says what is done now."""
+        self._step = step
+        self._bar.set_postfix_str(step)
+
+    def note(self, line: str) -> None:
+        """Shows a line of its own, above a bar, on standard output."""
+        tqdm.write(line)
+
+    def _go_on(self) -> None:
+        while not self._ended.wait(self._seconds):
+            if self._has_bar:
+                self._bar.refresh()
+            else:
+                print(self._line(), file=sys.stderr, flush=True)
+
+    def _line(self) -> str:
+        seconds = time.monotonic() - self._started
+        return progress_line(
+            self._what,
+            self._done,
+            self._total,
+            self._unit,
+            seconds,
+            step=self._step,
+            before=self._before,
+        )
+
+
+def progress_line(
+    what: str,
+    done: int,
+    total: int,
+    unit: str,
+    seconds: float,
+    *,
+    step: str = "",
+    before: int = 0,
+) -> str:
+    """Returns how far work is, such as "compare: 3 of 12 trials, 2 min so far, about 6 min left".
+
+    Args:
+        seconds: How long it has taken.
+        step: What is done now.
+        before: How many of the parts took no time, as they had been done before.
+    """
+    parts = f"{done} of {total} {unit}"
+    if unit == "B":
+        parts = f"{done / max(1, total):.0%} of {total / 1e6:.3g} MB"
+    left = seconds_left(done - before, total - before, seconds)
+    texts = [parts, f"{duration(seconds)} so far"]
+    if done < total:
+        texts.append("time left unknown" if left is None else f"about {duration(left)} left")
+    return f"{what}: {', '.join(texts)}{f' ({step})' if step else ''}"
+
+
+def seconds_left(done: int, total: int, seconds: float) -> Optional[float]:
+    """Returns how long the rest takes if it goes on as until now; None before anything is done."""
+    return seconds * (total - done) / done if done > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """Returns a time in one or two units: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 2 * _MINUTE:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / _MINUTE)
+    if minutes < 2 * _HOUR // _MINUTE:
+        return f"{minutes} min"
+    return f"{minutes // _MINUTE} h {minutes % _MINUTE} min"
+
+
+def is_shown() -> bool:
+    """Returns whether there is a terminal, or the page of a notebook, to draw a bar on."""
+    return sys.stderr.isatty() or in_notebook()
+
+
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config
