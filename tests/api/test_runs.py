@@ -59,6 +59,7 @@ def test_train_is_the_command(call, tmp_path):
     ):
         run.keras_model("half")
     (file,) = api.save_model(run.path, "saved")
+    assert Path(file.path) == Path("saved/model.keras")
     assert file.check is not None and file.check.is_same
     _same(Path("saved"), run.path / "model", "model.keras")
     with pytest.raises(UserError, match=r"^--format: expected texts separated by commas, "):
@@ -96,6 +97,11 @@ def test_compare_is_the_command(call, tmp_path):
     _same(compared.path, Path("theirs"), "compare.json", "slow/trial_00/result.json")
     assert compared.table("loss").splitlines()[2] in outcome.out
     assert len(compared.figure().axes) == 2
+    trials = compared.comparison.trials
+    assert trials["AgnosticFedAvg"] is trials["agnostic_fed_avg"]
+    assert list(trials) == ["slow", "agnostic_fed_avg"]
+    with pytest.raises(KeyError, match="expected one of slow, AgnosticFedAvg, found 'fast'"):
+        trials["fast"]
     assert (compared.path / "plots" / "compare_loss.png").is_file()
     with pytest.raises(UserError, match="unknown measure 'los': did you mean loss"):
         compared.table("los")

@@ -1,23 +1,27 @@
-"""What the commands do, as functions: import data, train, compare, and save a model.
+"""What the commands do, as functions: import data, train, compare, save a model; and arrays.
 
 Each imports what it needs when it is called.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 if TYPE_CHECKING:
     from tff_agnostic.importing.report import ImportReport
+    from tff_agnostic.run.save_model import SavedModels
     from tff_agnostic.run.train import TrainedRun
     from tff_agnostic.saving.save import SavedFile
     from tff_agnostic.studies.compare import ComparedRuns
+    from tff_agnostic.tasks.arrays import Arrays
 
-__all__ = ["ComparedRuns", "TrainedRun", "compare", "import_data", "save_model", "train"]
+__all__ = ["ComparedRuns", "TrainedRun", "arrays", "compare", "import_data", "save_model", "train"]
 
 # A path that a caller names.
 PathName = Union[str, "os.PathLike[str]"]
@@ -71,6 +75,7 @@ def train(
     Raises:
         Interrupted: If Ctrl-C, or a notebook's stop button, ended it; the run was saved.
     """
+    _quiet()
     from tff_agnostic.run.train import TRAIN
 
     splits = {"train": train_data, "heldout": heldout_data, "test": test_data}
@@ -140,6 +145,7 @@ def compare(
     Raises:
         Interrupted: As `train` does.
     """
+    _quiet()
     from tff_agnostic.studies.compare import COMPARE
 
     compared: ComparedRuns = COMPARE(
@@ -170,6 +176,7 @@ def import_data(show_progress: bool = True, **options: Any) -> ImportReport:
     Returns:
         What was read, and what became of it; `text()` is the report that the command prints.
     """
+    _quiet()
     from tff_agnostic.run.import_data import IMPORT_DATA
 
     report: ImportReport = IMPORT_DATA(show_progress, **options)
@@ -203,11 +210,12 @@ def save_model(
         **task_options: Flags of the task that are to be others, as where its files have moved to.
 
     Returns:
-        The files, each with what was measured.
+        The files, each with its path, which can be opened, and with what was measured.
     """
+    _quiet()
     from tff_agnostic.run.save_model import SAVE_MODEL
 
-    files: list[SavedFile] = SAVE_MODEL(
+    saved: SavedModels = SAVE_MODEL(
         checkpoint=checkpoint,
         output_dir=output_dir,
         format=formats,
@@ -216,5 +224,29 @@ def save_model(
         data_dir=data_dir,
         trust=trust,
         **task_options,
-    ).files
-    return files
+    )
+    return [dataclasses.replace(file, path=str(saved.path / file.path)) for file in saved.files]
+
+
+def arrays(data: PathName, split: str = "train") -> Arrays:
+    """Returns the examples of a store as NumPy arrays, all in memory, for other libraries.
+
+    Args:
+        data: The client store.
+        split: Whose examples: "train", "heldout" or "test".
+
+    Returns:
+        `x`, `y`, and the `domains` and `clients` of the examples; `names` of the numbers of x.
+    """
+    _quiet()
+    from tff_agnostic.data.store import Store
+    from tff_agnostic.tasks.arrays import arrays_of
+
+    return arrays_of(Store(Path(data)), split)
+
+
+def _quiet() -> None:
+    """Keeps TensorFlow's log lines and TFF's warnings away, as `./run` does."""
+    # TensorFlow reads it when it is first imported; a caller's own value holds.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    warnings.filterwarnings("ignore", "pkg_resources is deprecated as an API", append=True)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -100,6 +100,38 @@ class Trials:
         return std_of(self.values[domain][measure])
 
 
+class _Rows(Mapping[str, Trials]):
+    """The trials of rows, by their names and, where they are looked up, by their labels.
+
+    Args:
+        trials: By name; a view of these.
+        labels: What tables call the rows.
+    """
+
+    def __init__(self, trials: Mapping[str, Trials], labels: Mapping[str, str]) -> None:
+        self.labels = labels
+        self._trials = trials.unlabelled if isinstance(trials, _Rows) else trials
+
+    @property
+    def unlabelled(self) -> Mapping[str, Trials]:
+        """The trials by name alone."""
+        return self._trials
+
+    def __getitem__(self, name: str) -> Trials:
+        found = [name] if name in self._trials else []
+        found += [row for row in self._trials if self.labels.get(row) == name and not found]
+        if len(found) == 1:
+            return self._trials[found[0]]
+        known = [self.labels.get(row, row) for row in self._trials]
+        raise KeyError(f"expected one of {', '.join(known)}, found {name!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._trials)
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """Trials of several rows on one task.
@@ -107,7 +139,7 @@ class Comparison:
     Attributes:
         domain_names: Names of the domains.
         measures: What was measured, by name.
-        trials: The trials of each row, by its name.
+        trials: The trials of each row, by its name; `trials[...]` takes what tables call it, too.
         labels: What tables and figures call the rows; their names where none is given.
         split: Whose clients were evaluated: "test", or "heldout".
         worst_min_examples: How many of their examples a domain needs to be counted in what is said
@@ -128,6 +160,11 @@ class Comparison:
         """The domains that are not counted in at least one trial."""
         found = {name for trials in self.trials.values() for name in trials.not_counted}
         return tuple(name for name in self.domain_names if name in found)
+
+    def __post_init__(self) -> None:
+        """Lets rows be found by their labels."""
+        if not isinstance(self.trials, _Rows) or self.trials.labels != self.labels:
+            object.__setattr__(self, "trials", _Rows(self.trials, self.labels))
 
     def label(self, row: str) -> str:
         """Returns what tables and figures call a row."""
