@@ -3,16 +3,36 @@
 # the usual start stays quick. Uses its root, what its use_environment sets, say and fail.
 
 setup_child=
+# What is done now, and how often that is said where there is no terminal.
+setup_step="looking for uv and Python"
+setup_line_seconds=30
 
 # In the background: the shell runs a trap only once a foreground child has ended. From /, as uv
 # reads the settings of a project that it is called in.
 run_logged() {
   (cd / && exec "$@") >>"$venv/setup.log" 2>&1 </dev/null &
   setup_child=$!
-  local code=0
+  local code=0 started=$SECONDS said=$SECONDS
+  while kill -0 "$setup_child" 2>/dev/null; do
+    sleep 1 </dev/null >/dev/null 2>&1 9>&- &
+    wait -n || true # For either of them: the child's code is asked for below.
+    show_setup_step $((SECONDS - started)) $((SECONDS - said)) && said=$SECONDS
+  done
   wait "$setup_child" || code=$?
   setup_child=
+  [[ ! -t 2 ]] || printf '\r\033[K' >&2
   return "$code"
+}
+
+# On a terminal one line that counts the seconds; elsewhere, as in a file, a line now and then.
+show_setup_step() {
+  local seconds=$1 since_line=$2
+  if [[ -t 2 ]]; then
+    printf '\r\033[Krun: %s, %d s so far' "$setup_step" "$seconds" >&2
+    return 1
+  fi
+  ((since_line >= setup_line_seconds)) || return 1
+  say "$setup_step, $seconds s so far"
 }
 
 interrupted() {
@@ -140,11 +160,13 @@ build_environment() {
   rm -f "$stamp"
   find "$venv" -mindepth 1 -maxdepth 1 ! -name .setup_lock ! -name .uv ! -name setup.log \
     -exec rm -rf {} + || fail 1 "cannot empty $venv"
+  setup_step="making the environment"
   if ! run_logged "$uv" venv --quiet --no-project --allow-existing --python "$python" "$venv"; then
     [[ $python == /* ]] && set_up_failed "making a virtual environment"
     fail 1 "uv cannot fetch CPython $python_version ($(reason)); install one: apt install python$python_version (Debian 12, Ubuntu 22.04) or dnf install python$python_version (Fedora), or name one in $python_variable"
   fi
   probe "$venv/bin/python" || set_up_failed "making a virtual environment"
+  setup_step="downloading and installing packages"
   run_logged "$uv" pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes \
     --only-binary :all: --compile-bytecode --requirement "$lock" ||
     set_up_failed "installing the packages"

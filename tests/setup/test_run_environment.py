@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import site
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -11,7 +14,7 @@ from unittest import mock
 import pytest
 
 from tests.processes import is_running, wait_until
-from tests.setup.checkout import one_line
+from tests.setup.checkout import ROOT, one_line
 
 
 def test_first_use_says_one_line_and_later_uses_say_nothing(checkout):
@@ -42,6 +45,21 @@ def test_a_failed_installation_shows_its_last_lines_and_is_repaired_by_the_next_
     result = checkout.run("train")
     assert result.returncode == 0
     assert "an earlier set-up did not finish" in result.stderr
+
+
+def test_a_long_step_says_now_and_then_that_it_goes_on(tmp_path):
+    script = f"""
+        say() {{ printf 'run: %s\\n' "$*" >&2; }}
+        venv={shlex.quote(str(tmp_path))}
+        source {shlex.quote(str(ROOT / "tools" / "environment.sh"))}
+        setup_step="installing" setup_line_seconds=1
+        run_logged bash -c 'sleep 2.5; exit 3'
+    """
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 3
+    lines = ended.stderr.splitlines()
+    assert len(lines) in (1, 2)
+    assert re.fullmatch(r"run: installing, [1-3] s so far", lines[0])
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

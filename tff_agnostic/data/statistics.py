@@ -102,8 +102,12 @@ class RunningStatistics:
         self._mean += step * n / total
         self._count += n
         self._examples += len(values)
-        self._least = np.fmin(self._least, np.where(is_there, values, np.inf).min(axis=0))
-        self._most = np.fmax(self._most, np.where(is_there, values, -np.inf).max(axis=0))
+        self._least = np.fmin(
+            self._least, np.where(is_there, values, np.inf).min(axis=0, initial=np.inf)
+        )
+        self._most = np.fmax(
+            self._most, np.where(is_there, values, -np.inf).max(axis=0, initial=-np.inf)
+        )
 
     def result(self) -> tuple[NumberStatistics, ...]:
         """Returns the statistics of each number."""

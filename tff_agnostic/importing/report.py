@@ -17,6 +17,7 @@ from tabulate import tabulate
 from tff_agnostic.data.data_warnings import Remark, cut_words, domains_without, share, small_domains
 from tff_agnostic.data.store_format import description_from_json
 from tff_agnostic.data.texts import SEQUENCE_LENGTH
+from tff_agnostic.errors import some_of
 from tff_agnostic.importing.cells import CategorySummary
 from tff_agnostic.importing.contents import Contents, contents_of, large_clients
 from tff_agnostic.importing.numbers import Numbers, numbers_of
@@ -206,8 +207,7 @@ class ImportReport:
         parts = [self._counts_table()]
         if len(self._domains()) > 1:
             parts.append(self._overlap_table())
-        classes = self.contents.classes and self.contents.classes.table()
-        if classes:
+        if classes := self.contents.classes and self.contents.classes.table():
             parts.append(classes)
         left_out = [[reason, count] for reason, count in self.skipped.items()]
         if self.clients_without_examples:
@@ -251,8 +251,7 @@ class ImportReport:
         }
 
     def _about_columns(self) -> Iterator[str]:
-        numbers = self.numbers.table()
-        if numbers:
+        if numbers := self.numbers.table():
             yield numbers
         if self.categories:
             lines = [summary.text(column) for column, summary in self.categories.items()]
@@ -446,13 +445,12 @@ def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> list[R
     names = [name for name, s in strata.items() if s.largest > _LARGE * s.examples]
     if not names or len(options.split) < 2 or options.split_by == "example":
         return []
-    some = ", ".join(names[:_MAX_NAMES])
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    some = some_of(names, _MAX_NAMES)
     return [
         Remark(
             "large_units",
             f"In {len(names)} of {len(strata)} domains a single {options.split_by} has over half "
-            f"of the examples, so that shares cannot be kept: {some}{more}; "
+            f"of the examples, so that shares cannot be kept: {some}; "
             f"{_smaller_units(options)}",
             {"split_by": options.split_by, "domains": names},
         )
