@@ -39,8 +39,13 @@ _ENOUGH_NUMBERS = 100
 _RESERVED = (DOMAIN, LABEL, TOKENS)
 # Of a column of texts, if the options name none.
 TOKENIZER = "words"
-# Such as 1,400 and 1.400.000,5.
-_GROUPED_DIGITS = re.compile(r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?")
+_PLAIN = r"\d+([.,]\d+)?"
+# What may stand where a number should, and what to do about it; 1,400 is of the first kind.
+_HINTS = {
+    r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?": "write numbers without signs between thousands",
+    r"[+-]?\d*,\d+": "write decimals with a point",
+    rf"[^\w\s.+-]\s*{_PLAIN}|[+-]?{_PLAIN}\s*([^\W\d_]{{2,5}}|[^\w\s.])": "write no units",
+}
 
 # Where a row stands, and its values by column.
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
@@ -235,7 +240,10 @@ def _text(row: Mapping[str, Any], name: str | None, place: str) -> str:
     value = cell(row, name, place)
     if value is None or value == "" or isinstance(value, (dict, list)):
         raise RecordError(
-            place, f"empty {name}", f"expected a name or number in {name}, found {value!r}"
+            place,
+            f"empty {name}",
+            f"expected a name or number in {name}, found {value!r} (--bad_records=skip leaves out "
+            "records without one)",
         )
     return str(value)
 
@@ -326,8 +334,9 @@ class FeatureConverter:
     def _hint(self, value: Any) -> str:
         if self._missing.are_refused and self._missing.is_missing(value):
             return " (set --missing_values to accept missing ones)"
-        if isinstance(value, str) and _GROUPED_DIGITS.fullmatch(value.strip()):
-            return " (write numbers without signs between thousands)"
+        for pattern, hint in _HINTS.items():
+            if isinstance(value, str) and re.fullmatch(pattern, value.strip()):
+                return f" ({hint})"
         return " (--categorical_columns is for names)"
 
     def _category(self, column: str, row: Mapping[str, Any], place: str, missing: list[str]) -> str:

@@ -25,6 +25,8 @@ _MAX_NEW = 100_000
 _OTHER_ENCODINGS = (
     " (--encoding=cp1252 is for what Excel writes, utf-16 for Unicode in pairs of bytes)"
 )
+# How ZIP archives begin.
+_ZIP = b"PK\x03\x04"
 _BUFFER = 1 << 20
 # Of a compressed file. What was read of it decides how much it may have unpacked to by then: a
 # large piece would let a bomb go on for long.
@@ -320,6 +322,10 @@ def decoded_lines(file: IO[bytes], path: Path, encoding: Optional[str] = None) -
         path: Its name, for messages.
         encoding: A name of `ENCODINGS`; None where it can only be UTF-8.
     """
+    if encoding is not None and cast(Any, file).peek(len(_ZIP))[: len(_ZIP)] == _ZIP:
+        raise UserError(
+            f"{path}: expected text, found an archive, as spreadsheets are (save the sheet as CSV)"
+        )
     if encoding in (None, UTF_8):
         yield from _utf8_lines(file, path, "" if encoding is None else _OTHER_ENCODINGS)
         return

@@ -174,11 +174,24 @@ def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
                 f"layer {module.name!r} updates moving averages while training, which no federated "
                 "sum carries to the server: use GroupNormalization or LayerNormalization"
             )
+        if isinstance(module, tf.keras.layers.Normalization) and _has_seen_nothing(module):
+            raise ValueError(
+                f"layer {module.name!r} has seen no data, and leaves numbers as they are: give it "
+                "mean=data.x_mean and variance=data.x_deviation**2"
+            )
         if getattr(module, "activity_regularizer", None) is not None:
             raise ValueError(
                 f"layer {module.name!r} has an activity regularizer; only weight regularizers are "
                 "part of the objective"
             )
+
+
+def _has_seen_nothing(layer: tf.keras.layers.Normalization) -> bool:
+    # Where it is given a mean and a variance, it has no weights for them.
+    mean, variance = (getattr(layer, name, None) for name in ("adapt_mean", "adapt_variance"))
+    if mean is None or variance is None:
+        return False
+    return bool(tf.reduce_all(mean == 0.0)) and bool(tf.reduce_all(variance == 1.0))
 
 
 def refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:

@@ -144,6 +144,7 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
         output = tf.nest.map_structure(as_float32, keras_model(x))
         num_ids = data.num_ids if data.predicts_next_words else None
         check_output(output, data.y_spec, data.num_classes, num_ids)
+        _check_scores(loss, output, data.num_classes)
     metrics = _default_metrics(data, output, loss) if metrics is None else metrics
     loss = _of_each_example(loss, data, output)
     of_loss = f"the loss, of y {described(data.y_spec)} and outputs {described(output)},"
@@ -292,6 +293,17 @@ def check_output(
         raise UserError(
             f"the model's outputs do not fit the labels: labels go up to {num_classes - 1}, which "
             f"takes {num_classes} scores, found {shape[1]}: {found}"
+        )
+
+
+def _check_scores(loss: Any, output: Any, num_classes: Optional[int]) -> None:
+    """Checks that a loss of a score for each class is not given a single number."""
+    is_of_scores = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
+    if is_of_scores and num_classes is not None and num_classes > 1 and _is_one(output):
+        raise UserError(
+            "the model's outputs do not fit the loss: SparseCategoricalCrossentropy takes a score "
+            f"for each of {num_classes} classes, found {described(output)} (of two classes "
+            "BinaryCrossentropy takes one)"
         )
 
 
