@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from binaries import compare
+from binaries import compare, export
 from tests import golden
 from tests.binaries.harness import TOY, Caller, compared_specs, tree
 from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.studies.arms import Arm
 
 _SHORT = (*TOY, "--rounds=2", "--trials=1", "--evaluate_every=1")
-_ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5,preset=paper;agnostic_fed_avg;last_layer"
+_ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5,preset=paper;agnostic_fed_avg;last_layer;pooled"
 
 
 @pytest.fixture(scope="module")
 def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Four arms, one of which has a setting by --override, and what was printed."""
+    """Five arms, one of which has a setting by --override, and what was printed."""
     path = tmp_path_factory.mktemp("arms") / "runs"
     flags = ["--override=strong:client_learning_rate=0.01", "--window=4", f"--output_dir={path}"]
     outcome = call(compare, *_SHORT, _ARMS, *flags)
@@ -31,7 +31,9 @@ def _config(path: Path, arm: str) -> dict:
 
 def test_every_arm_has_a_folder_with_its_settings(compared):
     path, printed = compared
-    head = f"mild, strong, agnostic_fed_avg, last_layer on toy_regression, 1 trials: {path}\n"
+    head = (
+        f"mild, strong, agnostic_fed_avg, last_layer, pooled on toy_regression, 1 trials: {path}\n"
+    )
     assert head in printed
     mild, strong, agnostic = (_config(path, arm) for arm in ("mild", "strong", "agnostic_fed_avg"))
     assert [config["algorithm"] for config in (mild, strong)] == ["q_ffl", "q_ffl"]
@@ -47,9 +49,10 @@ def test_labels_are_the_rows_of_the_tables(compared):
     lines = (path / "compare.md").read_text().splitlines()
     rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
     # Of the domains, and over the clients.
-    assert rows == ["algorithm", "mild", "strong", "AgnosticFedAvg", "last layer balanced"] * 2
+    labels = ["AgnosticFedAvg", "last layer balanced", "pooled, not federated"]
+    assert rows == ["algorithm", "mild", "strong", *labels] * 2
     found = json.loads((path / "compare.json").read_text())
-    assert list(found) == ["mild", "strong", "agnostic_fed_avg", "last_layer"]
+    assert list(found) == ["mild", "strong", "agnostic_fed_avg", "last_layer", "pooled"]
     assert found["mild"]["(overall)"] != found["strong"]["(overall)"]
 
 
@@ -71,17 +74,33 @@ def test_the_last_layer_begins_where_fed_avg_ended_after_half_of_the_rounds(comp
     assert (second / "initial_model.npz").read_bytes() == checkpoint.read_bytes()
 
 
+def test_a_pooled_row_is_told_from_federated_ones(compared, call, tmp_path):
+    path, printed = compared
+    run = path / "pooled" / "trial_00"
+    assert "no federated training: the examples of all 8 training clients are in one" in printed
+    for page in (path / "compare.md", path / "report.html", run / "result.json"):
+        assert "no federated training: " in page.read_text().lower()
+    result = json.loads((run / "result.json").read_text())
+    assert result["pooled"] is True and result["about"]["algorithm"]["label"] == "FedAvg, pooled"
+    assert "pooled" not in json.loads((path / "mild" / "trial_00" / "result.json").read_text())
+    assert "pooled=true" in (path / "report.html").read_text()
+    message = call.refused(
+        tmp_path, export, f"--checkpoint={run}", f"--output_dir={tmp_path / 'p'}"
+    )
+    assert message == "--pooled: expected a federated run to export, found one of pooled examples"
+
+
 def test_a_comparison_of_arms_goes_on_with_a_further_one(call, folder, compared):
     path, _ = compared
     flags = [*_SHORT, "--window=4", f"--output_dir={path}", "--resume"]
     overrides = "--override=strong:client_learning_rate=0.01"
-    kept = ("mild", "last_layer", "first_stages")
+    kept = ("mild", "last_layer", "first_stages", "pooled")
     before = [tree(path / name) for name in kept]
     outcome = call(compare, *flags, overrides, f"{_ARMS};plain=q_ffl:q=0")
     assert outcome.status == 0, outcome
     assert [tree(path / name) for name in kept] == before
     found = json.loads((path / "compare.json").read_text())
-    assert list(found) == ["mild", "strong", "agnostic_fed_avg", "last_layer", "plain"]
+    assert list(found) == ["mild", "strong", "agnostic_fed_avg", "last_layer", "pooled", "plain"]
 
     message = call.refused(path, compare, *flags, overrides, _ARMS.replace("q=5", "q=6"))
     assert message.endswith("holds another run: --q is 5.0 there and 6.0 here")

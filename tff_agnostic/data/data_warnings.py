@@ -48,6 +48,17 @@ class Remark:
         return {"kind": self.kind, "text": self.text, **self.figures}
 
 
+def pooled_examples(num_clients: int, clients_per_round: int) -> Remark:
+    """Returns what is to be known first of a run that is not federated."""
+    return Remark(
+        "pooled",
+        f"no federated training: the examples of all {num_clients} training clients are in one "
+        f"place, and a round is minibatch SGD on as many as {clients_per_round} clients have on "
+        "average (--pooled).",
+        {"clients": num_clients, "clients_per_round": clients_per_round},
+    )
+
+
 def cut_words(
     lengths: Mapping[int, int], sequence_length: int, flag: str, mend: str, where: str
 ) -> list[Remark]:

@@ -326,6 +326,8 @@ def server_section(run: RunRecord) -> Section:
 
 
 def _sums(run: RunRecord) -> list[Block]:
+    if run.config.get("pooled"):
+        return [Paragraph("No federated training: the examples of all clients were in one place.")]
     if run.config.get("aggregation", _PLAIN) == _PLAIN:
         return [
             Paragraph(

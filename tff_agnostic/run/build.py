@@ -29,9 +29,11 @@ from tff_agnostic.data.data_warnings import (
     domains_without,
     examples_beyond,
     examples_kept_out,
+    pooled_examples,
     rarely_present,
     small_domains,
 )
+from tff_agnostic.data.pooled import PooledExamples
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.domain_weights import LambdaSet
 from tff_agnostic.domain_weights.ascent import FREEZE
@@ -81,6 +83,7 @@ class RunParts:
         privacy: Noise and account of a private run; None of others.
         summed: How clients' answers are summed, with noise if there is any.
         training: The rounds.
+        train: The clients of the rounds: the task's, or what is pooled of them.
         initial: The state before the first one.
         quantities: Describes what rounds report, with what was spent on privacy.
         evaluations: Of its models, when they are due.
@@ -94,6 +97,7 @@ class RunParts:
     privacy: Optional[RunPrivacy]
     summed: Aggregation
     training: Training
+    train: ClientDataset
     initial: RunState
     quantities: ReportFields
     evaluations: RunEvaluations
@@ -121,6 +125,8 @@ def run_parts(
     check_readable(task.test, MAX_READS)
     remarks = data_remarks(task, config, share_kept_out(spec.algorithm))
     remarks += rare_domains(task, spec)
+    if config.pooled:
+        remarks.append(pooled_examples(len(task.train.client_ids), config.clients_per_round))
     # What it started from may be gone by now.
     begun = with_kept_model(saved, spec)
     algorithm = build_algorithm(begun, task)
@@ -149,6 +155,7 @@ def run_parts(
         privacy=privacy,
         summed=summed,
         training=training,
+        train=_clients_of_rounds(task, config),
         initial=initial,
         quantities=quantities,
         evaluations=_evaluations(spec, folder, task, algorithm, aggregation, privacy, runtime),
@@ -161,6 +168,12 @@ def run_parts(
             config.client_percentiles,
         ),
     )
+
+
+def _clients_of_rounds(task: Task, config: RunConfig) -> ClientDataset:
+    if not config.pooled:
+        return task.train
+    return PooledExamples(task.train, config.clients_per_round, config.rounds, config.seed)
 
 
 def _evaluations(

@@ -33,7 +33,7 @@ from tff_agnostic.run.export import (
     write_test_clients,
 )
 from tff_agnostic.run.folder import find_checkpoint, with_kept_model
-from tff_agnostic.run.spec import RunSpec, check_clients_per_round, resolve
+from tff_agnostic.run.spec import RunSpec, check_clients_per_round, check_federated, resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.settings import command_setting, flag_of, part_of, settings_in
 from tff_agnostic.tasks.task import DATA
@@ -114,6 +114,7 @@ def export_plan(given: GivenRun) -> Exported:
     check_heeded([o.flag for o in settings_in(ServerTaskSettings) if o.flag in given.names], kind)
     trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
     spec = _spec(given, trained[0].spec() if trained else None)
+    check_federated(spec.config, "to export")
     _check_summed_in_plans(spec if trained is None else trained[0].spec())
     if trained is not None:
         spec = with_kept_model(trained[0], spec)

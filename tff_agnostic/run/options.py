@@ -124,6 +124,13 @@ class RunConfig(Settings):
         choices=COHORT_SAMPLINGS,
         short="How clients are drawn: uniform, stratified, poisson or turns.",
     )
+    pooled: bool = setting(
+        False,
+        "Train centrally, as a row to compare with: no federated training. The examples of all "
+        "training clients are in one place, and a round is minibatch SGD on as many of them as "
+        "--clients_per_round clients have on average.",
+        short="Train centrally on all examples in one place: no federated training.",
+    )
     max_examples: Optional[int] = setting(
         None, "Largest number of examples of a training client to use, the first ones.", at_least=1
     )

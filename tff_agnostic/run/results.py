@@ -99,6 +99,8 @@ def leave_results(
         "runtime": config.runtime,
         "seed": config.seed,
         "rounds": config.rounds,
+        # Nobody is to take it for a federated result.
+        **({"pooled": True} if config.pooled else {}),
         **report.to_json(),
         **({"domain_weights": weights} if weights else {}),
         **({"privacy": privacy} if privacy is not None else {}),
@@ -158,7 +160,10 @@ def run_facts(
     quantities = dict.fromkeys(column.quantity for column in columns)
     return {
         "task": {"summary": TASKS[spec.task].summary},
-        "algorithm": {"label": algorithm.label, "paper": algorithm.paper},
+        "algorithm": {
+            "label": f"{algorithm.label}, pooled" if spec.config.pooled else algorithm.label,
+            "paper": algorithm.paper,
+        },
         "model": {
             "parameters": task.model.num_parameters,
             "inputs": input_shapes(task),

@@ -17,6 +17,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.base_predictors.files import MixingTask, with_base_predictors
+from tff_agnostic.computations.algorithm import Trait
 from tff_agnostic.computations.schedules import tabulated
 from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.data.sampling import SIZES_BY_CHANCE
@@ -234,6 +235,7 @@ def resolve(
         frozenset((*shared, *given)),
     )
     check_given(run, given)
+    check_pooled(run.config)
     return run
 
 
@@ -266,6 +268,32 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
         make(privacy, complete(privacy, values, is_of_now)),
         make(of_updates, complete(of_updates, values, is_of_now)),
     )
+
+
+def check_pooled(config: RunConfig) -> None:
+    """Refuses settings that mean something with federated clients only."""
+    if not config.pooled:
+        return
+    reason = "which has the examples of all clients in one place"
+    for flag, value, wanted in (
+        ("privacy", config.privacy, "none"),
+        ("aggregation", config.aggregation, "plain"),
+        ("update_aggregator", config.update_aggregator, "none"),
+        ("cohort_sampling", config.cohort_sampling, "uniform"),
+    ):
+        if value != wanted:
+            raise UserError(f"--{flag}: expected {wanted} with --pooled, {reason}, found {value}")
+    if Trait.PARTITION_BLIND not in algorithm_of_flag(config.algorithm).traits:
+        raise UserError(
+            "--algorithm: expected one to which clients do not matter, such as fed_avg or "
+            f"agnostic_fed_avg, with --pooled, {reason}, found {config.algorithm}"
+        )
+
+
+def check_federated(config: RunConfig, what: str) -> None:
+    """Refuses to make something for a fleet of what was trained in one place."""
+    if config.pooled:
+        raise UserError(f"--pooled: expected a federated run {what}, found one of pooled examples")
 
 
 def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:

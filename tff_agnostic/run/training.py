@@ -9,6 +9,7 @@ from typing import Callable, Optional
 from tff_agnostic.computations.algorithm import Report, RunState
 from tff_agnostic.data.clients import clients_digest
 from tff_agnostic.data.data_warnings import Remark
+from tff_agnostic.data.pooled import PooledExamples
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS, CohortReader, Draw, Silent, nobody_silent
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
@@ -129,7 +130,7 @@ class TrainingRun:
         quantities = self.parts.quantities
         draw, silent = self._cohorts(state)
         with (
-            CohortReader(self.parts.task.train, draw, total, silent) as cohorts,
+            CohortReader(self.parts.train, draw, total, silent) as cohorts,
             TensorBoardSink(
                 self._folder.tensorboard, self.parts.rows.history.columns
             ) as tensorboard,
@@ -169,6 +170,8 @@ class TrainingRun:
         """Returns which clients train in a round, and which others answer in silence."""
         if self.parts.privacy is not None:
             return self.parts.privacy.cohorts(state, self.parts.summed)
+        if isinstance(self.parts.train, PooledExamples):
+            return self.parts.train.draw(), nobody_silent
         config, sampling = self.spec.config, COHORT_SAMPLINGS[self.spec.config.cohort_sampling]
         size, num_domains = config.clients_per_round, self.parts.task.num_domains
         return sampling(self.parts.task.train, num_domains, size, config.seed), nobody_silent

@@ -50,6 +50,17 @@ _UNIFORM = {
     # Whatever the other rows start from.
     "initial_domain_weights": None,
 }
+_POOLED = {
+    "pooled": True,
+    # What clients send in other rows is sent by nobody.
+    "aggregation": "plain",
+    "update_aggregator": "none",
+    "cohort_sampling": "uniform",
+    # Plain minibatch SGD, of batches that count alike.
+    "batch_normalizer": "batch",
+    "server_optimizer": "sgd",
+    "server_learning_rate": 1.0,
+}
 WORDS: Mapping[str, Word] = {
     "uniform": Word("uniform lambda", _UNIFORM),
     "frozen": Word(
@@ -57,6 +68,8 @@ WORDS: Mapping[str, Word] = {
         {"algorithm": "agnostic_fed_avg", "absent_domains": "freeze"},
     ),
     LAST_LAYER: Word("last layer balanced", _UNIFORM),
+    "pooled": Word("pooled, not federated", {"algorithm": "fed_avg", **_POOLED}),
+    "pooled_balanced": Word("pooled, uniform lambda, not federated", {**_UNIFORM, **_POOLED}),
 }
 
 

@@ -223,7 +223,8 @@ def price_section(record: ComparisonRecord) -> Section:
     rows = list(comparison.trials)
     if len(rows) < 2:
         return Section("price", "The price", [])
-    plain = (row for row in rows if record.runs[row][0].result["algorithm"] == BASELINE)
+    first = ((row, record.runs[row][0].result) for row in rows)
+    plain = (row for row, r in first if r["algorithm"] == BASELINE and not r.get("pooled"))
     baseline = next(plain, rows[0])
     label = Name(comparison.label(baseline))
     names = _majority(record)

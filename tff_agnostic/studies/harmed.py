@@ -11,6 +11,7 @@ from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure
 from tff_agnostic.run.harm import last_lambda, mending, moves_lambda, without_say
+from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.comparison import Comparison, Trials
 
@@ -28,7 +29,7 @@ def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
         runs: A run of each row.
     """
     rows = comparison.trials
-    plain = next((row for row in rows if runs[row].config.algorithm == BASELINE), None)
+    plain = next((row for row in rows if _is_plain(runs[row].config)), None)
     if plain is None:
         return []
     loss, *metrics = comparison.measures.values()
@@ -39,6 +40,10 @@ def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
         if moves_lambda(runs[row].algorithm)
         for line in _of_row(comparison, row, plain, measure, runs[row].algorithm)
     ]
+
+
+def _is_plain(config: RunConfig) -> bool:
+    return config.algorithm == BASELINE and not config.pooled
 
 
 def _of_row(

@@ -27,6 +27,10 @@ from tff_agnostic.studies.comparison import FIRST_STAGES, LoadedTasks, trial_fol
 
 _FIRST = "fed_avg"
 _MIN_ROUNDS = 2
+_POOLED = (
+    "no federated training: minibatch SGD on the examples of all clients in one place, with as "
+    "many in a round as a round of the other rows has on average"
+)
 
 
 class Stages(NamedTuple):
@@ -46,7 +50,7 @@ class Begun(NamedTuple):
 
     Attributes:
         specs: The runs of each row; of a row of two stages the second one.
-        remarks: What is to be known of such rows, by their names.
+        remarks: What is to be known of such rows, and of pooled ones, by their names.
     """
 
     specs: dict[str, list[RunSpec]]
@@ -75,7 +79,8 @@ def staged(
 
 
 def _is_plain(arm: Arm) -> bool:
-    return not arm.word and arm.settings["algorithm"] == _FIRST
+    is_federated = not arm.settings.get("pooled")
+    return not arm.word and arm.settings["algorithm"] == _FIRST and is_federated
 
 
 def _fed_avg(given: GivenRun, seed: int) -> RunSpec:
@@ -137,7 +142,8 @@ def begun(
         stop: Says when to stop.
     """
     found = {row: list(of_row) for row, of_row in specs.items()}
-    remarks, load_task = {}, LoadedTasks()
+    remarks = {row: _POOLED for row, (run, *_) in specs.items() if run.config.pooled}
+    load_task = LoadedTasks()
     for row, of_row in stages.items():
         _check_same_rounds(folder, row, of_row)
     for row, (firsts, seconds) in stages.items():
@@ -146,7 +152,7 @@ def begun(
             path = trial_folder(folder / FIRST_STAGES, row, k)
             run = TrainingRun(first, path, runtime, resume=True, load_task=load_task)
             layer = last_layer(run.parts.task.model)
-            if row not in remarks:
+            if k == 0:
                 remarks[row] = _remark(first, second, layer)
                 print(f"{row}: {remarks[row]}")
             if not run.is_complete():
