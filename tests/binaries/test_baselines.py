@@ -1,19 +1,30 @@
 """Baselines that commands find: trivial ones in closed form, references, and refusals."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import optimize
 
+from benchmarks.hard_domains.digits import MODEL
 from binaries import compare, train
-from tests.binaries.harness import Caller
+from tests.binaries.harness import Caller, compared_specs, draw_nothing, tree
+from tests.data.stores import write_store
 from tff_agnostic.data.clients import ClientsOfDomain, InMemoryClients
+from tff_agnostic.data.store_format import Record
+from tff_agnostic.errors import UserError
 from tff_agnostic.models import SentenceLoss, logistic_regression
 from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.run import baselines, results
 from tff_agnostic.run.baselines import trivial_loss
+from tff_agnostic.run.build import build_algorithm
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.tasks import toy_regression
-from tff_agnostic.tasks.task import TaskContext
+from tff_agnostic.tasks.task import Task, TaskContext
 
 
 def _labels(*labels):
@@ -70,27 +81,173 @@ def test_a_domain_alone_has_its_examples_of_the_clients_that_have_some():
     np.testing.assert_array_equal(of.client_domain_counts(), [[2, 0]])
 
 
-_DIGITS = ("--task=digits", "--rounds=3", "--evaluate_every=3")
+# --- References
 
 
-def test_references_are_made_once_kept_and_named_in_turn(call: Caller, tmp_path):
+def _least_squares() -> Model:
+    return Model(
+        initial_weights=ModelWeights([np.zeros([2], np.float32)], []),
+        example_spec={
+            "x": tf.TensorSpec([None, 2], tf.float32),
+            "y": tf.TensorSpec([None], tf.float32),
+        },
+        predict=lambda weights, x, training, seed: tf.linalg.matvec(x, weights.trainable[0]),
+        loss=lambda labels, predictions: tf.square(labels - predictions),
+    )
+
+
+def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
+    """Returns a task whose clients have 20 examples of one domain each.
+
+    Args:
+        clients_of: Training clients of each domain.
+        heldout: Held-out examples of each, the first of its training examples.
+    """
+    rng = np.random.default_rng(3)
+    train, held = {}, {}
+    for domain, name in enumerate(clients_of):
+        solution, noise = rng.normal(size=2), 0.3 * (1 + domain)
+        for k in range(clients_of[name]):
+            x = rng.normal(size=[20, 2])
+            y = x @ solution + noise * rng.normal(size=20)
+            train[f"{name} {k}"] = {
+                "x": x.astype(np.float32),
+                "y": y.astype(np.float32),
+                "domain_id": np.full(20, domain, np.int32),
+            }
+        of_domain = [of for client, of in train.items() if client.startswith(name)]
+        rows = {c: np.concatenate([of[c] for of in of_domain]) for c in of_domain[0]}
+        held[name] = {column: values[: heldout[name]] for column, values in rows.items()}
+    return Task(
+        tuple(clients_of),
+        InMemoryClients(train),
+        InMemoryClients(held),
+        _least_squares(),
+        test_split="heldout",
+    )
+
+
+def _reference_of(monkeypatch, task: Task, **settings) -> RunSpec:
+    monkeypatch.setattr(RunSpec, "load_task", lambda _: task)
+    monkeypatch.setattr(results, "draw_run", draw_nothing)
+    given = {"algorithm": "fed_avg", "seed": 5, "batch_size": 60, "client_learning_rate": 0.3}
+    return resolve("toy_regression", {**given, **settings}, {})
+
+
+def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivial_baseline(
+    cohort_runtime, monkeypatch, tmp_path, capsys
+):
+    task = _task({"usual": 3, "noisy": 3, "single": 1}, {"usual": 60, "noisy": 60, "single": 20})
+    reference = _reference_of(monkeypatch, task, rounds=40, clients_per_round=7)
+    with StopRequest() as stop:
+        found = baselines._own(reference, tmp_path, cohort_runtime, stop)
+    for name in task.domain_names:
+        clients = [task.train.read(c) for c in task.train.client_ids if c.startswith(name)]
+        x, y = (np.concatenate([c[column] for c in clients]) for column in ("x", "y"))
+        if name == "single":
+            assert found[name]["source"] == "trivial"
+            assert found[name]["training"] == pytest.approx(np.var(y), rel=1e-5)
+            continue
+        optimum = np.mean(optimize.lsq_linear(x, y).fun ** 2)
+        assert found[name]["source"] == "own"
+        # What is held out are the examples that are trained on.
+        for losses in ("training", "heldout"):
+            assert found[name][losses] == pytest.approx(optimum, abs=1e-4)
+        # Untrained weights are far from it.
+        assert np.mean(y**2) > optimum + 0.1
+        # As many passes as a shared run of 40 rounds with all 7 clients.
+        assert found[name]["rounds"] == 40
+    out = capsys.readouterr().out
+    assert "note: single is too small for a reference run (1 training clients, 20 held-out" in out
+    assert "its baseline is trivial" in out
+
+
+@pytest.mark.parametrize("made", ["own", "trivial"])
+def test_a_domain_without_data_is_told(cohort_runtime, monkeypatch, tmp_path, made):
+    task = _task({"usual": 2}, {"usual": 40})
+    task = dataclasses.replace(task, domain_names=("usual", "absent"))
+    reference = _reference_of(monkeypatch, task, rounds=2, clients_per_round=2)
+    with pytest.raises(UserError, match="expected training examples of every domain, found none"):
+        if made == "own":
+            baselines._own(reference, tmp_path, cohort_runtime, StopRequest())
+        else:
+            baselines._trivial(task, range(2))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    """Two domains whose labels are read from one number, in opposite ways; and a linear model."""
+    rng = np.random.default_rng(0)
+    records = []
+    for split, count in (("train", 2), ("heldout", 2), ("test", 1)):
+        for domain, sign in (("light", 1), ("dark", -1)):
+            for k in range(count * 8):
+                label = int(rng.integers(2))
+                x = np.array([sign * (2 * label - 1), rng.normal()], np.float32)
+                client = f"{domain}_{split}_{k % count}"
+                records.append((split, Record(client, domain, {"x": x, "label": label})))
+    (tmp_path / "linear.py").write_text(MODEL)
+    return write_store(tmp_path / "sites.sqlite", records, "features", class_names=("no", "yes"))
+
+
+def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tmp_path):
     path = tmp_path / "runs"
+    data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")
+    short = (*data, "--clients_per_round=2", "--rounds=3", "--evaluate_every=3", "--batch_size=8")
     arms = "--arms=excess=agnostic_fed_avg:domain_baselines=own;plain=agnostic_fed_avg"
-    again = (compare, *_DIGITS, arms, "--trials=1", f"--output_dir={path}")
+    again = (compare, *short, arms, "--trials=1", f"--output_dir={path}")
     outcome = call(*again)
     assert outcome.status == 0, outcome
     file = path / "baselines" / "baselines.json"
-    found = json.loads(file.read_text())
-    # Each class is a domain of one class: its optimum is 0.
-    assert {of["source"] for of in found["domains"].values()} == {"own"}
-    assert max(of["training"] for of in found["domains"].values()) < 0.1
+    found = json.loads(file.read_text())["domains"]
+    assert {of["source"] for of in found.values()} == {"own"}
     config = json.loads((path / "excess" / "trial_00" / "config.json").read_text())
-    assert config["domain_baselines"] == [of["training"] for of in found["domains"].values()]
+    assert config["domain_baselines"] == [of["training"] for of in found.values()]
+    header = (path / "excess" / "trial_00" / "metrics.csv").read_text().splitlines()[0]
+    assert "mean_lambda/dark" in header
+    before = tree(path / "baselines")
     assert call(*again, "--resume").status == 0
-    outcome = call(train, *_DIGITS, f"--domain_baselines={file}", f"--output_dir={tmp_path / 'r'}")
-    assert outcome.status == 0, outcome
-    for name in ("lambda/0", "round"):
-        assert name in (tmp_path / "r" / "metrics.csv").read_text()
+    assert tree(path / "baselines") == before
+
+    # Named in turn: the file, and a run; neither is taken for other domains' in silence.
+    for name in (file, path / "plain" / "trial_00"):
+        (spec,) = compared_specs(
+            *short, "--arms=agnostic_fed_avg", f"--domain_baselines={name}", "--trials=1"
+        )["agnostic_fed_avg"]
+        assert len(spec.algorithm.domain_baselines) == 2
+        build_algorithm(spec, spec.load_task())
+    renamed = {name.upper(): of for name, of in found.items()}
+    content = {**json.loads(file.read_text()), "domains": renamed}
+    file.write_text(json.dumps(content))
+    message = call(
+        train, *short, f"--domain_baselines={file}", f"--output_dir={tmp_path / 'run'}"
+    ).error
+    assert message == (
+        "--domain_baselines: expected baselines of the domains dark, light, found those of DARK, "
+        "LIGHT"
+    )
+    assert not (tmp_path / "run").exists()
+    run = path / "plain" / "trial_00"
+    message = call(train, "--task=digits", f"--domain_baselines={run}").error
+    assert message.endswith("expected baselines of --task=digits, found those of custom")
+
+
+def test_a_store_without_held_out_clients_is_told_what_mends_it(call: Caller, tmp_path):
+    rows = [
+        (split, Record(f"{split}_{k}", "web", {"x": np.zeros(2, np.float32), "label": k}))
+        for split in ("train", "test")
+        for k in range(2)
+    ]
+    store = write_store(tmp_path / "s.sqlite", rows, "features")
+    (tmp_path / "linear.py").write_text(MODEL)
+    message = call(
+        *(train, "--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}"),
+        *("--rounds=1", "--domain_baselines=own", f"--output_dir={tmp_path / 'run'}"),
+    ).error
+    assert "expected a store with clients in the split heldout" in message
+    assert "--split=train:0.8,heldout:0.1,test:0.1" in message
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from tff_agnostic.computations.domain_losses import HoldoutOptions
 from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, BaselineOptions
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, some_of
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.tasks.task import HELDOUT_SPLIT
@@ -21,14 +21,18 @@ BASELINES = "baselines"
 FILE_NAME = f"{BASELINES}.json"
 _FORMAT = 1
 _FLAG = "--domain_baselines"
+_MAX_NAMES = 5
 # Of the rounds, the last ones: their mean is the loss in training.
 _LAST_ROUNDS = 0.1
 
 
 def with_known_baselines(
     task: str, algorithm: Any, privacy: str, given: Container[str] = ()
-) -> Any:
+) -> tuple[Any, tuple[str, ...]]:
     """Returns an algorithm's settings with the numbers of the file or the run that they name.
+
+    The second is the domains that the file or the run has them of, in their order; none where the
+    settings name no file and no run.
 
     What is to be trained or counted first stays a word, for `run.baselines`.
 
@@ -42,7 +46,7 @@ def with_known_baselines(
     if not isinstance(found, str):
         if isinstance(algorithm, BaselineOptions) and "baseline_losses" in given and found:
             raise UserError(f"--baseline_losses has no effect beside numbers of {_FLAG}")
-        return algorithm
+        return algorithm, ()
     if privacy != "none":
         raise UserError(
             f"{_FLAG}: expected numbers with --privacy={privacy}, whose account has no rounds but "
@@ -55,9 +59,19 @@ def with_known_baselines(
             "examples that are trained on, found training"
         )
     if found in (OWN, TRIVIAL):
-        return algorithm
+        return algorithm, ()
     numbers = read_baselines(Path(found), task, algorithm.baseline_losses)
-    return dataclasses.replace(algorithm, domain_baselines=tuple(numbers.values()))
+    of_domains = dataclasses.replace(algorithm, domain_baselines=tuple(numbers.values()))
+    return of_domains, tuple(numbers)
+
+
+def check_baselines_of(found: Sequence[str], domain_names: Sequence[str]) -> None:
+    """Checks that baselines that a file or a run had are those of a task's domains, in order."""
+    if found and tuple(found) != tuple(domain_names):
+        raise UserError(
+            f"{_FLAG}: expected baselines of the domains {some_of(domain_names, _MAX_NAMES)}, "
+            f"found those of {some_of(found, _MAX_NAMES)}"
+        )
 
 
 def read_baselines(path: Path, task: str, losses: str) -> dict[str, float]:

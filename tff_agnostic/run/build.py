@@ -46,6 +46,7 @@ from tff_agnostic.models.keras_export import classes_of, plain_keras
 from tff_agnostic.models.keras_platform import keras_platform
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.report_fields import ReportFields
+from tff_agnostic.run.baseline_files import check_baselines_of
 from tff_agnostic.run.evaluation import (
     Evaluator,
     RunEvaluations,
@@ -212,6 +213,7 @@ def _clipped(task: Task, aggregation: Aggregation, privacy: Optional[RunPrivacy]
 
 def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
     """Returns the algorithm of a run, for its task."""
+    check_baselines_of(spec.baselines_of, task.domain_names)
     problem = Problem(
         model=model_to_start_from(spec.config.initial_model, task.model, spec.config.trust),
         domain_names=task.domain_names,

@@ -79,6 +79,8 @@ class RunSpec:
         privacy: Settings of differential privacy.
         update_aggregator: Settings of the aggregator of updates.
         given: Flags of the settings that a user gave, whatever their values.
+        baselines_of: The domains that a file or a run had baselines of, in their order; none where
+            the numbers are from no such one.
     """
 
     task: str
@@ -91,6 +93,7 @@ class RunSpec:
     privacy: Any = Settings()
     update_aggregator: Any = Settings()
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+    baselines_of: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def settings(self) -> dict[str, Any]:
         """Returns the values of all settings but the task's, by flag."""
@@ -220,19 +223,21 @@ def resolve(
     if config.initial_model is not None and ("initial_model" in given or "initial_model" in shared):
         # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
         config = dataclasses.replace(config, initial_model=initial_file(config.initial_model))
+    algorithm, baselines_of = with_known_baselines(
+        task, with_absolute_paths(algorithm_options(name, values)), config.privacy, given
+    )
     run = RunSpec(
         task,
         dataclasses.asdict(with_absolute_paths(spec.options(**task_options))),
         absolute(data_dir),
         absolute(data),
         config,
-        with_known_baselines(
-            task, with_absolute_paths(algorithm_options(name, values)), config.privacy, given
-        ),
+        algorithm,
         make(AGGREGATIONS[config.aggregation].options, values),
         make(PRIVACIES[config.privacy].options, values),
         make(UPDATE_AGGREGATORS[config.update_aggregator].options, values),
         frozenset((*shared, *given)),
+        baselines_of,
     )
     check_given(run, given)
     check_pooled(run.config)
