@@ -87,6 +87,11 @@ class Arm:
     settings: Mapping[str, Any]
     word: str = ""
 
+    @property
+    def made_by_word(self) -> Mapping[str, Any]:
+        """Those of its settings that its word has; none of a row without a word."""
+        return WORDS[self.word].settings if self.word else {}
+
 
 def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
     """Returns an arm for each algorithm with the settings that a task gives it, by its name.

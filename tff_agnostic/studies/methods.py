@@ -108,7 +108,8 @@ def trial_specs(
     specs = {}
     for name, arm in arms.items():
         more = further[owners[name]]
-        fixed = sorted(arm.settings.keys() & more.keys()) if owners[name] != name else ()
+        making = arm.settings if owners[name] != name else arm.made_by_word
+        fixed = sorted(making.keys() & more.keys())
         if fixed:
             raise UserError(
                 f"--override: {owners[name]}: expected settings that do not make them, "
