@@ -118,15 +118,21 @@ def _adaptive() -> Any:
 
 
 @pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
-def test_a_run_in_their_factory_is_a_private_run_without_its_noise(tff_runtime, clipping):
+def test_a_run_in_their_factory_is_a_private_run_without_its_noise(
+    tff_runtime, streaming_runtime, clipping
+):
     """With equal weights, whose sum is public: 3 clients of 4 examples each."""
     query = {"fixed": lambda: tfp.GaussianSumQuery(0.05, 0.0), "adaptive": _adaptive}[clipping]()
     factory = tff.aggregators.UnweightedMeanFactory(
         tff.aggregators.DifferentiallyPrivateFactory(query)
     )
+    # TFF takes seconds to compile a run: theirs is.
     sums = [
-        aggregations.from_tff(factory, mean_weight=4.0),
-        private_sum(clip_norm=0.05, clipping=clipping, expected_clients=3.0),
+        (tff_runtime, aggregations.from_tff(factory, mean_weight=4.0)),
+        (
+            streaming_runtime,
+            private_sum(clip_norm=0.05, clipping=clipping, expected_clients=3.0),
+        ),
     ]
     problem = Problem(
         logistic_regression(4, 3), ("0", "1", "2"), seed=7, expected_counts=(4.0, 4.0, 4.0)
@@ -135,8 +141,8 @@ def test_a_run_in_their_factory_is_a_private_run_without_its_noise(tff_runtime, 
     algorithm = spec.build(problem, spec.options(client_learning_rate=0.3))
     clients = [c for seed in range(3) for c in cohort(seed, sizes=(4,))]
     weights = []
-    for aggregation in sums:
-        training = tff_runtime.training(algorithm, aggregation)
+    for runtime, aggregation in sums:
+        training = runtime.training(algorithm, aggregation)
         first = state = training.initialize()
         for _ in range(4):
             state, _ = training.next(state, clients)

@@ -163,7 +163,8 @@ def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime, cas
     _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
-@pytest.mark.parametrize("case", ["above_mean"])
+# It is in TFF against NumPy in test_stateful_aggregation, too.
+@pytest.mark.parametrize("case", usually([], ["above_mean"]))
 def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
     algorithm = _CASES[case].build()
     training = tff_runtime.training(algorithm, PlainSum())
