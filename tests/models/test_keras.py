@@ -375,6 +375,14 @@ def test_batch_normalization():
         _model_of_refusals(layers.BatchNormalization)
 
 
+def test_normalization_needs_its_numbers():
+    with pytest.raises(ValueError, match=r"'normalization' has seen no data.*mean=data.x_mean"):
+        _model_of_refusals(layers.Normalization, lambda: layers.Dense(3))
+    given = {"mean": np.ones(4, np.float32), "variance": np.full(4, 4, np.float32)}
+    model = _model_of_refusals(lambda: layers.Normalization(**given), lambda: layers.Dense(3))
+    assert len(model.initial_weights.non_trainable) == 0
+
+
 def test_batch_normalization_inside_another_layer():
     with pytest.raises(ValueError, match="updates moving averages"):
         _model_of_refusals(
