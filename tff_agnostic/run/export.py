@@ -54,6 +54,7 @@ OF_SIMULATIONS = (
     "runtime",
     "aggregation",
     "privacy",
+    "pooled",
     "rounds",
     "cohort_sampling",
     "evaluate_every",
