@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,6 @@ from tests.binaries.harness import ROOT, TOY, Caller, defined_flags, python_modu
 from tests.plan_runner.harness import call as run_plan
 from tests.selection import usually
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.ray import RayRuntime
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _SHORT = (*TOY, "--rounds=2", "--evaluate_every=1", "--checkpoint_every=1")
@@ -54,13 +51,6 @@ def test_its_settings_are_part_of_the_run(trained):
     assert "first_epoch/loss/center -1.0" in read_history(trained / "metrics.csv")
 
 
-@pytest.fixture(scope="module")
-def call_with_ray(cohort_runtime, tff_runtime) -> Iterator[Caller]:
-    """Calls binaries on running runtimes, Ray's too."""
-    with RayRuntime(RuntimeOptions(num_workers=1)) as ray_runtime:
-        yield Caller({"cohort": cohort_runtime, "tff": tff_runtime, "ray": ray_runtime})
-
-
 # In this process without secure sums it is trained above.
 @pytest.mark.parametrize(
     ("runtime", "aggregation"),
@@ -70,9 +60,9 @@ def call_with_ray(cohort_runtime, tff_runtime) -> Iterator[Caller]:
     ),
 )
 def test_every_runtime_and_aggregation_gives_the_same(
-    call_with_ray, algorithm, folder, trained, runtime, aggregation
+    call, algorithm, folder, trained, runtime, aggregation
 ):
-    outcome = call_with_ray(
+    outcome = call(
         *(train, *_SHORT, *_BY_SIZE, "--output_dir=run"),
         *(f"--runtime={runtime}", f"--aggregation={aggregation}"),
     )
