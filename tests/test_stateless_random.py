@@ -1,5 +1,7 @@
 """Stateless seeds of clients."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +12,7 @@ from tff_agnostic.stateless_random import (
     fold_in,
     hash_multipliers,
     known_multipliers,
+    poisson_one,
     random_order,
     stateless_seed,
 )
@@ -121,3 +124,18 @@ def test_multipliers_of_a_known_width_are_those_that_a_graph_works_out(width):
     assert found.dtype == np.int64
     np.testing.assert_array_equal(found, hash_multipliers(tf.constant(width)))
     assert np.all(found % 2 == 1)
+
+
+def test_poisson_numbers_have_the_probabilities_of_their_distribution():
+    seeds = fold_in(tf.range(4000, dtype=tf.int64), tf.constant(1))
+    found = np.asarray(poisson_one(seeds, 50))
+    assert found.shape == (4000, 50)
+    # Four standard errors of a share of 200,000.
+    for k in range(6):
+        expected = math.exp(-1) / math.factorial(k)
+        error = 4 * math.sqrt(expected / found.size)
+        assert np.mean(found == k) == pytest.approx(expected, abs=error)
+    # Neither clients nor replicates depend on each other.
+    assert abs(np.corrcoef(found[:-1].ravel(), found[1:].ravel())[0, 1]) < 0.01
+    assert abs(np.corrcoef(found[:, :-1].ravel(), found[:, 1:].ravel())[0, 1]) < 0.01
+    assert np.array_equal(poisson_one(seeds[7], 50), found[7])

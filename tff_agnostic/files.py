@@ -6,6 +6,7 @@ import contextlib
 import csv
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import re
 import stat
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Optional
 
@@ -367,6 +368,15 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
             raise UserError(
                 f"{path}: expected {what}, found a damaged or another file ({_error_line(e)})"
             ) from e
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays to an .npz file, atomically."""
+    # In memory first: on a full disk NumPy's zip file would write again when it is collected.
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    with atomic_file(path) as file:
+        file.write(content.getbuffer())
 
 
 def _check_unpacked_size(file: IO[bytes]) -> None:

@@ -8,6 +8,9 @@ the same numbers for one client, for many at once, and on every device.
 
 from __future__ import annotations
 
+import math
+from typing import Union
+
 import numpy as np
 
 from tff_agnostic.later import tf
@@ -20,6 +23,8 @@ _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 # Bits of a uniform number: as many as float32 has room for.
 UNIFORM_BITS = 24
+# Larger numbers, which have a probability of less than 2^-24, are not drawn.
+MOST_POISSON = 11
 
 
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
@@ -49,9 +54,20 @@ def uniform(seed: tf.Tensor, use: int) -> tf.Tensor:
     return tf.cast(uniform_bits(seed, use), tf.float32) / 2.0**UNIFORM_BITS
 
 
-def uniform_bits(seed: tf.Tensor, use: int) -> tf.Tensor:
-    """Returns the same numbers times 2^`UNIFORM_BITS`, int64."""
+def uniform_bits(seed: tf.Tensor, use: Union[int, np.ndarray]) -> tf.Tensor:
+    """Returns the same numbers times 2^`UNIFORM_BITS`, int64; of several uses, along an axis."""
     return _logical_shift(fold_in(seed, tf.constant(use)), 64 - UNIFORM_BITS)
+
+
+def poisson_one(seed: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns Poisson numbers with mean 1, float32 [*S, count], from seeds of shape S.
+
+    By inversion, of which the last step has a probability of 2^-24 or less.
+    """
+    bits = uniform_bits(seed[..., tf.newaxis], np.arange(count))
+    below = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(MOST_POISSON)])
+    steps = np.floor(below * 2.0**UNIFORM_BITS).astype(np.int64)
+    return tf.add_n([tf.cast(bits >= step, tf.float32) for step in steps.tolist()])
 
 
 def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) -> tf.Tensor:

@@ -1,6 +1,7 @@
 """`compare`: several algorithms and seeds, a table and plots."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -80,6 +81,11 @@ def test_the_markdown_table(compared):
     page = (path / "compare.md").read_text()
     lines = page.splitlines()
     assert lines[0] == "# Comparison on toy_regression"
+    # The verdict comes first, and its intervals are over what plain sums allow.
+    told = [line[2:] for line in lines[2 : lines.index("", 2)]]
+    assert re.match("(Whether )?AgnosticFedAvg is .* FedAvg .uniform. for the worst dom", told[0])
+    assert "for other test clients and other seeds (2 trials)" in told[-1]
+    assert printed.index(told[0]) < printed.index("\nloss on the test clients")
     (command,) = [line for line in lines if line.startswith("`./run compare --task=toy_regression")]
     assert "--trials=2" in command
     headers = [line for line in lines if line.startswith("| algorithm")]

@@ -52,6 +52,7 @@ def test_the_output_folder_has_the_layout_of_the_design(digits):
         "model",
         "plots",
         "report.html",
+        "resampled.npz",
         "result.json",
         "tensorboard",
     ]
@@ -103,6 +104,7 @@ def test_the_result(digits):
         "not_counted",
         "clients",
         "client_values",
+        "class_counts",
         "domain_weights",
         "about",
     ]
@@ -113,6 +115,9 @@ def test_the_result(digits):
         assert list(of_set) == ["num_examples", "loss", "accuracy", "over_clients", "intervals"]
         assert 0 <= of_set["accuracy"] <= 1 and of_set["loss"] > 0
     assert result["overall"]["num_examples"] == 540
+    # Each domain of digits is a class.
+    counts = [[n for n in of if n] for of in result["class_counts"].values()]
+    assert counts == [[d["num_examples"]] for d in result["domains"].values()]
     losses = {name: report["loss"] for name, report in result["domains"].items()}
     assert result["worst_domain"] == max(losses, key=lambda name: losses[name])
     assert sum(result["domain_weights"].values()) == pytest.approx(1, abs=1e-5)

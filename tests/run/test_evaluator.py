@@ -5,11 +5,17 @@ import pytest
 
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
 from tff_agnostic.data import clients as parts_of_clients
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.run.evaluation import Evaluator, RunEvaluations, check_readable
+from tff_agnostic.run.evaluation import (
+    Evaluator,
+    RunEvaluations,
+    check_readable,
+    prepared_evaluation,
+)
 
 _NUM_CLIENTS = 7
 
@@ -192,3 +198,26 @@ def test_clients_are_read_evenly_spaced(num, most, seen):
 def test_a_client_that_cannot_be_read_is_told():
     with pytest.raises(UserError, match="02: damaged"):
         check_readable(_Clients(5, damaged="02"), 5)
+
+
+def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_runtime, weights):
+    evaluate = prepared_evaluation(cohort_runtime, task, PlainSum(), None)
+    clients = [task.test.read(client_id) for client_id in task.test.client_ids]
+    summed = evaluate(weights, [clients]).output
+    # Each client's own weights, from what it sends alone.
+    alone = [evaluate(weights, [[client]]).output for client in clients]
+    counts = [of.resampled.counts.sum(axis=1) / len(c["y"]) for c, of in zip(clients, alone)]
+    assert all(np.array_equal(w, np.round(w)) and w.max() > 1 for w in counts)
+    losses = np.array([of.sums.losses for of in alone])
+    expected = np.einsum("cb,cd->bd", np.array(counts), losses)
+    np.testing.assert_allclose(summed.resampled.losses, expected, rtol=1e-5, atol=1e-5)
+    report = Evaluator(task, evaluate)(weights, on_all=True)
+    total = losses.sum() / summed.sums.counts.sum()
+    sizes = np.array([len(client["y"]) for client in clients])
+    spread = np.sqrt(np.sum((losses.sum(axis=1) - total * sizes) ** 2)) / sizes.sum()
+    drawn = report.resampled.values["loss"][:, -1]
+    assert drawn.std() == pytest.approx(spread, rel=0.2)
+    assert report.resampled.clients[-1] == pytest.approx(_NUM_CLIENTS, rel=0.3)
+    secure = SecureSum(SecureSumOptions(max_examples=20))
+    of_secure = prepared_evaluation(cohort_runtime, task, secure, None)
+    assert Evaluator(task, of_secure)(weights, on_all=True).resampled is None

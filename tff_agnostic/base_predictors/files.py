@@ -8,7 +8,6 @@ The zip format holds a checksum of every array, so damage is noticed when a file
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, architecture_of, ensemble, form_of
 from tff_agnostic.boosting.predictor_store import Architecture
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import atomic_file, digest, read_json, read_npz
+from tff_agnostic.files import digest, read_json, read_npz, write_npz
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.keras_export import classes_of
@@ -157,11 +156,7 @@ def write_predictors(path: Path, predictors: PredictorFile) -> None:
         "about": dict(predictors.about),
     }
     arrays = {f"array_{i:05d}": array for i, array in enumerate(predictors.arrays)}
-    # In memory first: on a full disk NumPy's zip file would write again when it is collected.
-    content = io.BytesIO()
-    np.savez(content, **{_HEADER: np.array(json.dumps(header)), **arrays})
-    with atomic_file(path) as file:
-        file.write(content.getbuffer())
+    write_npz(path, {_HEADER: np.array(json.dumps(header)), **arrays})
 
 
 def is_predictor_file(arrays: Mapping[str, np.ndarray]) -> bool:

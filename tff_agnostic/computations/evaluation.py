@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Optional
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
 from tff_agnostic.computations.client_output import all_finite
-from tff_agnostic.computations.clients import Clients
+from tff_agnostic.computations.clients import Clients, client_seeds
 from tff_agnostic.computations.domain_losses import (
     DomainSums,
     Holdout,
@@ -34,8 +34,15 @@ from tff_agnostic.computations.histograms import Grid, LinearGrid, LogGrid, Size
 from tff_agnostic.later import tf
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
+from tff_agnostic.stateless_random import MOST_POISSON, poisson_one
 
 SIZES = SizeGrid()
+# How often clients are resampled, and the most numbers that a client sends of each sum for it.
+_REPLICATES = 200
+_MOST_RESAMPLED = 10_000
+# Seeds the weights of the clients. Public, and the same in all runs: replicates of two models on
+# the same clients can be compared one by one.
+_RESAMPLING_SEED = (1907, -1)
 
 
 class ClientDistribution(NamedTuple):
@@ -76,12 +83,21 @@ class EvaluationOutput(NamedTuple):
         by_size: The same measures by the clients' numbers of examples.
         clients: Number of clients that were evaluated, had no examples, or gave values that are not
             finite (which add nothing else), int64 scalars.
+        resampled: The sums with each client's weight in each of B replicates, a `DomainSums` of
+            float32 [B, p]; () where clients are not resampled. See `num_replicates`.
     """
 
     sums: DomainSums
     over_clients: OrderedDict[str, ClientDistribution]
     by_size: OrderedDict[str, SizeSums]
     clients: OrderedDict[str, tf.Tensor]
+    resampled: Any = ()
+
+
+def num_replicates(num_domains: int) -> int:
+    """Returns how often clients are resampled; 0 with so many domains that it would cost much."""
+    found = min(_REPLICATES, _MOST_RESAMPLED // num_domains)
+    return found if found >= _REPLICATES // 4 else 0
 
 
 def measure_grids(model: Model) -> OrderedDict[str, Grid]:
@@ -100,14 +116,26 @@ def grid_of(metric: Optional[Metric]) -> Grid:
 
 
 def evaluate_clients(
-    weights: ModelWeights, clients: Clients, *, model: Model, num_domains: int
+    weights: ModelWeights, clients: Clients, *, model: Model, num_domains: int, replicates: int = 0
 ) -> EvaluationOutput:
-    """Client work: measures the weights that are broadcast; nothing in it is random."""
+    """Client work: measures the weights that are broadcast; nothing in it is random.
+
+    Args:
+        num_domains: p.
+        replicates: B, how often clients are resampled.
+    """
     sums = domain_sums(model, num_domains, weights, clients)
     output: EvaluationOutput = clients.map(
         lambda sums, n: evaluation_output(model, sums, tf.equal(n, 0)), sums, clients.num_examples
     )
-    return output
+    if not replicates:
+        return output
+    seeds = client_seeds(tf.constant(_RESAMPLING_SEED, tf.int32), clients)
+    counted = poisson_one(seeds, replicates)[..., tf.newaxis]
+    resampled = tf.nest.map_structure(
+        lambda of: counted * tf.cast(of, tf.float32)[..., tf.newaxis, :], output.sums
+    )
+    return output._replace(resampled=resampled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,14 +153,22 @@ class Measurement:
     client_data_spec: Any
 
 
-def measurement_of_model(model: Model, num_domains: int) -> Measurement:
-    """Returns the evaluation of one model's weights; its sums are an `EvaluationOutput`."""
+def measurement_of_model(model: Model, num_domains: int, replicates: int = 0) -> Measurement:
+    """Returns the evaluation of one model's weights; its sums are an `EvaluationOutput`.
+
+    Args:
+        num_domains: p.
+        replicates: How often clients are resampled. For plain sums only: of fewer clients than
+            that, secure sums with known weights would tell the server each one's numbers.
+    """
     return Measurement(
         CommunicationStep(
             name="evaluation",
             broadcast=lambda weights: weights,
-            client_work=HashablePartial(evaluate_clients, model=model, num_domains=num_domains),
-            bounds=lambda limits: evaluation_bounds(model, limits),
+            client_work=HashablePartial(
+                evaluate_clients, model=model, num_domains=num_domains, replicates=replicates
+            ),
+            bounds=lambda limits: evaluation_bounds(model, limits, bool(replicates)),
             bytes_per_example=model.bytes_per_example,
         ),
         weights_spec(model),
@@ -198,18 +234,31 @@ def _by_size(
     )
 
 
-def evaluation_bounds(model: Model, limits: ClientLimits) -> EvaluationOutput:
-    """Returns the bounds of what one client contributes, for secure sums."""
+def evaluation_bounds(
+    model: Model, limits: ClientLimits, is_resampled: bool = False
+) -> EvaluationOutput:
+    """Returns the bounds of what one client contributes, for secure sums.
+
+    Args:
+        model: What is evaluated.
+        limits: Of a client's examples and losses.
+        is_resampled: Whether clients are resampled.
+    """
     one = Bound(1, integer=True)
     largest = {"loss": limits.max_loss}
     largest.update((m.name, m.max_numerator if m.upper is None else m.upper) for m in model.metrics)
+    sums = domain_sums_bounds(model, limits)
+    resampled: Any = ()
+    if is_resampled:
+        resampled = tf.nest.map_structure(lambda of: Bound(MOST_POISSON * of.limit), sums)
     return EvaluationOutput(
-        sums=domain_sums_bounds(model, limits),
+        sums=sums,
         over_clients=OrderedDict(
             (name, ClientDistribution(one, Bound(limit), one)) for name, limit in largest.items()
         ),
         by_size=OrderedDict((name, SizeSums(one, Bound(limit))) for name, limit in largest.items()),
         clients=OrderedDict(evaluated=one, empty=one, non_finite=one),
+        resampled=resampled,
     )
 
 

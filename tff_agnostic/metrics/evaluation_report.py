@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_agnostic.computations.domain_losses import DomainSums
 from tff_agnostic.computations.evaluation import (
     SIZES,
     ClientDistribution,
@@ -33,6 +34,7 @@ from tff_agnostic.metrics.intervals import (
     share_interval,
     superquantile_interval,
 )
+from tff_agnostic.metrics.resampling import Resampled, effective_clients, replicate_ratios
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Measure, Model, measures_of
 from tff_agnostic.report_fields import Unit
@@ -297,6 +299,8 @@ class EvaluationReport:
         lambda_set: The mixtures of domains that the algorithm has in view; None if it has none, or
             if they are all mixtures, of which the worst is the worst domain.
         client_values: The clients' values of each measure, to be drawn.
+        resampled: Its values with other samples of clients; None where they are not resampled.
+        class_counts: Examples of each class in each domain; empty where they were not counted.
     """
 
     domains: Mapping[str, SetReport]
@@ -308,6 +312,8 @@ class EvaluationReport:
     worst_min_examples: int = 1
     lambda_set: Optional[LambdaSet] = None
     client_values: Mapping[str, ClientValues] = dataclasses.field(default_factory=dict)
+    resampled: Optional[Resampled] = dataclasses.field(default=None, compare=False)
+    class_counts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -390,6 +396,7 @@ class EvaluationReport:
             "not_counted": list(self.not_counted),
             "clients": dict(self.clients),
             "client_values": {name: of.to_json() for name, of in self.client_values.items()},
+            **({"class_counts": dict(self.class_counts)} if self.class_counts else {}),
             **({"clipped": dict(self.clipped)} if self.clipped else {}),
         }
 
@@ -456,7 +463,35 @@ def evaluation_report(
             name: client_values(measure, summed.over_clients[name], summed.by_size[name])
             for name, measure in measures.items()
         },
+        resampled=_resampled(measures, ratios, sums.counts, summed.resampled),
     )
+
+
+def _resampled(
+    measures: Mapping[str, Measure], ratios: Mapping[str, Any], counts: Any, replicates: Any
+) -> Optional[Resampled]:
+    """Returns the values of replicates from their sums, `DomainSums` [B, p] or ()."""
+    if not isinstance(replicates, DomainSums):
+        return None
+    drawn = {"loss": (replicates.losses, replicates.counts)}
+    drawn.update((n, (m.numerator, m.denominator)) for n, m in replicates.metric_sums.items())
+    return Resampled(
+        values={
+            name: values_of(
+                measures[name].metric,
+                # Ratios are none below 0; the first order goes there in few replicates.
+                np.maximum(0.0, replicate_ratios(*map(_with_all, (*of, *drawn[name])))),
+            )
+            for name, of in ratios.items()
+        },
+        clients=effective_clients(_with_all(counts), _with_all(replicates.counts)),
+    )
+
+
+def _with_all(sums: Any) -> np.ndarray:
+    """Returns sums [..., p] with that of all domains as one more."""
+    values = np.asarray(sums, np.float64)
+    return np.concatenate([values, values.sum(axis=-1, keepdims=True)], axis=-1)
 
 
 def client_values(measure: Measure, of: ClientDistribution, by_size: SizeSums) -> ClientValues:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
+from tff_agnostic.metrics.class_counts import ACCURACY, constant_line, not_above_constant
 from tff_agnostic.metrics.evaluation_report import (
     PERCENTILES,
     SUPERQUANTILE,
@@ -131,4 +132,9 @@ def _notes(report: EvaluationReport) -> list[str]:
     if worst is not None:
         of_domains = ", ".join(f"{name} {weight:.3f}" for name, weight in worst.lambda_.items())
         notes.append(f"worst mixture of Lambda: loss {worst.loss:.4g} at {of_domains}")
+    if ACCURACY in report.measures:
+        accuracies = {name: of.measures[ACCURACY].value for name, of in report.domains.items()}
+        found = not_above_constant(report.class_counts, accuracies)
+        if found:
+            notes.append(constant_line(found, len(report.domains)))
     return [*notes, *clipped_lines(report)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
 from tff_agnostic.later import matplotlib
+from tff_agnostic.metrics.class_counts import ACCURACY, constant_accuracies
 from tff_agnostic.metrics.evaluation_report import client_values_from_json
 from tff_agnostic.metrics.formatting import cell, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
@@ -20,6 +21,7 @@ from tff_agnostic.reports.figures import (
     figure_of,
 )
 from tff_agnostic.reports.page import (
+    DECIMALS,
     NOT_RECORDED,
     Block,
     Facts,
@@ -192,6 +194,8 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
     worst = run.source.get("worst", measure.name, "domain")
     # Of algorithms that weigh no domains, a column of dashes says nothing.
     is_weighed = bool(run.source.get("domain_weights"))
+    counts = run.result.get("class_counts") or {}
+    constant = constant_accuracies(counts) if measure.name == ACCURACY else {}
     rows: list[Sequence[Line]] = []
     for name in names:
         part = run.source.below("domains", name)
@@ -203,6 +207,7 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
                 part.number("num_examples"),
                 part.number("over_clients", measure.name, _NUM_CLIENTS),
                 *([run.source.number("domain_weights", name, decimals=3)] if is_weighed else []),
+                *([_constant(constant.get(name), measure.unit)] if constant else []),
                 remark,
             ]
         )
@@ -213,10 +218,16 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
             run.source.number("overall", "num_examples"),
             run.source.number("overall", "over_clients", measure.name, _NUM_CLIENTS),
             *([""] if is_weighed else []),
+            *([""] if constant else []),
             "",
         ]
     )
     notes = ["Weight: what the domain weighed in the last round."] if is_weighed else []
+    if constant:
+        notes.append(
+            "Most frequent class: what always answering the class that a domain has most examples "
+            "of attains there."
+        )
     if not_counted:
         fewest = run.result.get("worst_min_examples")
         notes.append(
@@ -225,10 +236,19 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
         )
     return Table(
         f"{with_percent(measure.name, measure.unit)} ({measure.better} is better)",
-        ["domain", measure.name, "examples", "clients", *(["weight"] if is_weighed else []), ""],
+        [
+            *("domain", measure.name, "examples", "clients"),
+            *(["weight"] if is_weighed else []),
+            *(["most frequent class"] if constant else []),
+            "",
+        ],
         rows,
         notes,
     )
+
+
+def _constant(accuracy: Optional[float], unit: Unit) -> Line:
+    return "-" if accuracy is None else Number(cell(accuracy, unit, DECIMALS), accuracy)
 
 
 def _model_rows(

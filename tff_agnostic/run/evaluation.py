@@ -11,15 +11,21 @@ import numpy as np
 from absl import logging
 from tabulate import tabulate
 
-from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.domain_losses import Holdout, example_measures
-from tff_agnostic.computations.evaluation import ChoiceOutput, measurement_of_choice
+from tff_agnostic.computations.evaluation import (
+    ChoiceOutput,
+    measurement_of_choice,
+    measurement_of_model,
+    num_replicates,
+)
 from tff_agnostic.data.clients import ClientDataset, in_parts
 from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest_of
 from tff_agnostic.later import tf
+from tff_agnostic.metrics.class_counts import ClassCounter
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,
     EvaluationReport,
@@ -94,11 +100,32 @@ class Evaluator:
             on_all: Whether to use all test clients, or the sample.
             state: Of a private evaluation; see `PrivateEvaluation.state`.
         """
-        return self.report(self.measure(weights, on_all, state))
+        classes = ClassCounter(self._task.model, self._task.num_domains)
+        report = self.report(self.measure(weights, on_all, state, classes))
+        if report.resampled is None:
+            # What the server sees of clients is not to be more than their sums.
+            return report
+        return dataclasses.replace(report, class_counts=classes.counts(self._task.domain_names))
 
-    def measure(self, weights: ModelWeights, on_all: bool, state: Any = None) -> Evaluated:
-        """Returns the sums of which a report is made; see `__call__`."""
-        return self._evaluate(weights, in_parts(self._clients(on_all)), state)
+    def measure(
+        self,
+        weights: ModelWeights,
+        on_all: bool,
+        state: Any = None,
+        classes: Optional[ClassCounter] = None,
+    ) -> Evaluated:
+        """Returns the sums of which a report is made; see `__call__`.
+
+        Args:
+            weights: The model's weights.
+            on_all: Whether to use all test clients, or the sample.
+            state: Of a private evaluation.
+            classes: Counts the classes of the clients, if it is given.
+        """
+        clients: Iterable[Examples] = self._clients(on_all)
+        if classes is not None:
+            clients = classes.counting(clients)
+        return self._evaluate(weights, in_parts(clients), state)
 
     def report(self, evaluated: Evaluated) -> EvaluationReport:
         """Returns the report of what was measured."""
@@ -241,7 +268,7 @@ class RunEvaluations:
 def prepared_evaluation(
     runtime: Runtime, task: Task, aggregation: Aggregation, noise: Optional[PrivateEvaluation]
 ) -> Evaluation:
-    """Returns what an `Evaluator` evaluates with.
+    """Returns what an `Evaluator` evaluates with; plain sums resample the clients, too.
 
     Args:
         runtime: Executes it.
@@ -249,9 +276,12 @@ def prepared_evaluation(
         aggregation: How sums without noise are made.
         noise: Of private evaluations; None if they are none.
     """
-    if noise is None:
-        return runtime.evaluation(task.model, task.num_domains, aggregation)
-    return runtime.measurement(noise.measurement, noise.aggregation)
+    if noise is not None:
+        return runtime.measurement(noise.measurement, noise.aggregation)
+    # Secure sums are to hide what known weights would uncover.
+    replicates = num_replicates(task.num_domains) if isinstance(aggregation, PlainSum) else 0
+    measurement = measurement_of_model(task.model, task.num_domains, replicates)
+    return runtime.measurement(measurement, aggregation)
 
 
 def num_evaluations(rounds: int, every: int) -> int:

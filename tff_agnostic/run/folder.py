@@ -76,6 +76,7 @@ class RunFolder:
         self.metrics = path / "metrics.csv"
         self.releases = path / "releases.jsonl"
         self.result = path / "result.json"
+        self.resampled = path / "resampled.npz"
         self.checkpoints = path / CHECKPOINTS
         self.tensorboard = path / "tensorboard"
         self.plots = path / "plots"

@@ -19,7 +19,7 @@ from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.inputs import TABLE, inputs_json
-from tff_agnostic.files import make_folder, read_json, write_json, write_text
+from tff_agnostic.files import make_folder, read_json, write_json, write_npz, write_text
 from tff_agnostic.later import matplotlib, tf
 from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
@@ -107,6 +107,8 @@ def leave_results(
         **(of_family if further else {}),
     }
     left_out = leave_models(folder, spec, task, models, result)
+    if report.resampled is not None:
+        write_npz(folder.resampled, report.resampled.to_arrays())
     # Last: where it is, the run is complete.
     about = run_facts(spec, task, rows.columns, remarks, security, num_skipped)
     write_json(folder.result, {**result, "about": about})

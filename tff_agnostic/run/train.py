@@ -13,6 +13,7 @@ from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.later import tf
+from tff_agnostic.metrics.by_group import ByGroup, by_group_of
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.reports.run_page import with_results_kept, write_run_report
@@ -54,6 +55,10 @@ class TrainedRun:
     def result(self) -> dict[str, Any]:
         """What result.json holds."""
         return read_json(RunFolder(self.path).result)
+
+    def by_group(self) -> ByGroup:
+        """Returns the measures overall and of each domain, and how far apart those are."""
+        return by_group_of(self.result, self.report.measures)
 
     def history(self) -> Mapping[str, np.ndarray]:
         """Returns the columns of metrics.csv by name, a number for each round."""

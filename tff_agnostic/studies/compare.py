@@ -22,6 +22,7 @@ from tff_agnostic.studies.comparison_page import write_comparison_report
 from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
 from tff_agnostic.studies.stages import begun, staged
+from tff_agnostic.studies.verdict import POOLED, verdicts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,13 @@ class ComparedRuns:
         path: Its folder, with those of the trials.
         comparison: The results of the trials.
         harm: A line for each domain that a row gave up; see `harmed`.
+        verdict: For whom each row is better or worse than FedAvg's; see `verdicts`.
     """
 
     path: Path
     comparison: Comparison
     harm: tuple[str, ...] = ()
+    verdict: tuple[str, ...] = ()
 
     def table(self, measure: Optional[str] = None, table_format: str = "simple") -> str:
         """Returns a measure as a table: a line per row, a column per domain.
@@ -97,10 +100,13 @@ def compare(given: GivenRun) -> ComparedRuns:
         write_json(at.path / "compare.json", comparison.to_json())
         title = f"Comparison on {own.task}"
         harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
-        page = comparison_report.markdown(comparison, title, given.typed, harm)
+        configs = {row: runs[0].config for row, runs in specs.items()}
+        algorithms = {row: POOLED if of.pooled else of.algorithm for row, of in configs.items()}
+        verdict = verdicts(comparison, algorithms)
+        page = comparison_report.markdown(comparison, title, given.typed, harm, verdict)
         write_text(at.path / "compare.md", page)
         comparison_report.draw_comparison(at.path / "plots", comparison)
-    return ComparedRuns(at.path, comparison, tuple(harm))
+    return ComparedRuns(at.path, comparison, tuple(harm), tuple(verdict))
 
 
 def _with_baselines(
@@ -113,13 +119,16 @@ def _with_baselines(
 
 def _show(compared: ComparedRuns) -> None:
     comparison, path = compared.comparison, compared.path
+    for line in compared.verdict:
+        print(f"\n{line}")
     for measure in comparison.measures:
         print(f"\n{measure} on the {comparison.split} clients")
         print(comparison_report.table(comparison, measure, "simple"))
         of_clients = comparison_report.table_over_clients(comparison, measure, "simple")
         if of_clients is not None:
             print(f"\n{measure}. {comparison_report.over_clients_title(comparison)}\n{of_clients}")
-    for line in (*compared.harm, *comparison_report.notes(comparison)):
+    marks, notes = comparison_report.alike_notes(comparison), comparison_report.notes(comparison)
+    for line in (*marks, *compared.harm, *notes):
         print(f"\n{line}")
     print(f"\ntables: {path / 'compare.md'}, {path / 'compare.json'}, plots: {path / 'plots'}")
 

@@ -25,6 +25,7 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
+from tff_agnostic.metrics.by_group import ByGroup
 from tff_agnostic.metrics.evaluation_report import (
     ClientValues,
     client_values_from_json,
@@ -32,6 +33,7 @@ from tff_agnostic.metrics.evaluation_report import (
     statistic_names,
 )
 from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.metrics.resampling import Resampled, read_resampled
 from tff_agnostic.models.model import Measure, measures_of
 from tff_agnostic.progress import is_shown
 from tff_agnostic.run.baseline_files import BASELINES
@@ -82,6 +84,11 @@ class Trials:
             together; NaN of a trial whose evaluation did not report it. See `statistic_names`.
         client_values: The clients' values of each measure in each trial that reported them.
         privacy: What each private trial promised: (epsilon, delta).
+        resampled: The values of each trial with other samples of clients; empty if one has none.
+        num_clients: How many clients of each domain the first trial evaluated; empty if unknown.
+        seeds: Of the trials.
+        class_counts: Test examples of each class in each domain, of the first trial; empty where
+            they were not counted.
     """
 
     values: Mapping[str, Mapping[str, np.ndarray]]
@@ -90,6 +97,10 @@ class Trials:
     over_clients: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
     client_values: Mapping[str, Sequence[ClientValues]] = dataclasses.field(default_factory=dict)
     privacy: Sequence[tuple[float, float]] = ()
+    resampled: Sequence[Resampled] = ()
+    num_clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    seeds: Sequence[int] = ()
+    class_counts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
     def mean(self, domain: str, measure: str) -> float:
         """Returns the mean over the trials."""
@@ -169,6 +180,21 @@ class Comparison:
     def label(self, row: str) -> str:
         """Returns what tables and figures call a row."""
         return self.labels.get(row, row)
+
+    def by_group(self) -> dict[str, ByGroup]:
+        """Returns the means over the trials of each row, by what tables call it."""
+        return {
+            self.label(row): ByGroup(
+                overall={name: of.mean(OVERALL, name) for name in self.measures},
+                by_group={
+                    name: {domain: of.mean(domain, name) for domain in self.domain_names}
+                    for name in self.measures
+                },
+                higher_is_better={n: m.higher_is_better for n, m in self.measures.items()},
+                not_counted=tuple(of.not_counted),
+            )
+            for row, of in self.trials.items()
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Returns {ROW: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}.
@@ -501,6 +527,14 @@ def collect(
             for r in results
             if "privacy" in r
         ],
+        resampled=read_resampled([folder.resampled for folder in folders]),
+        seeds=[int(r.get("seed", k)) for k, r in enumerate(results)],
+        class_counts=results[0].get("class_counts", {}),
+        num_clients={
+            name: int(count)
+            for name, of in results[0]["domains"].items()
+            if not math.isnan(count := _statistic({"overall": of}, "loss", "num_clients"))
+        },
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -14,6 +14,7 @@ from tff_agnostic.metrics.formatting import with_percent
 from tff_agnostic.models.model import Measure
 from tff_agnostic.reports.page import (
     Block,
+    Bullets,
     Line,
     Name,
     Number,
@@ -66,20 +67,29 @@ from tff_agnostic.studies.comparison import (
     trial_folder,
 )
 from tff_agnostic.studies.comparison_record import (
-    BASELINE,
     COMPARE,
     ComparisonRecord,
     price_section,
     read_comparison,
 )
-from tff_agnostic.studies.comparison_report import client_figures, figure
+from tff_agnostic.studies.comparison_report import ALIKE, alike_notes, client_figures, figure
+from tff_agnostic.studies.gains import alike, gains
 from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.stages import joined
+from tff_agnostic.studies.verdict import (
+    BASELINE,
+    baseline_row,
+    main_measure,
+    verdicts,
+)
+from tff_agnostic.studies.verdict_figure import verdict_figure
 
 # Rows whose weights are drawn.
 _MAX_CURVES = 5
 # Warnings of one row; those of its other trials are alike.
 _MAX_OF_ROW = 3
+# Rows whose domains are drawn before and after.
+_MAX_PICTURES = 3
 # Columns of a table that fit on a printed page.
 _MAX_COLUMNS = 5
 _SUMMARIES = {WORST: "worst domain", OVERALL: "all examples", DIFFERENCE: "best - worst"}
@@ -105,6 +115,7 @@ def comparison_page(
             "over the trials and, in parentheses, standard deviations.",
         ],
         [
+            Section("verdict", "The verdict", _verdict(record)),
             Section("summary", "In short", [*_harm(record, given_up), *summaries(record)]),
             _caveats(record),
             Section("rows", "What was compared", [_rows(record)]),
@@ -126,6 +137,33 @@ def comparison_page(
             ),
         ],
     )
+
+
+def _verdict(record: ComparisonRecord) -> list[Block]:
+    """Returns the sentences, and a picture for each of the first rows."""
+    comparison, baseline = record.comparison, baseline_row(record.algorithms)
+    lines = verdicts(comparison, record.algorithms)
+    if not lines:
+        return []
+    measure = main_measure(comparison)
+    rows = [row for row in comparison.trials if row != baseline]
+    pictures = [
+        Picture(
+            functools.partial(
+                verdict_figure,
+                comparison,
+                row,
+                baseline,
+                measure,
+                gains(comparison, row, baseline, measure),
+            ),
+            f"{measure.name} of {comparison.label(baseline)} and of {comparison.label(row)} in "
+            "each domain, and what it gains there; error bars are 95% intervals, of the gains "
+            "such that they hold for all domains at once",
+        )
+        for row in rows[:_MAX_PICTURES]
+    ]
+    return [Bullets(lines), *pictures]
 
 
 def _harm(record: ComparisonRecord, given_up: Sequence[str]) -> list[Block]:
@@ -170,15 +208,17 @@ def _rows(record: ComparisonRecord) -> Table:
     settings = {row: dict(runs[0].config) for row, runs in record.runs.items()}
     told_elsewhere = ("algorithm", "seed", *NOT_FLAGS)
     names = dict.fromkeys(n for of in settings.values() for n in of if n not in told_elsewhere)
+    # What only some algorithms have, and all of them alike, hides what differs.
+    folded: dict[tuple[str, ...], list[str]] = {}
+    different = []
+    for name in names:
+        having = tuple(row for row, of in settings.items() if name in of)
+        if any(settings[row][name] != settings[having[0]][name] for row in having):
+            different.append(name)
+        elif len(having) < len(settings):
+            folded.setdefault(having, []).append(name)
     rows: list[Sequence[Line]] = []
     for row, runs in record.runs.items():
-        own: list[Part] = []
-        for name in names:
-            if name in settings[row] and any(
-                of.get(name) != settings[row][name] for of in settings.values()
-            ):
-                own += [", "] if own else []
-                own += [f"--{name}=", setting_value(settings[row][name])]
         about = runs[0].about
         rows.append(
             [
@@ -186,11 +226,29 @@ def _rows(record: ComparisonRecord) -> Table:
                 f"{runs[0].result['algorithm']}"
                 + (f" ({about.get('algorithm', 'paper')})" if about.get("algorithm") else ""),
                 ", ".join(str(run.result["seed"]) for run in runs),
-                own or "-",
+                _flags(settings[row], different) or "-",
             ]
         )
-    headings = ["", "algorithm", "seeds", "settings that not all have"]
-    return Table("Every row trains on the same data", headings, rows)
+    notes: list[Line] = [
+        [
+            *in_line([record.comparison.label(row) for row in having]),
+            f" alone {'have' if len(having) > 1 else 'has'} ",
+            *_flags(settings[having[0]], of),
+            ".",
+        ]
+        for having, of in folded.items()
+    ]
+    headings = ["", "algorithm", "seeds", "settings that differ"]
+    return Table("Every row trains on the same data", headings, rows, notes)
+
+
+def _flags(settings: Mapping[str, Any], names: Sequence[str]) -> list[Part]:
+    parts: list[Part] = []
+    for name in names:
+        if name in settings:
+            parts += [", "] if parts else []
+            parts += [f"--{name}=", setting_value(settings[name])]
+    return parts
 
 
 def _weights(record: ComparisonRecord) -> list[Block]:
@@ -233,15 +291,17 @@ def summaries(record: ComparisonRecord) -> list[Block]:
     headings = ["", *_SUMMARIES.values(), "worst tenth of clients"]
     blocks: list[Block] = []
     for measure in comparison.measures.values():
+        same = {summary: _same(record, measure, summary) for summary in _SUMMARIES}
         rows: list[Sequence[Line]] = [
             [
                 Name(comparison.label(row)),
-                *(_mean(record, measure, row, summary) for summary in _SUMMARIES),
+                *(_mean(record, measure, row, of, same=same[of]) for of in _SUMMARIES),
                 _mean(record, measure, row, OVER_CLIENTS, "superquantile"),
             ]
             for row in comparison.trials
         ]
         blocks.append(Table(_caption(measure, comparison.split), headings, rows))
+    blocks += [Paragraph(f"{note[0].upper()}{note[1:]}.") for note in alike_notes(comparison)]
     return blocks
 
 
@@ -309,13 +369,17 @@ def _tables(
 ) -> list[Block]:
     """Returns a measure with a column for each row of the comparison, of few columns each."""
     all_rows = list(record.comparison.trials)
+    same = {tuple(keys): _same(record, measure, *keys) for _, keys in lines}
     parts = [all_rows[i : i + _MAX_COLUMNS] for i in range(0, len(all_rows), _MAX_COLUMNS)]
     return [
         Table(
             caption if len(parts) == 1 else f"{caption} (part {k + 1} of {len(parts)})",
             ["", *(Name(record.comparison.label(row)) for row in rows)],
             [
-                [title, *(_mean(record, measure, row, *keys) for row in rows)]
+                [
+                    title,
+                    *(_mean(record, measure, row, *keys, same=same[tuple(keys)]) for row in rows),
+                ]
                 for title, keys in lines
             ],
         )
@@ -323,11 +387,21 @@ def _tables(
     ]
 
 
-def _mean(record: ComparisonRecord, measure: Measure, row: str, *keys: str) -> Line:
+def _mean(
+    record: ComparisonRecord, measure: Measure, row: str, *keys: str, same: Collection[str] = ()
+) -> Line:
     source = record.source.below(row, *keys, measure.name)
     mean = source.number("mean", unit=measure.unit)
     std = source.number("std", unit=measure.unit)
-    return mean if std.value is None else [mean, " (", std, ")"]
+    parts: list[Part] = [mean] if std.value is None else [mean, " (", std, ")"]
+    return [*parts, ALIKE] if row in same else parts
+
+
+def _same(record: ComparisonRecord, measure: Measure, *keys: str) -> Collection[str]:
+    """Returns the rows whose number is to be marked; see `alike`."""
+    if len(keys) > 1 or keys[0] == DIFFERENCE:
+        return ()
+    return alike(record.comparison, keys[0], measure)
 
 
 def _caption(measure: Measure, split: str) -> str:

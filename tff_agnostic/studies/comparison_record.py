@@ -8,12 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-import numpy as np
-
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.formatting import cell, with_percent
-from tff_agnostic.metrics.intervals import Interval, mean_interval
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.page import (
@@ -40,10 +37,11 @@ from tff_agnostic.studies.comparison import (
     collect,
     trial_folder,
 )
+from tff_agnostic.studies.gains import Gain, gains
+from tff_agnostic.studies.verdict import POOLED, baseline_row
 
 COMPARE = "compare.json"
 _NUM_CLIENTS = "num_clients"
-BASELINE = "fed_avg"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +67,12 @@ class ComparisonRecord:
     def is_private(self) -> bool:
         """Whether any of the trials was trained with differential privacy."""
         return any(run.is_private for runs in self.runs.values() for run in runs)
+
+    @property
+    def algorithms(self) -> dict[str, str]:
+        """The algorithm of each row; `POOLED` of one that is not federated."""
+        results = {row: runs[0].result for row, runs in self.runs.items()}
+        return {r: POOLED if of.get("pooled") else of["algorithm"] for r, of in results.items()}
 
     @property
     def first(self) -> RunRecord:
@@ -167,41 +171,6 @@ def _num_trials(domains: Mapping[str, Any]) -> int:
     return len(next(iter(_trials(domains).values())))
 
 
-@dataclasses.dataclass(frozen=True)
-class Gain:
-    """By how much one algorithm is better than another; negative where it is worse.
-
-    Attributes:
-        mean: Over the trials.
-        interval: Student's, of trials of the same seeds; None of fewer than two.
-    """
-
-    mean: float
-    interval: Interval
-
-
-def paired_gain(
-    ours: np.ndarray, baseline: np.ndarray, higher_is_better: bool, same_seeds: bool
-) -> Gain:
-    """Returns by how much an algorithm is better, from its trials and the baseline's.
-
-    Trials of a seed share their data, their cohorts and their first weights: their differences vary
-    less than the trials do.
-
-    Args:
-        ours: A number a trial.
-        baseline: The same.
-        higher_is_better: Whether more is better.
-        same_seeds: Whether trial k of both has the same seed; without, there is no interval.
-    """
-    sign = 1.0 if higher_is_better else -1.0
-    mean = sign * float(np.mean(ours) - np.mean(baseline))
-    if not same_seeds or len(ours) != len(baseline) or math.isnan(mean):
-        return Gain(mean, None)
-    differences = sign * (np.asarray(ours) - np.asarray(baseline))
-    return Gain(mean, mean_interval(differences, np.ones(len(differences)), mean))
-
-
 def majority(examples: Mapping[str, int]) -> Sequence[str]:
     """Returns the fewest domains that together have more than half of the examples.
 
@@ -223,9 +192,7 @@ def price_section(record: ComparisonRecord) -> Section:
     rows = list(comparison.trials)
     if len(rows) < 2:
         return Section("price", "The price", [])
-    first = ((row, record.runs[row][0].result) for row in rows)
-    plain = (row for row, r in first if r["algorithm"] == BASELINE and not r.get("pooled"))
-    baseline = next(plain, rows[0])
+    baseline = baseline_row(record.algorithms)
     label = Name(comparison.label(baseline))
     names = _majority(record)
     blocks: list[Block] = [
@@ -234,7 +201,8 @@ def price_section(record: ComparisonRecord) -> Section:
                 "By how much each row is better than ",
                 label,
                 "; negative numbers are what somebody pays. In brackets 95% confidence intervals "
-                "over the trials (Student's, of differences between trials of the same seed).",
+                f"for {_over(record)}, each by itself, of differences between trials of the same "
+                "seed.",
             ]
         )
     ]
@@ -255,6 +223,13 @@ def price_section(record: ComparisonRecord) -> Section:
     return Section("price", "The price", blocks)
 
 
+def _over(record: ComparisonRecord) -> str:
+    split = record.comparison.split
+    if all(trials.resampled for trials in record.comparison.trials.values()):
+        return f"other {split} clients and other seeds"
+    return f"other seeds: the {split} clients are not in these intervals"
+
+
 def _table(
     record: ComparisonRecord, measure: Measure, baseline: str, names: Sequence[str]
 ) -> Table:
@@ -262,20 +237,19 @@ def _table(
     for row in record.comparison.trials:
         if row == baseline:
             continue
-        gains = {
-            d: _gain(record, measure, row, baseline, d) for d in record.comparison.domain_names
-        }
-        lost = [d for d, gain in gains.items() if gain.mean < 0]
-        paying = min(lost, key=lambda name: gains[name].mean, default="")
-        of_majority = min((gains[d] for d in names), key=lambda gain: gain.mean, default=None)
+        found = gains(record.comparison, row, baseline, measure)
+        of_domains = {d: found[d] for d in record.comparison.domain_names}
+        lost = [d for d, gain in of_domains.items() if gain.mean < 0]
+        paying = min(lost, key=lambda name: of_domains[name].mean, default="")
+        of_majority = min((of_domains[d] for d in names), key=lambda gain: gain.mean, default=None)
         lines.append(
             [
                 Name(record.comparison.label(row)),
-                _shown(_gain(record, measure, row, baseline, WORST), measure.unit),
+                _shown(found[WORST], measure.unit),
                 "-" if of_majority is None else _shown(of_majority, measure.unit),
-                _shown(_gain(record, measure, row, baseline, OVERALL), measure.unit),
-                f"{len(lost)} of {len(gains)}",
-                [Name(paying), " ", *_shown(gains[paying], measure.unit)] if lost else "-",
+                _shown(found[OVERALL], measure.unit),
+                f"{len(lost)} of {len(of_domains)}",
+                [Name(paying), " ", *_shown(of_domains[paying], measure.unit)] if lost else "-",
             ]
         )
     headings = [
@@ -289,14 +263,6 @@ def _table(
     return Table(f"Gain in {with_percent(measure.name, measure.unit)}", headings, lines)
 
 
-def _gain(record: ComparisonRecord, measure: Measure, row: str, baseline: str, domain: str) -> Gain:
-    ours, theirs = (record.comparison.trials[name].values[domain] for name in (row, baseline))
-    seeds = [[run.result["seed"] for run in record.runs[name]] for name in (row, baseline)]
-    return paired_gain(
-        ours[measure.name], theirs[measure.name], measure.higher_is_better, seeds[0] == seeds[1]
-    )
-
-
 def _majority(record: ComparisonRecord) -> Sequence[str]:
     domains: Any = record.first.about.get("data", "train", "domains")
     if not domains:
@@ -306,8 +272,9 @@ def _majority(record: ComparisonRecord) -> Sequence[str]:
 
 def _shown(gain: Gain, unit: Unit) -> list[Part]:
     parts: list[Part] = [_signed(gain.mean, unit)]
-    if gain.interval is not None:
-        low, high = gain.interval
+    interval = gain.interval()
+    if interval is not None:
+        low, high = interval
         parts += [" [", _signed(low, unit), ", ", _signed(high, unit), "]"]
     return parts
 

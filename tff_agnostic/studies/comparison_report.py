@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -37,13 +37,19 @@ from tff_agnostic.reports.figures import (
 )
 from tff_agnostic.studies.comparison import (
     DIFFERENCE,
+    OVERALL,
     SUMMARIES,
+    WORST,
     Comparison,
     Trials,
     mean_of,
     std_of,
 )
+from tff_agnostic.studies.gains import alike
 
+# Ends a number that cannot be told apart from the best one of its domain.
+ALIKE = " ~"
+_ALIKE_NOTE = "numbers with ~ cannot be told apart from the best of their domain (95% intervals)"
 # Of plain numbers.
 _DECIMALS = 3
 # With more domains than this, algorithms become the columns, so that a terminal can show the table.
@@ -63,8 +69,8 @@ def table(comparison: Comparison, measure: str, table_format: str) -> str:
     """Returns one measure as a table: a line per row, a column per domain, as in the paper.
 
     Cells hold the mean and, in parentheses, the standard deviation over the trials; the best row of
-    a domain is bold in Markdown. Shares such as accuracy are in percent. With many domains rows and
-    columns change places.
+    a domain is bold in Markdown, and those that cannot be told apart from it are marked. Shares
+    such as accuracy are in percent. With many domains rows and columns change places.
 
     Args:
         comparison: The trials.
@@ -77,7 +83,8 @@ def table(comparison: Comparison, measure: str, table_format: str) -> str:
         heading = domain.strip("()") if domain in SUMMARIES else in_table(domain, table_format)
         values = {name: t.values[domain][measure] for name, t in comparison.trials.items()}
         higher = measured.higher_is_better and domain != DIFFERENCE
-        columns.append([heading, *_cells(values, measured.unit, higher, table_format)])
+        same = frozenset() if domain == DIFFERENCE else alike(comparison, domain, measured)
+        columns.append([heading, *_cells(values, measured.unit, higher, table_format, same)])
     is_wide = len(comparison.domain_names) > _MAX_DOMAIN_COLUMNS
     return _laid_out(comparison, columns, "domain" if is_wide else None, table_format)
 
@@ -105,7 +112,13 @@ def table_over_clients(comparison: Comparison, measure: str, table_format: str) 
     return _laid_out(comparison, columns, "clients" if is_wide else None, table_format)
 
 
-def markdown(comparison: Comparison, title: str, command: str, first: Sequence[str] = ()) -> str:
+def markdown(
+    comparison: Comparison,
+    title: str,
+    command: str,
+    first: Sequence[str] = (),
+    verdict: Sequence[str] = (),
+) -> str:
     """Returns every measure's table as a Markdown page.
 
     Args:
@@ -113,13 +126,18 @@ def markdown(comparison: Comparison, title: str, command: str, first: Sequence[s
         title: Of the page.
         command: What made them.
         first: Lines to be read before the tables.
+        verdict: Sentences to be read before anything else.
     """
     count = len(next(iter(comparison.trials.values())).histories)
     parts = [
         f"# {title}",
+        *(["\n".join(f"- {line}" for line in verdict)] if verdict else []),
         f"`{command}`",
         f"Mean and standard deviation of {count} trials, on the {comparison.split} clients.",
-        *(f"{line[0].upper()}{line[1:]}." for line in (*first, *notes(comparison))),
+        *(
+            f"{line[0].upper()}{line[1:]}."
+            for line in (*first, *alike_notes(comparison), *notes(comparison))
+        ),
     ]
     for name, measure in comparison.measures.items():
         direction = "higher" if measure.higher_is_better else "lower"
@@ -154,6 +172,13 @@ def notes(comparison: Comparison) -> list[str]:
                 "differentially private towards its training clients; all trials together are not"
             )
     return lines
+
+
+def alike_notes(comparison: Comparison) -> list[str]:
+    """Returns the line that says what the mark of numbers means, if any number has it."""
+    names = (*comparison.domain_names, WORST, OVERALL)
+    has_some = any(alike(comparison, n, m) for m in comparison.measures.values() for n in names)
+    return [_ALIKE_NOTE] if has_some else []
 
 
 def mean_and_spread(trials: Trials, domain: str, measure: Measure) -> str:
@@ -194,15 +219,27 @@ def _laid_out(
 
 
 def _cells(
-    values: Mapping[str, np.ndarray], unit: Unit, higher_is_better: bool, table_format: str
+    values: Mapping[str, np.ndarray],
+    unit: Unit,
+    higher_is_better: bool,
+    table_format: str,
+    same: Collection[str] = (),
 ) -> list[str]:
-    """Returns the cell of each row from its trials; in Markdown the best one is bold."""
+    """Returns the cell of each row from its trials; in Markdown the best one is bold.
+
+    Args:
+        values: The trials of each row.
+        unit: Of the numbers.
+        higher_is_better: Which direction is good.
+        table_format: A format of tabulate.
+        same: The rows that cannot be told apart from the best one.
+    """
     means = {name: mean_of(of_trials) for name, of_trials in values.items()}
     # A domain without test examples has no mean, and no best row.
     known = [name for name, mean in means.items() if not math.isnan(mean)]
     choose = max if higher_is_better else min
     best = choose(known, key=lambda name: means[name]) if known else None
-    texts = {name: _text(of_trials, unit) for name, of_trials in values.items()}
+    texts = {n: _text(of, unit) + (ALIKE if n in same else "") for n, of in values.items()}
     is_bold = table_format == "github"
     return [f"**{text}**" if is_bold and name == best else text for name, text in texts.items()]
 

@@ -22,6 +22,7 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.studies.comparison import WORST, Comparison
+from tff_agnostic.studies.verdict import beside
 
 TRAINING_MIXTURE = "training_mixture"
 # Weights that differ by less are the same mixture.
@@ -159,6 +160,14 @@ class Frontier:
             self.measure,
             self.comparison.split,
         )
+
+    @property
+    def beside_training(self) -> list[str]:
+        """What the best mixture gains over the training mixture, with its interval."""
+        best, training = self.best.name, self.training_mixture.name
+        if best == training:
+            return []
+        return beside(self.comparison, best, training, self.measure)
 
     def mean(self, row: str, domain: str) -> float:
         """Returns the mean of a domain's measure over the trials of a row."""

@@ -185,7 +185,8 @@ def _report(frontier: Frontier, task: str, path: Path, command: str, harm: Seque
     write_text(page, reports.markdown(frontier, title, command, image.name, harm))
     print(f"\n{title_of(measure.name)} on the {split} clients")
     print(reports.table(frontier, "simple"))
-    for line in (*harm, *notes(frontier.comparison), frontier.sentence):
+    first = (*harm, *notes(frontier.comparison), *frontier.beside_training)
+    for line in (*first, frontier.sentence):
         print(f"\n{line}")
     print(f"\nfiles: {', '.join(map(str, files))}")
 

@@ -256,7 +256,7 @@ def markdown(
         f"# {title}",
         f"`{command}`",
         *(f"{line[0].upper()}{line[1:]}." for line in first),
-        frontier.sentence,
+        " ".join([frontier.sentence, *frontier.beside_training]),
         f"![What is attainable]({image})",
         f"{RULE} {chosen_on(frontier)}",
         *(f"{line[0].upper()}{line[1:]}." for line in notes(comparison)),

@@ -336,6 +336,8 @@ def _report(search: Search, split: str, command: str) -> None:
             print("importance: not known without two complete trials of different values")
         else:
             print(f"importance: {_in_percent(shares[name] or {})}")
+    for line in what_it_proves(len(search.runner.seeds), len(search.arms), split):
+        print(f"\nnote: {line}")
     print(f"\ntrials: {path / TRIALS_CSV}, plots: {path / 'plots'}")
     elsewhere = search.num_elsewhere()
     if elsewhere:
@@ -372,6 +374,34 @@ def _harmed(search: Search, found: Mapping[str, FrozenTrial], split: str) -> lis
         rows[name] = collect(folders, task.domain_names, measures, fewest)
     labels = {name: search.arms[name].label for name in rows}
     return harmed(Comparison(task.domain_names, measures, rows, labels, split), specs)
+
+
+def what_it_proves(num_seeds: int, num_algorithms: int, split: str) -> list[str]:
+    """Returns lines that say what the best of several trials does not prove.
+
+    Args:
+        num_seeds: Runs of each trial.
+        num_algorithms: How many were searched.
+        split: Whose clients were evaluated.
+    """
+    lines = []
+    if num_seeds == 1:
+        lines.append(
+            "each trial is one run of one seed (--repeats=1): how much of a difference between "
+            "trials is chance is not known, and another seed may choose other settings; "
+            "--repeats=3 tells more"
+        )
+    lines.append(
+        f"the best of several trials looks better than it is, on the {split} clients that it was "
+        "chosen on"
+        + (
+            ": which algorithm is better is for ./run compare to tell, with its best settings and "
+            "new seeds"
+            if num_algorithms > 1
+            else ""
+        )
+    )
+    return lines
 
 
 def _draw_report(

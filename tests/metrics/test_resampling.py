@@ -1,0 +1,125 @@
+"""Intervals over test clients and seeds, against closed forms and against what they must hold."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tff_agnostic.metrics.resampling import (
+    combined,
+    effective_clients,
+    has_enough,
+    replicate_ratios,
+)
+
+
+def _replicates(rng, values, sizes, count):
+    """Poisson replicates of the ratio of [K, C] sums to [C] sizes, and of the sizes."""
+    weights = rng.poisson(1.0, (count, len(sizes)))
+    by_size = weights @ sizes
+    ratios = [
+        replicate_ratios(
+            of.sum(keepdims=True), [sizes.sum()], (weights @ of)[:, None], by_size[:, None]
+        )
+        for of in values
+    ]
+    return np.array(ratios)[..., 0], by_size
+
+
+def test_replicates_vary_as_a_ratio_does():
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1, 90, 25).astype(float)
+    right = rng.binomial(sizes.astype(int), 0.7)
+    found, by_size = _replicates(rng, right[np.newaxis].astype(float), sizes, 40_000)
+    ratio = right.sum() / sizes.sum()
+    assert found.mean() == pytest.approx(ratio, abs=1e-3)
+    # Cochran 1977, equation 6.13, without the correction for a finite population.
+    expected = np.sum((right - ratio * sizes) ** 2) / sizes.sum() ** 2
+    assert found.var() == pytest.approx(expected, rel=0.05)
+    kish = sizes.sum() ** 2 / np.sum(sizes**2)
+    assert effective_clients([sizes.sum()], by_size[:, None]) == pytest.approx([kish], rel=0.05)
+
+
+def test_a_set_without_examples_has_no_replicates():
+    assert np.isnan(replicate_ratios([0.0], [0.0], np.zeros((3, 1)), np.zeros((3, 1)))).all()
+    assert effective_clients([0.0], np.zeros((3, 1))) == [0.0]
+    assert not has_enough(0.0)
+
+
+def test_models_that_err_alike_on_every_client_differ_by_a_known_number():
+    # What clients share between the models is in neither's gain: replicates are paired.
+    rng = np.random.default_rng(2)
+    sizes = np.full(12, 10.0)
+    right = rng.integers(0, 9, 12).astype(float)
+    (ours, theirs), _ = _replicates(rng, np.array([right + 1, right]), sizes, 200)
+    spread = combined([0.1], (ours - theirs)[np.newaxis] - 0, 12)
+    assert ours.std() > 0.01
+    assert spread.total == pytest.approx(0, abs=1e-20)
+
+
+def test_the_variance_is_that_of_two_crossed_samples():
+    rng = np.random.default_rng(3)
+    num_clients, num_seeds = 40, 6
+    gains = rng.normal(0, 1, (num_seeds, num_clients)) + rng.normal(0, 2, num_clients)
+    gains += rng.normal(0, 0.5, (num_seeds, 1))
+    replicates, _ = _replicates(rng, gains, np.ones(num_clients), 20_000)
+    spread = combined(gains.mean(axis=1), replicates, num_clients)
+    # By sums of squares: rows, columns, and what is left (Cameron, Gelbach and Miller 2011).
+    rows = gains.mean(axis=1).var(ddof=1) / num_seeds
+    columns = gains.mean(axis=0).var(ddof=1) / num_clients
+    each = gains.var(axis=1, ddof=1).mean() / num_clients
+    both = (each - columns) / (num_seeds - 1)
+    assert spread.of_seeds == pytest.approx(rows)
+    assert spread.of_clients == pytest.approx(columns, rel=0.05)
+    assert spread.total == pytest.approx(rows + columns - both, rel=0.05)
+
+
+def test_seeds_alone_have_students_interval():
+    gains = [0.2, 0.5, 0.1]
+    spread = combined(gains, None, 50)
+    scale = stats.sem(gains)
+    expected = stats.t.interval(0.95, 2, np.mean(gains), scale)
+    assert spread.interval() == pytest.approx(expected)
+    assert math.isnan(spread.of_clients)
+    assert combined([0.2], None, 50).interval() is None
+
+
+def test_clients_alone_have_students_interval():
+    rng = np.random.default_rng(4)
+    gains = rng.normal(1, 1, (1, 15))
+    replicates, _ = _replicates(rng, gains, np.ones(15), 50_000)
+    low, high = combined(gains.mean(axis=1), replicates, 15).interval()
+    expected = stats.t.interval(0.95, 14, gains.mean(), stats.sem(gains[0]))
+    assert (low, high) == pytest.approx(expected, rel=0.03, abs=0.02)
+    assert combined([1.0], replicates, 1.0).interval() is None
+
+
+def test_intervals_over_clients_and_seeds_hold_the_truth_and_those_over_seeds_do_not():
+    rng = np.random.default_rng(5)
+    clients, seeds, repetitions = 30, 10, 400
+    held = {"both": 0, "seeds": 0}
+    for _ in range(repetitions):
+        gains = rng.normal(0, 1, clients) + rng.normal(0, 0.2, (seeds, 1))
+        gains = gains + rng.normal(0, 0.5, (seeds, clients))
+        replicates, _ = _replicates(rng, gains, np.ones(clients), 100)
+        for name, of_clients in (("both", replicates), ("seeds", None)):
+            low, high = combined(gains.mean(axis=1), of_clients, clients).interval()
+            held[name] += low <= 0 <= high
+    assert 0.92 <= held["both"] / repetitions <= 0.98
+    assert held["seeds"] / repetitions < 0.7
+
+
+def test_how_many_clients_would_tell_an_effect():
+    rng = np.random.default_rng(6)
+    gains = rng.normal(0.3, 1, (1, 20))
+    gains += 0.3 - gains.mean()
+    replicates, _ = _replicates(rng, gains, np.ones(20), 20_000)
+    spread = combined([0.3], replicates, 20)
+    factor = spread.needed().clients
+    # An interval ends at 0 where t^2 variance / clients is the square of the effect.
+    t = stats.t.ppf(0.975, 19)
+    assert factor == pytest.approx(t**2 * gains.var(ddof=1) / 20 / 0.09, rel=0.05)
+    # Three seeds that disagree are not mended by clients.
+    apart = combined([0.9, 0.0, 0.0], np.repeat(replicates, 3, axis=0), 20)
+    assert apart.needed().clients is None

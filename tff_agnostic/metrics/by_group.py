@@ -1,0 +1,87 @@
+"""Measures overall and by domain, by the names that fairlearn's `MetricFrame` has for them.
+
+Mappings, which `pandas.DataFrame` takes as they are: pandas is not among what is installed here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from tff_agnostic.models.model import Measure
+
+
+@dataclasses.dataclass(frozen=True)
+class ByGroup:
+    """Measures of one model, or means over the trials of one row of a comparison.
+
+    Attributes:
+        overall: Each measure on all examples; NaN where it is undefined.
+        by_group: by_group[MEASURE][DOMAIN]; `pandas.DataFrame(of.by_group)` has a line a domain.
+        higher_is_better: Which direction is good, of each measure.
+        not_counted: Domains with too few examples to be the worst or the best; they are in
+            `by_group`, and nowhere else.
+    """
+
+    overall: Mapping[str, float]
+    by_group: Mapping[str, Mapping[str, float]]
+    higher_is_better: Mapping[str, bool]
+    not_counted: tuple[str, ...] = ()
+
+    def group_min(self) -> dict[str, float]:
+        """Returns the smallest value of each measure over the domains."""
+        return {m: min(self._counted(m).values(), default=math.nan) for m in self.by_group}
+
+    def group_max(self) -> dict[str, float]:
+        """Returns the largest value of each measure over the domains."""
+        return {m: max(self._counted(m).values(), default=math.nan) for m in self.by_group}
+
+    def difference(self) -> dict[str, float]:
+        """Returns the largest value minus the smallest."""
+        low, high = self.group_min(), self.group_max()
+        return {m: high[m] - low[m] for m in self.by_group}
+
+    def ratio(self) -> dict[str, float]:
+        """Returns the smallest value divided by the largest; NaN if that is 0."""
+        low, high = self.group_min(), self.group_max()
+        return {m: low[m] / high[m] if high[m] else math.nan for m in self.by_group}
+
+    def worst(self) -> dict[str, Optional[str]]:
+        """Returns the domain that is worst in each measure; None if none is counted."""
+        found: dict[str, Optional[str]] = {}
+        for measure, higher in self.higher_is_better.items():
+            values = self._counted(measure)
+            choose = min if higher else max
+            found[measure] = choose(values, key=lambda n: values[n]) if values else None
+        return found
+
+    def _counted(self, measure: str) -> dict[str, float]:
+        return {
+            name: value
+            for name, value in self.by_group[measure].items()
+            if name not in self.not_counted and not math.isnan(value)
+        }
+
+
+def by_group_of(result: Mapping[str, Any], measures: Mapping[str, Measure]) -> ByGroup:
+    """Returns the measures of a run.
+
+    Args:
+        result: What result.json holds.
+        measures: What was measured, by name.
+    """
+
+    def number(value: Optional[float]) -> float:
+        return math.nan if value is None else float(value)
+
+    domains = result["domains"]
+    return ByGroup(
+        overall={name: number(result["overall"][name]) for name in measures},
+        by_group={
+            name: {domain: number(of[name]) for domain, of in domains.items()} for name in measures
+        },
+        higher_is_better={name: of.higher_is_better for name, of in measures.items()},
+        not_counted=tuple(result.get("not_counted", ())),
+    )

@@ -1,0 +1,166 @@
+"""What one row of a comparison gains over another, for each domain, with its interval.
+
+Trials of a seed share their data, their cohorts and their first weights, and test clients have the
+same weights in the replicates of both rows (`tff_agnostic.metrics.resampling`): gains are
+differences of pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+
+from tff_agnostic.metrics.intervals import Interval
+from tff_agnostic.metrics.resampling import Spread, combined, has_enough
+from tff_agnostic.models.model import Measure
+from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """By how much one row is better than another for one group; negative where it is worse.
+
+    Attributes:
+        name: Whose: a domain, `OVERALL` or `WORST`.
+        before: The other row's value, the mean over its trials.
+        after: This row's.
+        spread: The gain, and what is known of its error; None without pairs of trials.
+        clients: The effective number of test clients; NaN if clients were not resampled.
+    """
+
+    name: str
+    before: float
+    after: float
+    mean: float
+    spread: Optional[Spread]
+    clients: float
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether the interval is over test clients, too."""
+        return self.spread is not None and not math.isnan(self.spread.of_clients)
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether the interval is over seeds."""
+        return self.spread is not None and not math.isnan(self.spread.of_seeds)
+
+    @property
+    def has_too_few_clients(self) -> bool:
+        """Whether there is no interval because it would say nothing."""
+        return not math.isnan(self.clients) and not has_enough(self.clients)
+
+    def interval(self, tests: int = 1) -> Interval:
+        """Returns the interval; None if there is none, or of too few clients.
+
+        Args:
+            tests: How many such intervals are to hold together, by Bonferroni's inequality.
+        """
+        if self.spread is None or self.has_too_few_clients:
+            return None
+        return self.spread.interval(tests)
+
+    def told(self, tests: int = 1) -> int:
+        """Returns 1 if the group is better off, -1 if it is worse off, 0 if that is not known."""
+        found = self.interval(tests)
+        if found is None:
+            return 0
+        return int(found[0] > 0) - int(found[1] < 0)
+
+
+def gains(comparison: Comparison, row: str, baseline: str, measure: Measure) -> Mapping[str, Gain]:
+    """Returns the gains of each domain, of `OVERALL` and of `WORST`; see `gain`."""
+    names = (*comparison.domain_names, OVERALL, WORST)
+    return {name: gain(comparison, row, baseline, name, measure) for name in names}
+
+
+def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Measure) -> Gain:
+    """Returns what a row of a comparison gains over another for one group.
+
+    Without trials of the same seeds there is a mean, and no interval.
+
+    Args:
+        comparison: Its trials.
+        row: The row.
+        baseline: The row that it is compared with.
+        name: A domain, `OVERALL` or `WORST`.
+        measure: What was measured.
+    """
+    sign, names = 1.0 if measure.higher_is_better else -1.0, comparison.domain_names
+    sides = comparison.trials[row], comparison.trials[baseline]
+    ours, theirs = (np.asarray(of.values[name][measure.name]) for of in sides)
+    after, before = float(np.mean(ours)), float(np.mean(theirs))
+    mean = sign * (after - before)
+    are_paired = len(ours) == len(theirs) and list(sides[0].seeds) == list(sides[1].seeds)
+    if not are_paired or math.isnan(mean):
+        return Gain(name, before, after, mean, None, math.nan)
+    drawn, other = (_replicates(of, names, name, measure) for of in sides)
+    replicates, clients = None, math.nan
+    if drawn is not None and other is not None and drawn.shape == other.shape:
+        replicates = sign * (drawn - other)
+        clients = min(_clients(of, names, name, measure) for of in sides)
+    spread = combined(sign * (ours - theirs), replicates, clients, is_smooth=name != WORST)
+    return Gain(name, before, after, mean, spread, clients)
+
+
+def alike(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
+    """Returns the rows that cannot be told apart from the best one of a group.
+
+    Args:
+        comparison: The trials.
+        name: A domain, `OVERALL` or `WORST`.
+        measure: What was measured.
+    """
+    means = {row: of.mean(name, measure.name) for row, of in comparison.trials.items()}
+    known = {row: mean for row, mean in means.items() if not math.isnan(mean)}
+    if not known:
+        return frozenset()
+    best = (max if measure.higher_is_better else min)(known, key=lambda row: known[row])
+    others = {r: gain(comparison, best, r, name, measure) for r in known if r != best}
+    return frozenset(r for r, of in others.items() if of.interval() is not None and not of.told())
+
+
+def attained(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> Spread:
+    """Returns what a row attains for a group, and what is known of its error; see `gain`."""
+    drawn = _replicates(trials, names, name, measure)
+    clients = math.nan if drawn is None else _clients(trials, names, name, measure)
+    return combined(trials.values[name][measure.name], drawn, clients, is_smooth=name != WORST)
+
+
+def _replicates(
+    trials: Trials, names: Sequence[str], name: str, measure: Measure
+) -> Optional[np.ndarray]:
+    """Returns the values of replicates, [K, B]."""
+    found = [of.values[measure.name] for of in trials.resampled if measure.name in of.values]
+    if not found or len({of.shape for of in found}) > 1 or len(found) < len(trials.resampled):
+        return None
+    values = np.array(found)
+    if name == OVERALL:
+        return values[..., -1]
+    if name != WORST:
+        return values[..., names.index(name)]
+    counted = [i for i, domain in enumerate(names) if domain not in trials.not_counted]
+    if not counted:
+        return None
+    of_domains = values[..., counted]
+    return of_domains.min(axis=-1) if measure.higher_is_better else of_domains.max(axis=-1)
+
+
+def _clients(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> float:
+    """Returns the effective number of clients; of the worst domain that of the worst on average."""
+    clients = np.mean([of.clients for of in trials.resampled], axis=0)
+    if name == OVERALL:
+        return float(clients[-1])
+    return float(clients[names.index(worst_of(trials, names, measure) if name == WORST else name)])
+
+
+def worst_of(trials: Trials, names: Sequence[str], measure: Measure) -> str:
+    """Returns the domain that is worst in the mean over the trials, of those that are counted."""
+    means = {n: float(np.mean(trials.values[n][measure.name])) for n in names}
+    counted = {n: v for n, v in means.items() if n not in trials.not_counted and v == v}
+    choose = min if measure.higher_is_better else max
+    return choose(counted or means, key=lambda n: means[n])

@@ -1,0 +1,299 @@
+"""A comparison in sentences: for whom better, worse, or not known; who pays; what to do next."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+from tff_agnostic.metrics.class_counts import ACCURACY, constant_line, not_above_constant
+from tff_agnostic.metrics.formatting import cell, short_names
+from tff_agnostic.metrics.intervals import Interval
+from tff_agnostic.metrics.resampling import LEAST_CLIENTS, Needed
+from tff_agnostic.models.model import Measure
+from tff_agnostic.report_fields import Unit
+from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison
+from tff_agnostic.studies.gains import Gain, gain, gains, worst_of
+
+BASELINE = "fed_avg"
+# In place of the algorithm of a row that is not federated.
+POOLED = "pooled"
+_DECIMALS = 3
+_NAMED = 3
+_NAME_WIDTH = 40
+# With more data than so many times as much, a difference is called small.
+_MANY = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Sides:
+    """What is compared.
+
+    Attributes:
+        ours: What the row is called.
+        theirs: What the row that it is compared with is called.
+        measure: What was measured.
+        split: Whose clients: "test", or "heldout".
+        trials: Trials of each row.
+        worst: The domain that is worst with this row, in the mean over the trials.
+        clients: How many clients of each domain were evaluated, by name; empty if unknown.
+    """
+
+    ours: str
+    theirs: str
+    measure: Measure
+    split: str
+    trials: int
+    worst: str
+    clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def verdict(sides: Sides, gains: Mapping[str, Gain]) -> list[str]:
+    """Returns sentences: the worst domain, the domains, all examples, the intervals, what next.
+
+    Args:
+        sides: What is compared.
+        gains: Of each domain, of `WORST` and of `OVERALL`; a domain without test examples has NaN.
+    """
+    domains = [g for n, g in gains.items() if n not in (WORST, OVERALL) and not math.isnan(g.mean)]
+    return [
+        _of_group(sides, gains[WORST], f"the worst domain ({_short(sides.worst)})"),
+        *_by_domain(sides, domains),
+        _of_group(sides, gains[OVERALL], "all examples together"),
+        *_next(sides, gains[WORST]),
+        *_scope(sides, [gains[WORST], *domains], len(domains)),
+    ]
+
+
+def verdicts(comparison: Comparison, algorithms: Mapping[str, str]) -> list[str]:
+    """Returns the sentences of each row beside FedAvg's, or the first one; none of a single row.
+
+    What is equal for all rows is said once, at the end.
+
+    Args:
+        comparison: Its trials.
+        algorithms: Of each row.
+    """
+    baseline, measure = baseline_row(algorithms), main_measure(comparison)
+    rows = [row for row in comparison.trials if row != baseline]
+    by_row = [
+        [
+            *verdict(
+                _sides(comparison, row, baseline, measure),
+                gains(comparison, row, baseline, measure),
+            ),
+            *_trivial(comparison, row),
+        ]
+        for row in rows
+    ]
+    alike = [line for line in by_row[0] if all(line in of for of in by_row)] if by_row else []
+    return [*dict.fromkeys(line for of in by_row for line in of if line not in alike), *alike]
+
+
+def _trivial(comparison: Comparison, row: str) -> list[str]:
+    """Returns in which domains a row is no better than a constant answer, if it is in any."""
+    if ACCURACY not in comparison.measures:
+        return []
+    trials = comparison.trials[row]
+    means = {name: trials.mean(name, ACCURACY) for name in comparison.domain_names}
+    found = not_above_constant(trials.class_counts, means)
+    if not found:
+        return []
+    line = constant_line(found, len(comparison.domain_names))
+    return [f"{_short(comparison.label(row))} is {line}."]
+
+
+def beside(comparison: Comparison, row: str, baseline: str, measure: Measure) -> list[str]:
+    """Returns the sentences on the worst domain of one row beside another, and on the interval."""
+    sides = _sides(comparison, row, baseline, measure)
+    worst = gain(comparison, row, baseline, WORST, measure)
+    return [
+        _of_group(sides, worst, f"the worst domain ({_short(sides.worst)})"),
+        *_scope(sides, [worst], 1),
+    ]
+
+
+def baseline_row(algorithms: Mapping[str, str]) -> str:
+    """Returns the row that others are compared with: FedAvg's, or the first one."""
+    plain = (row for row, algorithm in algorithms.items() if algorithm == BASELINE)
+    return next(plain, next(iter(algorithms)))
+
+
+def main_measure(comparison: Comparison) -> Measure:
+    """Returns what a verdict is about: the first metric, or the loss where there is none."""
+    loss, *metrics = comparison.measures.values()
+    return metrics[0] if metrics else loss
+
+
+def _sides(comparison: Comparison, row: str, baseline: str, measure: Measure) -> Sides:
+    trials = comparison.trials[row]
+    return Sides(
+        _short(comparison.label(row)),
+        _short(comparison.label(baseline)),
+        measure,
+        comparison.split,
+        len(trials.histories),
+        worst_of(trials, comparison.domain_names, measure),
+        trials.num_clients,
+    )
+
+
+def _of_group(sides: Sides, of: Gain, whom: str) -> str:
+    measure = sides.measure
+    values = f"{measure.name} {_value(of.after, measure)} against {_value(of.before, measure)}"
+    by, found = f"a gain of {_signed(of.mean, measure)}{_points(measure)}", of.told()
+    if found:
+        how = "better" if found > 0 else "worse"
+        end = _ends(of.interval(), measure)
+        return f"{sides.ours} is {how} than {sides.theirs} for {whom}: {values}, {by} {end}."
+    why = _ends(of.interval(), measure) or f"({_why_no_interval(sides, of)})"
+    return (
+        f"Whether {sides.ours} is better or worse than {sides.theirs} for {whom} cannot be told: "
+        f"{values}, {by} {why}."
+    )
+
+
+def _by_domain(sides: Sides, domains: Sequence[Gain]) -> list[str]:
+    count = len(domains)
+    if count < 2:
+        return []
+    told: dict[int, list[Gain]] = {1: [], -1: [], 0: []}
+    for of in domains:
+        told[of.told(count)].append(of)
+    found = []
+    for direction, text in ((1, "Better off"), (-1, "Worse off, and paying for it")):
+        listed = sorted(told[direction], key=lambda g: -abs(g.mean))
+        if listed:
+            more = f", and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+            names = ", ".join(_change(of, sides.measure, count) for of in listed[:_NAMED])
+            found.append(f"{text}: {len(listed)} of {count} domains ({names}{more}).")
+    if not told[-1]:
+        found.append("No domain is shown to pay.")
+    if len(told[0]) == count:
+        found.append(f"For none of the {count} domains can it be told by itself.")
+    elif told[0]:
+        found.append(f"For {len(told[0])} of {count} it cannot be told.")
+    return found
+
+
+def _change(of: Gain, measure: Measure, count: int) -> str:
+    end = _ends(of.interval(count), measure, bare=True)
+    return f"{_short(of.name)}: {_signed(of.mean, measure)}{_points(measure)} {end}"
+
+
+def _scope(sides: Sides, shown: Sequence[Gain], count: int) -> list[str]:
+    """Returns what the intervals are over."""
+    known = [of for of in shown if of.interval() is not None]
+    if not known:
+        return []
+    over = []
+    if known[0].has_clients:
+        over.append(f"{sides.split} clients")
+    if known[0].has_seeds:
+        over.append(f"seeds ({sides.trials} trials)")
+    text = f"Intervals are of 95%, for other {' and other '.join(over)}"
+    if count > 1:
+        text += f"; those of single domains hold for all {count} at once"
+    if not known[0].has_clients:
+        text += f". The {sides.split} clients are not in them: others may say something else"
+    if not known[0].has_seeds:
+        text += ". There is one seed: another one may say something else (--trials=3)"
+    return [f"{text}."]
+
+
+def _next(sides: Sides, worst: Gain) -> list[str]:
+    """Returns what could be done next."""
+    steps = []
+    if worst.told() == 0:
+        steps += _more_data(sides, worst)
+    if worst.told() < 1:
+        steps.append(
+            "`./run frontier` tells whether any weights of the domains could help; where the worst "
+            "domain is hard whatever its weight, --domain_baselines follows excess losses"
+        )
+    return [f"Next: {'; '.join(steps)}."] if steps else []
+
+
+def _more_data(sides: Sides, worst: Gain) -> list[str]:
+    if worst.has_too_few_clients:
+        return [
+            f"an interval needs {sides.split} clients of {_short(sides.worst)} that are worth "
+            f"{LEAST_CLIENTS} of equal size; those that are there are worth {worst.clients:.1f}"
+        ]
+    if worst.spread is None:
+        return []
+    needed = worst.spread.needed()
+    there = sides.clients.get(sides.worst)
+    small = _small(needed)
+    if small is not None:
+        return [small]
+    if needed.clients is not None and (needed.seeds is None or worst.has_clients):
+        total = "" if there is None else f": about {_round(there * needed.clients)}, not {there}"
+        times = f"{needed.clients:.1f} times as many {sides.split} clients of "
+        return [f"{times}{_short(sides.worst)} would tell a difference of this size{total}"]
+    if needed.seeds is not None:
+        trials = math.ceil(sides.trials * needed.seeds)
+        return [f"--trials={trials} would tell a difference of this size"]
+    if needed.both is not None:
+        return [
+            f"{needed.both:.1f} times as many {sides.split} clients and trials would tell a "
+            "difference of this size"
+        ]
+    return (
+        ["more trials: one seed tells nothing of others (--trials=3)"] if sides.trials < 2 else []
+    )
+
+
+def _small(needed: Needed) -> Optional[str]:
+    if needed.both is None or needed.both <= _MANY:
+        return None
+    return (
+        f"to tell a difference of this size takes more than {_MANY} times the data: take it for 0"
+    )
+
+
+def _why_no_interval(sides: Sides, of: Gain) -> str:
+    if of.has_too_few_clients:
+        return (
+            f"no interval: the {sides.split} clients are worth {of.clients:.1f} of equal size, and "
+            f"an interval needs {LEAST_CLIENTS}"
+        )
+    if sides.trials < 2 and not of.has_clients:
+        return "no interval: one trial, and the clients were not resampled"
+    if of.spread is None:
+        return "no interval: the trials have different seeds"
+    return "no interval: all trials are alike"
+
+
+def _ends(interval: Interval, measure: Measure, bare: bool = False) -> str:
+    if interval is None:
+        return ""
+    low, high = (_signed(end, measure) for end in interval)
+    return f"[{low}, {high}]" if bare else f"(95% interval {low} to {high})"
+
+
+def _value(value: float, measure: Measure) -> str:
+    text = cell(value, measure.unit, _DECIMALS)
+    return f"{text}%" if measure.unit is Unit.SHARE and not math.isnan(value) else text
+
+
+def _signed(value: float, measure: Measure) -> str:
+    """Returns a gain: it has a plus where the row is better, whichever direction is good."""
+    text = cell(value, measure.unit, _DECIMALS)
+    if not text.strip("-0."):
+        return text.lstrip("-")
+    return f"+{text}" if value > 0 else text
+
+
+def _points(measure: Measure) -> str:
+    return " points" if measure.unit is Unit.SHARE else ""
+
+
+def _round(number: float) -> str:
+    """Returns a number of clients with two digits that count: it is an estimate."""
+    return f"{int(float(f'{math.ceil(number):.2g}')):,}"
+
+
+def _short(name: str) -> str:
+    return short_names([name], _NAME_WIDTH)[0]
