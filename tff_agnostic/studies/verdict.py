@@ -263,7 +263,7 @@ def _why_no_interval(sides: Sides, of: Gain) -> str:
         return "no interval: one trial, and the clients were not resampled"
     if of.spread is None:
         return "no interval: the trials have different seeds"
-    return "no interval: all trials are alike"
+    return "no interval: the difference is the same in all trials"
 
 
 def _ends(interval: Interval, measure: Measure, bare: bool = False) -> str:
