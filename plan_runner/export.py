@@ -16,7 +16,7 @@ import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable, Optional, TypeVar
 
@@ -196,13 +196,17 @@ class Export:
 
 
 def open_export(
-    folder: Path, limits: Limits = DEFAULT_LIMITS, pinned: Optional[str] = None
+    folder: Path,
+    limits: Limits = DEFAULT_LIMITS,
+    pinned: Optional[str] = None,
+    may_lack: Container[str] = (),
 ) -> Export:
     """Opens an export, and checks every file's hash before anything in it is parsed.
 
     Args:
         limits: What reading and playing it may take.
         pinned: SHA-256 of the only manifest that is taken, as hexadecimal digits.
+        may_lack: Names of files of the manifest that need not be there.
     """
     if not folder.is_dir():
         raise PlanError(f"{folder}: expected the folder of an export, found none")
@@ -219,7 +223,8 @@ def open_export(
     manifest = parse_manifest(content)
     for name, entry in manifest.files.items():
         _check_inside(folder, name)
-        _check_content(folder / name, entry)
+        if name not in may_lack or os.path.lexists(folder / name):
+            _check_content(folder / name, entry)
     export = Export(folder, manifest, limits)
     for name in (
         *_REQUIRED,

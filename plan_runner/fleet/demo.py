@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from plan_runner.errors import PlanError
-from plan_runner.export import STATE, SUFFIX
+from plan_runner.export import SERVER_STATE, SUFFIX
 from plan_runner.fleet import keys
+from plan_runner.fleet.comparison import is_as_run_plan
 from plan_runner.fleet.launch import SUPERLINK, Events, Processes
 from plan_runner.fleet.settings import manifest_sha256
-from plan_runner.fleet.state_folder import JOURNAL, OPENED
+from plan_runner.private_sums.noise import noise_of_export
 
 KILLS = ("node", "server", "superlink")
 _LOOK_SECONDS = 0.1
@@ -102,19 +102,29 @@ def demo(
         tell(line)
     if not killed:
         raise PlanError(f"--kill={kill}: expected a round to kill it in, found none")
-    return _is_as_run_plan(export, clients, state, folder, tell)
+    return is_as_run_plan(export, clients, state, folder, tell)
 
 
 def _write_settings(folder: Path, export: Path, clients: Path, names: Sequence[str]) -> None:
-    pinned = f'export = "{export}"\nmanifest_sha256 = "{manifest_sha256(export)}"\n'
+    sha256 = manifest_sha256(export)
+    # Nodes need no state, which may hold the key of the server's noise.
+    without_state = folder / "plan_of_nodes"
+    shutil.copytree(
+        export,
+        without_state,
+        ignore=lambda at, names: {SERVER_STATE} if at == os.fspath(export) else (),
+    )
+    pinned = f'export = "{without_state}"\nmanifest_sha256 = "{sha256}"\n'
+    noise = noise_of_export(export, sha256)
     publics = [keys.make_node_keys(folder / name, name) for name in names]
     server = folder / "server"
     keys.make_server_keys(server, ["127.0.0.1"], publics, days=2)
     # An update, or a sum of two, may be known: the fewest are as many as can be lost in a demo.
-    common = f"min_clients = {max(3, len(names) - 1)}\n"
+    fewest = max(3, len(names) - 1, 0 if noise is None else noise.fewest_clients)
+    common = f"min_clients = {fewest}\n"
     (server / "server.toml").write_text(
         f'export = "{export}"\nroster = "{keys.ROSTER}"\nstate = "state"\nrest_rounds = 0\n'
-        f"{common}[timeouts]\n{_TIMEOUTS}"
+        f"{common}keeps_sums = {str(noise is not None).lower()}\n[timeouts]\n{_TIMEOUTS}"
     )
     for name in names:
         own = folder / name
@@ -162,27 +172,3 @@ def _table(events: Sequence[dict[str, Any]]) -> list[str]:
             f"{found['bytes_up']:>9,} {found['seconds']:>7.1f}"
         )
     return lines
-
-
-def _is_as_run_plan(
-    export: Path, clients: Path, state: Path, folder: Path, tell: Callable[[str], None]
-) -> bool:
-    """Plays the same cohorts by run_plan in this environment, and compares the states."""
-    journal = [json.loads(line) for line in (state / JOURNAL).read_text().splitlines()]
-    cohorts = [event["names"] for event in journal if event["event"] == OPENED]
-    file, output = folder / "cohorts.txt", folder / "run_plan"
-    file.write_text("".join(f"{','.join(names)}\n" for names in cohorts))
-    played = subprocess.run(
-        [
-            *(sys.executable, "-m", "plan_runner", f"--plan={export}", f"--clients={clients}"),
-            *(f"--cohorts={file}", f"--output={output}"),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    if played.returncode:
-        raise PlanError(f"run_plan: {played.stderr.strip()}")
-    same = (output / STATE).read_bytes() == (state / STATE).read_bytes()
-    verdict = "is" if same else "IS NOT"
-    tell(f"the state after {len(cohorts)} rounds {verdict} that of run_plan, bit for bit")
-    return same

@@ -17,7 +17,7 @@ import numpy as np
 from plan_runner.client import Client, check_example
 from plan_runner.daf import read_update
 from plan_runner.errors import PlanError
-from plan_runner.export import Export, Limits, open_export, read_arrays
+from plan_runner.export import SERVER_STATE, Export, Limits, open_export, read_arrays
 from plan_runner.fleet import parts
 from plan_runner.fleet.worker import serve
 from plan_runner.graph_session import check_tensors, read_checkpoint, write_checkpoint
@@ -46,7 +46,8 @@ def play_requests(payload: dict[str, Any], listener: Listener, scratch: Path) ->
     give_kernel(Kernel(*payload["kernel"]))
     with refusing():
         limits = Limits(**payload["limits"])
-        export = open_export(Path(payload["export"]), limits, payload["pinned"])
+        # States come with requests: a node has none, as one may hold the key of the server's noise.
+        export = open_export(Path(payload["export"]), limits, payload["pinned"], (SERVER_STATE,))
         playing = _Playing(export, scratch)
     return serve(playing.play, listener, scratch)
 

@@ -84,7 +84,7 @@ class FleetServer:
         if settings.evaluation is not None:
             exports_of[EVALUATION] = settings.evaluation.export
         with contextlib.ExitStack() as stack:
-            self._folder = StateFolder(settings.state, listener.step)
+            self._folder = StateFolder(settings.state, listener.step, settings.keeps_sums)
             stack.callback(self._folder.close)
             self._plans: dict[str, _Plan] = {}
             for kind, export in exports_of.items():

@@ -177,6 +177,8 @@ class ServerSettings:
         timeouts: How long the server waits.
         limits: Memory and time of playing.
         trust: Play without a sandbox.
+        keeps_sums: Whether the folder for state keeps the opened sums of each round, for whoever
+            checks them later.
         target_epsilon: Where nodes add noise: epsilon that is not to be passed by any of them; as
             far as the export's account goes if None.
     """
@@ -195,6 +197,7 @@ class ServerSettings:
     timeouts: Timeouts = Timeouts()
     limits: Limits = DEFAULT_LIMITS
     trust: bool = False
+    keeps_sums: bool = False
     target_epsilon: Optional[float] = None
 
     def check(self, where: str) -> None:

@@ -33,17 +33,26 @@ BEGUN, OPENED, GIVEN_UP, DONE = "begun", "opened", "given up", "done"
 Step = Callable[[str], None]
 
 
+def sums_file(kind: str, number: int) -> str:
+    """Returns the name of the file of a round's opened sums, an .npz file of secure ones."""
+    return f"{kind}_{number}_sums"
+
+
 class StateFolder:
     """The folder, which one server has at a time.
 
     Args:
         folder: It is made if it is not there.
         step: Called with what is on the disk now, for whoever wants to stop there.
+        keeps_sums: Whether the opened sums of rounds that are done stay there.
     """
 
-    def __init__(self, folder: Path, step: Step = lambda done: None) -> None:
+    def __init__(
+        self, folder: Path, step: Step = lambda done: None, keeps_sums: bool = False
+    ) -> None:
         self.folder = folder
         self.step = step
+        self._keeps_sums = keeps_sums
         with self.one_line():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
@@ -107,6 +116,11 @@ class StateFolder:
             os.replace(partial, self.folder / name)
             _sync_folder(self.folder)
 
+    def drop_sums(self, kind: str, number: int) -> None:
+        """Removes the sums of a round that is done, unless they are kept."""
+        if not self._keeps_sums:
+            (self.folder / sums_file(kind, number)).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Lets another server have the folder."""
         os.close(self._lock)
@@ -160,7 +174,7 @@ class Track:
         self.state = self._recovered()
         with folder.one_line():
             for number in {event["round"] for event in self._events(DONE)}:
-                (folder.folder / self._sums_file(number)).unlink(missing_ok=True)
+                folder.drop_sums(kind, number)
         for ending, write in _WRITERS.items():
             folder.replace(f"{self._metrics}{ending}", write(self._rows()).encode())
 
@@ -252,7 +266,7 @@ class Track:
             _sync_folder(self._folder.folder)
             self.state = state
             self._folder.step(f"{self.kind} {number}: state replaced")
-            (self._folder.folder / self._sums_file(number)).unlink(missing_ok=True)
+            self._folder.drop_sums(self.kind, number)
         for ending, write in _WRITERS.items():
             text = write(self._rows())
             self._folder.replace(f"{self._metrics}{ending}", text.encode())
@@ -262,7 +276,7 @@ class Track:
         self._folder.step(f"{self.kind} {number}: {event}")
 
     def _sums_file(self, number: int) -> str:
-        return f"{self.kind}_{number}_sums"
+        return sums_file(self.kind, number)
 
 
 class _OneLine:

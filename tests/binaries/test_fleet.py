@@ -24,15 +24,19 @@ _DIGITS = (
 
 def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     places = [f"--output_dir={tmp_path / 'export'}", f"--clients_dir={tmp_path / 'clients'}"]
-    _ok(call(export, *_DIGITS, "--profile=secure", *places))
-    evaluation = tmp_path / "evaluation"
-    kind = ["--kind=evaluation", "--profile=secure", f"--output_dir={evaluation}"]
+    _ok(call(export, *_DIGITS, "--backend=flower", *places))
+    evaluation = tmp_path / "evaluation" / "plan"
+    kind = ["--kind=evaluation", "--backend=flower", f"--output_dir={evaluation.parent}"]
     _ok(call(export, *_DIGITS, *kind))
     (tmp_path / "clients/cohorts.txt").rename(tmp_path / "cohorts.txt")
-    fleet = Fleet(tmp_path / "fleet", tmp_path / "export", tmp_path / "clients")
+    fleet = Fleet(tmp_path / "fleet", tmp_path / "export" / "plan", tmp_path / "clients")
+    # A state may hold the key of the server's noise: nodes do without.
+    of_nodes = tmp_path / "of_nodes"
+    shutil.copytree(fleet.export, of_nodes)
+    (of_nodes / "server_state.ckpt").unlink()
     every_second = PlanSettings(evaluation, manifest_sha256(evaluation), every=2)
     try:
-        channel, told = LocalChannel(fleet.nodes(evaluation=every_second)), Told()
+        channel, told = LocalChannel(fleet.nodes(export=of_nodes, evaluation=every_second)), Told()
         settings = fleet.server_settings(cohort_size=4, evaluation=every_second)
         server = FleetServer(settings, channel, told, fleet.player)
         server.run(3)
@@ -41,7 +45,7 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
         fleet.close()
     folder = fleet.folder / "server"
     # The runner, with the same clients.
-    plan = f"--plan={tmp_path / 'export'}"
+    plan = f"--plan={fleet.export}"
     clients = f"--clients={tmp_path / 'clients'}"
     _ok(run_plan(plan, clients, "--rounds=3", f"--output={tmp_path / 'run_plan'}"))
     state = folder / "server_state.ckpt"

@@ -25,14 +25,14 @@ PLAN, APP = "plan", "app"
 _README = """\
 # {algorithm} on {task}, after {rounds} rounds: a plan for a fleet
 
-`plan/` is the plan. Its nodes' operators pin the SHA-256 of `plan/manifest.json`, which is
+`plan/` is the plan, for the server and all nodes; nodes do without `server_state.ckpt`, which may
+hold a secret. Their operators pin the SHA-256 of `plan/manifest.json`, which is
 {sha256}.
 `app/` is what Flower's server is given to start a run: it names this hash, and holds no other code.
 
     ./run fleet demo --export=plan --clients=CLIENTS --nodes=4 --rounds=3
 
-plays it on one machine, each part a process of its own; CLIENTS has a file NAME.tfrecord a client.
-Machines of their own: `./run fleet keys`, `node`, `server`; docs/live_fleet.md goes through them.
+plays it on one machine, where CLIENTS has a file NAME.tfrecord a client; more: docs/live_fleet.md.
 """
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from plan_runner.errors import PlanError
+from plan_runner.fleet.comparison import moments_of, noise_in_units
 from plan_runner.fleet.player import Player
 from plan_runner.fleet.server import FleetServer
 from plan_runner.fleet.settings import manifest_sha256
+from plan_runner.fleet.state_folder import sums_file
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.private_sums.noise import Demands, noise_of_export
 from plan_runner.private_sums.skellam import skellam
@@ -76,7 +78,9 @@ def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path)
             )
             for node in fleet.names
         }
-        settings = fleet.server_settings(state=tmp_path / name / "server", trust=True)
+        settings = fleet.server_settings(
+            state=tmp_path / name / "server", trust=True, keeps_sums=True
+        )
         told, found = Told(), []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
@@ -90,6 +94,8 @@ def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path)
             finally:
                 server.close()
         opened[name] = (found[0][1], tmp_path / name / "server")
+        kept = (tmp_path / name / "server" / sums_file("training", 1)).read_bytes()
+        assert kept == opened[name][0]
         assert any("1 sums opened, epsilon" in line for line in told.lines)
         account = (tmp_path / name / "server" / "training_account.jsonl").read_text()
         assert len(json.loads(account)["clients"]) == 4
@@ -128,6 +134,34 @@ def _check_sums(exported, plain: bytes, noised: bytes, drawn) -> None:
             number += 1
             without, with_noise = (values[name].astype(np.int64).ravel() for values in sums)
             np.testing.assert_array_equal((with_noise - total) % group.modulus, without)
+    # What the demo finds is what was drawn.
+    found = list(noise_in_units(noise, sums[1], sums[0], 4))
+    for (units, variance), group in zip(found, noise.groups):
+        assert variance == 4 * group.variance
+        assert units.size == sum(sums[0][name].size for name in group.tensors)
+    squares = sum(float((units**2).sum() * variance) for units, variance in found)
+    per_client = [drawn[node * per_node : (node + 1) * per_node] for node in range(4)]
+    totals = [sum(parts) for parts in zip(*per_client)]
+    assert squares == pytest.approx(sum(float((total**2).sum()) for total in totals))
+    moved = {name: sums[1][name] + 1 for name in noise.without_noise}
+    with pytest.raises(PlanError, match="expected the sum of the clients, found another one"):
+        list(noise_in_units(noise, {**sums[1], **moved}, sums[0], 4))
+
+
+def test_noise_fits_that_is_the_plans_and_no_other():
+    def moments(factor):
+        draws = [
+            (np.random.default_rng(g).normal(0, v**0.5, 4000), v) for g, v in enumerate((9, 400))
+        ]
+        return moments_of([(factor * values / v**0.5, v) for values, v in draws])
+
+    found = moments(1.0)
+    assert found.fits and found.numbers == 8000
+    assert found.deviation == pytest.approx(math.sqrt((2 + (1 / 9 + 1 / 400) / 2) / 8000))
+    # Of three nodes instead of four, and of twice as much noise.
+    assert not moments(math.sqrt(3 / 4)).fits
+    assert not moments(math.sqrt(2)).fits
+    assert not moments_of([(np.random.default_rng(0).normal(0.1, 1, 4000), 100.0)]).fits
 
 
 def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
