@@ -119,16 +119,17 @@ def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
         assert levels < 2 ** entry["bits"]
 
 
+# By default devices get the TFLite graph alone.
 @pytest.mark.parametrize(
-    ("profile", "client_graph"), [("daf", "tflite"), ("daf", "both"), ("secure", "tflite")]
+    ("profile", "how"), [("daf", {}), ("daf", {"client_graph": "both"}), ("secure", {})]
 )
-def test_both_plans_have_the_same_client(exported, profile, client_graph):
-    folder = exported(profile, client_graph=client_graph)
+def test_both_plans_have_the_same_client(exported, profile, how):
+    folder = exported(profile, **how)
     plan = _plan(folder)
     content = (folder / "client_only_plan.pb").read_bytes()
     client_only = plan_pb2.ClientOnlyPlan.FromString(content)
     graph = plan.client_graph_bytes.value
-    assert client_only.graph == (graph if client_graph == "both" else b"")
+    assert client_only.graph == (graph if how else b"")
     assert client_only.phase == plan.phase[0].client_phase
     assert client_only.tflite_graph == plan.client_tflite_graph_bytes != b""
     # Reserved by the platform since.
