@@ -99,7 +99,7 @@ def pytest_make_collect_report() -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup() -> Generator[None, Any, Any]:
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
     """Skips tests whose fixtures need it."""
     with _skips_without_tff():
         return (yield)

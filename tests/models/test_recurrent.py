@@ -268,7 +268,7 @@ def test_it_runs_in_a_tff_computation(tff_runtime, make_layer, length):
 def test_mixed_precision_keeps_the_weights_whole(make_layer):
     x = sequences([4, 6, 3], "float32").x
     layer = make_layer(dtype=tf.keras.mixed_precision.Policy("mixed_bfloat16"))
-    assert {weight.dtype for weight in layer.weights} == {tf.float32}
+    assert {tf.as_dtype(weight.dtype) for weight in layer.weights} == {tf.float32}
     with tf.GradientTape() as tape:
         outputs = layer(x)
         objective = tf.reduce_sum(tf.cast(outputs, tf.float32))

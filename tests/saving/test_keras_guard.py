@@ -22,10 +22,12 @@ import tensorflow as tf
 from tests import golden
 from tests.models import keras_zoo
 from tff_agnostic.errors import UserError
+from tff_agnostic.models.keras_platform import KERAS_3, keras_platform
 from tff_agnostic.saving.keras import load_keras, read_keras
 
 layers = tf.keras.layers
-_KERNEL = "model_weights/last/last/kernel:0"
+_IS_KERAS_3 = keras_platform().release == KERAS_3
+_KERNEL = "model_weights/last/last/kernel" + ("" if _IS_KERAS_3 else ":0")
 Config = dict[str, Any]
 
 
@@ -130,7 +132,7 @@ def _printing(plain: Path, path: Path, mark: Path) -> None:
 
 def _pickling_layer(plain: Path, path: Path, mark: Path) -> None:
     # TFF loads TensorFlow Probability, which registers it.
-    import tensorflow_probability  # noqa: F401
+    pytest.importorskip("tensorflow_probability", reason="TensorFlow Probability is with TFF only")
 
     code = base64.b64encode(pickle.dumps(_Touches(mark))).decode()
     _h5(plain, path, _with_layer("DistributionLambda", {"make_distribution_fn": code}))
@@ -321,7 +323,8 @@ def test_a_damaged_file_is_told_as_before(plain, tmp_path):
     _h5(plain, path, lambda config: None)
     with h5py.File(path, "r+") as file:
         file.attrs["model_config"] = '{"config":' + "[" * 9000 + "]" * 9000 + "}"
-    with pytest.raises(UserError, match=r"expected a Keras model, cannot load .*recursion"):
+    found = "pop expected" if _IS_KERAS_3 else "recursion"
+    with pytest.raises(UserError, match=r"expected a Keras model, cannot load .*" + found):
         read_keras(path, {}, "--initial_model")
 
 
@@ -345,6 +348,11 @@ def _of_ops() -> tf.keras.Model:
     ],
 )
 def test_models_of_layers_and_ops_are_read(tmp_path, build, suffix):
+    if _IS_KERAS_3 and build is _of_ops:
+        pytest.skip("Keras 3 takes no functions of TensorFlow on symbolic inputs")
+    with_masks = (keras_zoo.attention, keras_zoo.own_recurrent_layers)
+    if _IS_KERAS_3 and suffix == ".h5" and build in with_masks:
+        pytest.skip("Keras 3 cannot load the .h5 file that it saves of it")
     model = build()
     model.save(tmp_path / f"model{suffix}")
     found = load_keras(tmp_path / f"model{suffix}", {})

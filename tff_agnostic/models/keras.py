@@ -76,6 +76,12 @@ def model_from_keras(
     keras_platform().make_reentrant(keras_model)
     trainable = list(keras_model.trainable_weights)
     non_trainable = list(keras_model.non_trainable_weights)
+    if not (trainable or non_trainable or keras_model.built):
+        # Keras 2 says so itself.
+        raise ValueError(
+            f"weights of the model {keras_model.name!r} have not yet been created: its first layer "
+            "is to be a tf.keras.Input"
+        )
     predict = _predict_of(keras_model, trainable + non_trainable)
 
     penalties = keras_platform().penalties(keras_model, trainable)

@@ -396,6 +396,11 @@ def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
     def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         nonlocal left
         shape, dtype = arguments.get("shape"), arguments.get("dtype")
+        values = arguments.get("initial_value")
+        if shape is None and callable(values):
+            # Keras 3 gives none: the values are traced, and not made.
+            with tf.Graph().as_default():
+                shape = values().shape
         if shape is not None and dtype is not None:
             count = tf.TensorShape(shape).num_elements()
             left -= (count or 0) * tf.as_dtype(dtype).size
