@@ -97,7 +97,8 @@ def _connected(environment: Mapping[str, str], **arguments: Any) -> Iterator[Non
             # What Ray has to say of a worker's death, in paragraphs, this package says in a line.
             worker_module.print_to_stdstream = lambda *_, **__: None
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as e:
+        except Exception as e:
+            # Of a node that takes too long to start, Ray raises no narrower one.
             raise _failure(arguments["address"], e) from e
     try:
         yield
