@@ -43,16 +43,19 @@ def test_a_path_that_bazel_cannot_work_in_is_one_line(ready):
     assert "Bazel does not work in a path with spaces" in one_line(result)
 
 
-@pytest.mark.parametrize("fails", [None, "lint", "bazel", "test"])
+@pytest.mark.parametrize("fails", [None, "lint", "bazel", "test", "today's platform"])
 def test_ci_runs_every_part_and_fails_if_one_does(bazel, fails):
     shutil.copytree(ROOT / ".ci", bazel.root / ".ci")
     # Otherwise a compiler would be installed.
     bazel.add_script("g++", "")
     (bazel.root / "run").write_text(f'#!/usr/bin/env bash\necho "part $*"\n[[ $1 != "{fails}" ]]\n')
+    today = f'#!/usr/bin/env bash\necho "part today"\n[[ "{fails}" != today* ]]\n'
+    (bazel.root / "tools" / "try_today").write_text(today)
+    (bazel.root / "tools" / "try_today").chmod(0o755)
     result = bazel.run(command=bazel.root / ".ci" / "run")
     parts = sorted(line for line in result.stdout.splitlines() if line.startswith("part "))
     tests = ["part test", "part test --exhaustive-share", "part test --rest"]
-    assert parts == ["part bazel", "part lint", "part setup", *tests]
+    assert parts == ["part bazel", "part lint", "part setup", *tests, "part today"]
     assert (result.returncode != 0) == (fails is not None)
     failed = [line.strip() for line in result.stderr.splitlines()[1:]]
     every = ["tests", "rest of the tests", "exhaustive tests"]
