@@ -110,8 +110,13 @@ def _labelled_texts(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def several(request: pytest.FixtureRequest, call: Caller, tmp_path_factory) -> Path:
-    """A run of each task, its models in all/NAME, and what plain TensorFlow tells."""
+def several(
+    request: pytest.FixtureRequest, call: Caller, three_rounds: Path, tmp_path_factory
+) -> Path:
+    """A run of each task, its models in all/NAME, and what plain TensorFlow tells.
+
+    all/digits has `three_rounds` in every format; what was printed of that is in digits.out.
+    """
     folder = tmp_path_factory.mktemp("several")
     (folder / "model.py").write_text(_MODEL)
     text_store(folder / "texts.sqlite")
@@ -139,15 +144,32 @@ def several(request: pytest.FixtureRequest, call: Caller, tmp_path_factory) -> P
             assert outcome.out.count("predicts as the run's model does") == 2
             np.savez(folder / "all" / name / "x.npz", x=_inputs(folder, name))
             (folder / "all" / name / "texts.json").write_text(json.dumps(_TEXTS))
+        outcome = call(
+            *(save_model, f"--checkpoint={three_rounds}", _FORMATS, "--quantize=float16"),
+            "--output_dir=all/digits",
+        )
+        assert outcome.status == 0, outcome
+        (folder / "digits.out").write_text(outcome.out)
+        names = {path.name for path in (folder / "all" / "digits").iterdir()}
+        assert names == {*_IN_EVERY_FORMAT, "model_card.json"}
+        np.savez(folder / "all" / "digits" / "x.npz", x=_tested(three_rounds))
         ask_plain_tensorflow(folder / "all")
     return folder
+
+
+_FORMATS = "--format=keras,saved_model,tflite"
+_IN_EVERY_FORMAT = ("model.keras", "model_saved_model", "model.tflite", "model_float16.tflite")
+
+
+def _tested(run: Path) -> np.ndarray:
+    clients = RunFolder(run).spec().load_task().test
+    return np.concatenate([clients.read(client)["x"] for client in clients.client_ids])
 
 
 def _inputs(folder: Path, name: str) -> np.ndarray:
     if _INPUTS[name] is not None:
         return _INPUTS[name]
-    clients = RunFolder(folder / f"run_{name}").spec().load_task().test
-    return np.concatenate([clients.read(client)["x"] for client in clients.client_ids])
+    return _tested(folder / f"run_{name}")
 
 
 def _told(folder: Path, name: str, file_name: str) -> dict[str, np.ndarray]:
@@ -260,28 +282,14 @@ def test_a_run_with_frozen_layers_is_exported(call, folder, several):
 # --- `save_model`: files of a run that plain TensorFlow reads, and their card
 
 
-_FORMATS = "--format=keras,saved_model,tflite"
-
-
 def _card(folder: Path) -> dict:
     return json.loads((folder / "model_card.json").read_text())
 
 
-def test_files_tell_what_the_run_tells_in_plain_tensorflow(call, folder, three_rounds):
-    outcome = call(
-        *(save_model, f"--checkpoint={three_rounds}", _FORMATS, "--quantize=float16"),
-        "--output_dir=all/saved",
-    )
-    assert outcome.status == 0, outcome
-    names = ["model.keras", "model_saved_model", "model.tflite", "model_float16.tflite"]
-    saved = folder / "all" / "saved"
-    assert {path.name for path in saved.iterdir()} == {*names, "model_card.json"}
-    clients = RunFolder(three_rounds).spec().load_task().test
-    x = np.concatenate([clients.read(c)["x"] for c in clients.client_ids])
+def test_files_tell_what_the_run_tells_in_plain_tensorflow(several, three_rounds):
+    saved, names, x = several / "all" / "digits", _IN_EVERY_FORMAT, _tested(three_rounds)
     kernel, bias = newest_checkpoint(three_rounds / "checkpoints").model_arrays["model"]
     scores = x @ kernel + bias
-    np.savez(saved / "x.npz", x=x)
-    ask_plain_tensorflow(folder / "all")
     for name in names:
         with np.load(saved / f"{name}.npz") as told:
             atol = 1e-2 if "float16" in name else 1e-5
@@ -289,8 +297,9 @@ def test_files_tell_what_the_run_tells_in_plain_tensorflow(call, folder, three_r
             if name == "model_saved_model":
                 classes = [str(k).encode() for k in scores.argmax(axis=1)]
                 assert told["class_name"].tolist() == classes
+    printed = (several / "digits.out").read_text()
     for name in names:
-        assert f"{name}: " in outcome.out
+        assert f"{name}: " in printed
     files = {file["path"]: file for file in _card(saved)["files"]}
     assert [files[name]["check"]["is_same"] for name in names] == [True, True, True, False]
     result = json.loads((three_rounds / "result.json").read_text())
