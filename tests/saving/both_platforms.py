@@ -57,7 +57,7 @@ def compare(folder: Path) -> str:
     Raises:
         AssertionError: Files are missing, or what they tell is something else.
     """
-    worst = {}
+    worst: dict[str, float] = {}
     for release in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = sorted(release.glob("*/*.keras"))
         for file in files:

@@ -68,7 +68,7 @@ def _unigram() -> tuple[Model, Any]:
     return unigram_model(len(_WORDS) + 1), np.array([0, 2, 6], np.int32)
 
 
-_CASES = {
+_CASES: dict[str, Callable[[], tuple[Model, Any]]] = {
     **{name: lambda name=name: _zoo(name) for name in KINDS},
     "logistic_regression": lambda: _numbers(logistic_regression(5, 3)),
     "emnist_cnn": lambda: _numbers(emnist_cnn(10)),
