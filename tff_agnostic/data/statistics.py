@@ -88,12 +88,14 @@ class RunningStatistics:
         """Adds examples.
 
         Args:
-            block: [n, d]; NaN where a number is missing.
+            block: [n, d]; NaN where a number is missing. Infinity, which training refuses, counts as
+                missing too.
         """
         values = np.asarray(block, np.float64)
-        is_there = ~np.isnan(values)
+        is_there = np.isfinite(values)
         n = is_there.sum(axis=0)
-        mean = np.where(is_there, values, 0.0).sum(axis=0) / np.maximum(n, 1)
+        values = np.where(is_there, values, 0.0)
+        mean = values.sum(axis=0) / np.maximum(n, 1)
         differences = np.where(is_there, values - mean, 0.0)
         squares = np.square(differences).sum(axis=0)
         total = np.maximum(self._count + n, 1)
