@@ -88,8 +88,8 @@ class RunningStatistics:
         """Adds examples.
 
         Args:
-            block: [n, d]; NaN where a number is missing. Infinity, which training refuses, counts as
-                missing too.
+            block: [n, d]; NaN where a number is missing. Infinity, which training refuses, counts
+                as missing too.
         """
         values = np.asarray(block, np.float64)
         is_there = np.isfinite(values)
