@@ -111,8 +111,8 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
         def __getattr__(self, name: str) -> Any:
             return getattr(cohort_runtime, name)
 
-        def evaluation(self, *args: Any) -> Any:
-            evaluate = cohort_runtime.evaluation(*args)
+        def measurement(self, *args: Any) -> Any:
+            evaluate = cohort_runtime.measurement(*args)
 
             def counted(weights: Any, parts: Any, state: Any) -> Any:
                 clients = [client for part in parts for client in part]

@@ -88,6 +88,9 @@ class _Watched:
         def noted(weights: Any, parts: Any, state: Any) -> Any:
             clients = [client for part in parts for client in part]
             found = evaluate(weights, [clients], state)
+            if state is None:
+                # No noise: it is no release.
+                return found
             leaves = tf.nest.flatten(found.output)
             noise = (*map(int, state.noise_key), int(state.releases))
             sums = b"".join(leaf.tobytes() for leaf in leaves)
