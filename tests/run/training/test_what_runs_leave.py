@@ -25,6 +25,7 @@ def test_what_a_run_leaves(whole):
         "metrics.csv",
         "model",
         "plots",
+        "resampled.npz",
         "result.json",
         "tensorboard",
     ]
