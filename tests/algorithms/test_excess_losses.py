@@ -4,20 +4,18 @@ from typing import Any, Callable
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from scipy import optimize
 
 from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
 from tests.algorithms.stochastic_afl_cases import build_afl
-from tests.computations.harness import assert_identical, run_rounds
+from tests.computations.harness import assert_identical, least_squares, run_rounds
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.errors import UserError
-from tff_agnostic.models import Model, logistic_regression
-from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models import logistic_regression
 
 
 def test_an_excess_is_what_is_above_the_baseline_of_a_domain_that_was_measured():
@@ -97,18 +95,6 @@ def _domains() -> tuple[list[np.ndarray], list[np.ndarray]]:
     return xs, ys
 
 
-def _least_squares() -> Model:
-    return Model(
-        initial_weights=ModelWeights([np.zeros([2], np.float32)], []),
-        example_spec={
-            "x": tf.TensorSpec([None, 2], tf.float32),
-            "y": tf.TensorSpec([None], tf.float32),
-        },
-        predict=lambda weights, x, training, seed: tf.linalg.matvec(x, weights.trainable[0]),
-        loss=lambda labels, predictions: tf.square(labels - predictions),
-    )
-
-
 def _smallest_worst_regret(
     losses: Callable[[np.ndarray], np.ndarray], optima: np.ndarray
 ) -> np.ndarray:
@@ -160,7 +146,7 @@ def test_it_goes_to_the_saddle_of_the_regret(cohort_runtime, build):
         "y": np.concatenate(ys).astype(np.float32),
         "domain_id": np.repeat(np.arange(3), 40).astype(np.int32),
     }
-    problem = Problem(_least_squares(), ("a", "b", "c"), expected_counts=(40.0,) * 3)
+    problem = Problem(least_squares(), ("a", "b", "c"), expected_counts=(40.0,) * 3)
 
     def trained(baselines: Any) -> np.ndarray:
         algorithm, weights = build(problem, baselines)

@@ -12,6 +12,7 @@ from scipy import optimize
 from benchmarks.hard_domains.digits import MODEL
 from binaries import compare, train
 from tests.binaries.harness import Caller, compared_specs, draw_nothing, tree
+from tests.computations.harness import least_squares
 from tests.data.stores import write_store
 from tff_agnostic.data.clients import ClientsOfDomain, InMemoryClients
 from tff_agnostic.data.store_format import Record
@@ -84,18 +85,6 @@ def test_a_domain_alone_has_its_examples_of_the_clients_that_have_some():
 # --- References
 
 
-def _least_squares() -> Model:
-    return Model(
-        initial_weights=ModelWeights([np.zeros([2], np.float32)], []),
-        example_spec={
-            "x": tf.TensorSpec([None, 2], tf.float32),
-            "y": tf.TensorSpec([None], tf.float32),
-        },
-        predict=lambda weights, x, training, seed: tf.linalg.matvec(x, weights.trainable[0]),
-        loss=lambda labels, predictions: tf.square(labels - predictions),
-    )
-
-
 def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
     """Returns a task whose clients have 20 examples of one domain each.
 
@@ -122,7 +111,7 @@ def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
         tuple(clients_of),
         InMemoryClients(train),
         InMemoryClients(held),
-        _least_squares(),
+        least_squares(),
         test_split="heldout",
     )
 

@@ -15,6 +15,7 @@ from tests import golden
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import sentence, write_store
 from tests.plan_runner.harness import call as run_plan
+from tests.releases.kept import KEPT
 from tests.selection import exhaustive
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -83,6 +84,16 @@ def test_what_is_printed_is_what_travels(exported, tmp_path):
         int(line.split()[-1]) for line in printed.splitlines() if line.startswith(("down ", "up "))
     )
     assert f"3 clients, {down:,} bytes down, {up:,} up" in outcome.out
+
+
+def test_noise_of_nodes_is_not_the_flags(call, tmp_path):
+    path = tmp_path / "fleet"
+    flags = (f"--checkpoint={KEPT / 'private_of_clients'}", f"--output_dir={path}")
+    outcome = call(export, *flags, "--backend=flower", "--noise_generator=philox")
+    assert outcome.status == 2 and not path.exists()
+    assert outcome.err.splitlines()[-1].endswith(
+        "--noise_generator has no effect on an export whose nodes add noise: they draw their own"
+    )
 
 
 def test_a_fleets_export_is_that_plan_and_an_app_that_names_it(call, trained, exported, tmp_path):

@@ -65,6 +65,19 @@ def linear_model(initial: float = 4.0, regularizer: Any = None) -> Model:
     )
 
 
+def least_squares() -> Model:
+    """Returns the model of squared differences from x w, with two weights that begin with 0."""
+    return Model(
+        initial_weights=ModelWeights([np.zeros([2], np.float32)], []),
+        example_spec={
+            "x": tf.TensorSpec([None, 2], tf.float32),
+            "y": tf.TensorSpec([None], tf.float32),
+        },
+        predict=lambda weights, x, training, seed: tf.linalg.matvec(x, weights.trainable[0]),
+        loss=lambda labels, predictions: tf.square(labels - predictions),
+    )
+
+
 class EagerTraining:
     """Rounds of an algorithm's pure functions, without TFF: the sums are made here, in order."""
 

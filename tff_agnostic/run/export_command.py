@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, cast
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.privacy_options import DistributedOptions
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
@@ -116,6 +117,8 @@ def export_plan(given: GivenRun) -> Exported:
     spec = _spec(given, trained[0].spec() if trained else None)
     check_federated(spec.config, "to export")
     _check_summed_in_plans(spec if trained is None else trained[0].spec())
+    if _GENERATOR in given.settings and backend.is_fleet and kind == TRAINING:
+        _check_noise_of_server(spec)
     if trained is not None:
         spec = with_kept_model(trained[0], spec)
     # Before the rest, which takes a while.
@@ -186,6 +189,13 @@ def _check_summed_in_plans(spec: RunSpec) -> None:
         raise UserError(
             f"--update_aggregator: expected none of a run to export, found {found}: the server of "
             "a plan adds updates up"
+        )
+
+
+def _check_noise_of_server(spec: RunSpec) -> None:
+    if isinstance(spec.privacy, DistributedOptions):
+        raise UserError(
+            f"--{_GENERATOR} has no effect on an export whose nodes add noise: they draw their own"
         )
 
 

@@ -51,6 +51,10 @@ _OF_BEGINNING = (
     "what {flag} names is taken for public: if it was made of these clients' data, it is a release "
     "of its own"
 )
+_OF_INPUTS = (
+    "{what} of the inputs, which models and their cards carry, are made of the training clients: "
+    "they are exact, and no part of epsilon"
+)
 _OF_SIMULATED_NOISE = (
     "this is a simulation: the noise of all clients is made of one secret key, which simulated "
     "clients are sent; on devices each must draw its own"
@@ -204,6 +208,7 @@ class RunPrivacy:
             _OF_EXPECTED_COUNTS,
             OF_DATA_REMARKS,
             *(_OF_BEGINNING.format(flag=flag) for flag in _begins_with(self._spec)),
+            *(_OF_INPUTS.format(what=what) for what in _told_of_inputs(self._task)),
             *([] if self._noise_of_clients is None else [_OF_SIMULATED_NOISE]),
             *of_sums,
         ]
@@ -281,6 +286,21 @@ def _begins_with(spec: RunSpec) -> list[str]:
         "--base_predictors": getattr(spec.algorithm, "base_predictors", None),
     }
     return [flag for flag, value in given.items() if value]
+
+
+def _told_of_inputs(task: Task) -> list[str]:
+    """Returns what an import has made of training clients, and models tell their users."""
+    inputs = task.inputs
+    found = {
+        "means and deviations": inputs is not None
+        and any(entry.statistics is not None for entry in inputs.of_vectors()),
+        "categories": inputs is not None and bool(inputs.categories()),
+        "words": task.words is not None,
+    }
+    told = [what for what, is_told in found.items() if is_told]
+    return (
+        [" and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)] if told else []
+    )
 
 
 def run_privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[RunPrivacy]:

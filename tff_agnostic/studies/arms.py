@@ -25,6 +25,8 @@ _TAKEN = (
     *("baselines", "first_stages"),
     *("tuning.json", "studies.sqlite", "trials.csv", "tuned.json", "compare.flags"),
 )
+# The algorithm of the row that others are compared with.
+BASELINE = "fed_avg"
 # The word for rows of two stages; see `studies.stages`.
 LAST_LAYER = "last_layer"
 
@@ -68,7 +70,7 @@ WORDS: Mapping[str, Word] = {
         {"algorithm": "agnostic_fed_avg", "absent_domains": "freeze"},
     ),
     LAST_LAYER: Word("last layer balanced", _UNIFORM),
-    "pooled": Word("pooled, not federated", {"algorithm": "fed_avg", **_POOLED}),
+    "pooled": Word("pooled, not federated", {"algorithm": BASELINE, **_POOLED}),
     "pooled_balanced": Word("pooled, uniform lambda, not federated", {**_UNIFORM, **_POOLED}),
 }
 

@@ -57,7 +57,7 @@ from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
 from tff_agnostic.settings import Settings, command_setting
-from tff_agnostic.studies.arms import LAST_LAYER, WORDS
+from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.comparison import (
     DIFFERENCE,
     FIRST_STAGES,
@@ -77,7 +77,6 @@ from tff_agnostic.studies.gains import alike, gains
 from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.stages import joined
 from tff_agnostic.studies.verdict import (
-    BASELINE,
     baseline_row,
     main_measure,
     verdicts,

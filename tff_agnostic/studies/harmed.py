@@ -13,9 +13,8 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.run.harm import last_lambda, mending, moves_lambda, without_say
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import Comparison, Trials
-
-BASELINE = "fed_avg"
 
 
 def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:

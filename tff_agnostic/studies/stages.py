@@ -22,10 +22,9 @@ from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.studies.arms import LAST_LAYER, Arm
+from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, Arm
 from tff_agnostic.studies.comparison import FIRST_STAGES, LoadedTasks, trial_folder
 
-_FIRST = "fed_avg"
 _MIN_ROUNDS = 2
 _POOLED = (
     "no federated training: minibatch SGD on the examples of all clients in one place, with as "
@@ -80,11 +79,11 @@ def staged(
 
 def _is_plain(arm: Arm) -> bool:
     is_federated = not arm.settings.get("pooled")
-    return not arm.word and arm.settings["algorithm"] == _FIRST and is_federated
+    return not arm.word and arm.settings["algorithm"] == BASELINE and is_federated
 
 
 def _fed_avg(given: GivenRun, seed: int) -> RunSpec:
-    own, settings = given.own, {"algorithm": _FIRST, "seed": seed}
+    own, settings = given.own, {"algorithm": BASELINE, "seed": seed}
     options = given.task_options(own.task)
     return resolve(own.task, settings, options, own.data_dir, own.data, shared=given.settings)
 

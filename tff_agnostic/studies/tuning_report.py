@@ -22,9 +22,9 @@ from tff_agnostic.models.model import measures_of
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, save, scale_axis
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.settings import flag_text
-from tff_agnostic.studies.arms import OF_ALL_ROWS
+from tff_agnostic.studies.arms import BASELINE, OF_ALL_ROWS
 from tff_agnostic.studies.comparison import Comparison, collect
-from tff_agnostic.studies.harmed import BASELINE, harmed
+from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.optuna_studies import ENDED, FINISHED, SAME_AS, SECONDS, trial_folder
 from tff_agnostic.studies.search import Search, best
 from tff_agnostic.studies.search_space import DECIMALS, Dimension, Objective

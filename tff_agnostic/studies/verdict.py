@@ -13,10 +13,10 @@ from tff_agnostic.metrics.intervals import Interval
 from tff_agnostic.metrics.resampling import LEAST_CLIENTS, Needed
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
+from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison
 from tff_agnostic.studies.gains import Gain, gain, gains, worst_of
 
-BASELINE = "fed_avg"
 # In place of the algorithm of a row that is not federated.
 POOLED = "pooled"
 _DECIMALS = 3

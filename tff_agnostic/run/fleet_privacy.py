@@ -1,0 +1,223 @@
+"""What an export has of a run's privacy: whose noise its sums have, and where its state begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional
+
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.distributed_sum import DistributedDpSum, SumOfDevices
+from tff_agnostic.aggregations.privacy_options import DistributedOptions
+from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateAggregation
+from tff_agnostic.aggregations.registry import PRIVACIES
+from tff_agnostic.computations.algorithm import Algorithm, RunState
+from tff_agnostic.computations.evaluation import Measurement
+from tff_agnostic.computations.round import Round
+from tff_agnostic.deployment.backends import FLOWER
+from tff_agnostic.deployment.privacy import FleetNoise, NodesAccount
+from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.model import Model
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+from tff_agnostic.privacy.distributed import DistributedNoise
+from tff_agnostic.privacy.sampling import IntegerSampling, KnownCohorts, SecretCohorts
+from tff_agnostic.registry import Registry
+from tff_agnostic.run.privacy import RunPrivacy, run_privacy
+from tff_agnostic.run.private_account import noise_key, noise_of_run
+from tff_agnostic.run.private_evaluation import consistent
+from tff_agnostic.run.spec import RunSpec, check_sizes_by_chance
+from tff_agnostic.tasks.task import Task
+
+_OF_RANGES = (
+    "the smallest and the largest values of some training clients, between which those of the "
+    "made-up clients in conformance/ are drawn"
+)
+_OF_TRAINING_STATE = (
+    "give it newer weights as the tensors server/algorithm/... and server/round_num of a training's"
+    " checkpoint, beside the tensors server/aggregations/... that its own last round has left: with"
+    " an earlier number of releases noise would be used again"
+)
+
+Restore = Callable[[RunState], RunState]
+
+# From a fleet's sums to the state of the run's training.
+_Trained = Callable[[PrivateAggregation], RunState]
+
+
+class FleetPrivacy(NamedTuple):
+    """What an export has of privacy.
+
+    Attributes:
+        aggregation: Sums with noise.
+        noise: The noise of the fleet.
+        restore: Returns the state to start from, given the initial one; its key is not the fleet's.
+        of_evaluation: Fields of `EvaluationMetrics` that are others with noise.
+    """
+
+    aggregation: Aggregation
+    noise: FleetNoise
+    restore: Restore
+    of_evaluation: Mapping[str, Any] = {}
+
+
+def fleet_privacy(
+    kind: str,
+    spec: RunSpec,
+    task: Task,
+    algorithm: Algorithm,
+    restore: Optional[Restore],
+    noise_generator: str,
+    nodes_add_noise: bool = False,
+) -> Optional[FleetPrivacy]:
+    """Returns the privacy of an export; None if the run has none.
+
+    Args:
+        kind: Name of the kind of rounds.
+        spec: The run to deploy.
+        task: Its task, loaded.
+        restore: Returns the state of the run's training, given the initial one.
+        noise_generator: What the fleet's noise is made of, whatever the run's was.
+        nodes_add_noise: Whether the plan is for nodes that add noise themselves, which those of a
+            server of the platform do not.
+    """
+    privacy = spec.config.privacy
+    if PRIVACIES[privacy].build is None:
+        return None
+    is_of_clients = isinstance(spec.privacy, DistributedOptions)
+    if is_of_clients and not nodes_add_noise:
+        raise UserError(
+            f"--privacy: expected none, central or tree for an export, found {privacy}: its sums "
+            "are modular ones, and devices of the platform add no noise; nodes of a fleet do, with "
+            f"--backend={FLOWER}"
+        )
+    of_fleet = dataclasses.replace(spec.privacy, noise_generator=noise_generator)
+    fleet = dataclasses.replace(spec, privacy=of_fleet)
+
+    def trained(aggregation: PrivateAggregation) -> RunState:
+        # The run's key may be of another length than the fleet's.
+        key = noise_key(spec.privacy)
+        of_run = dataclasses.replace(aggregation, options=spec.privacy, noise_key=key)
+        initial = Round(algorithm, of_run).initialize()
+        return initial if restore is None else restore(initial)
+
+    if is_of_clients and kind == TRAINING:
+        return _of_nodes(fleet, task, algorithm, trained)
+    return _OF_KINDS[kind](fleet, task, algorithm, trained)
+
+
+def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained) -> FleetPrivacy:
+    """Returns the privacy of an export whose nodes add the noise.
+
+    Its epsilons are of what the server sees, which knows whom it asks: of sampling only the coins
+    of nodes count.
+    """
+    privacy = _privacy(spec, task, algorithm)
+    simulated = privacy.aggregation()
+    assert isinstance(simulated, DistributedDpSum)
+    aggregation = SumOfDevices(
+        **{field.name: getattr(simulated, field.name) for field in dataclasses.fields(simulated)}
+    )
+    whose, rounds = noise_of_run(spec, task), spec.config.rounds
+    takes_part = (1, 1)
+    sampling: IntegerSampling = KnownCohorts()
+    if isinstance(whose.sampling, SecretCohorts):
+        takes_part = (spec.config.clients_per_round, whose.noise_clients)
+        # Without turns: sums are those of one node.
+        sampling = SecretCohorts(whose.noise_clients, whose.noise_clients, takes_part[0])
+
+    def epsilons(state: RunState) -> list[float]:
+        z = float(state.aggregations[0].noise_multiplier)
+        mechanism = privacy.mechanism(z)
+        assert isinstance(mechanism, DistributedNoise)
+        of_server = dataclasses.replace(mechanism, sampling=sampling)
+        accountant = PrivacyAccountant([of_server], privacy.delta)
+        return [accountant.epsilon(count) for count in range(1, rounds + 1)]
+
+    def guarantee(state: RunState) -> dict[str, Any]:
+        privacy.go_on_from(state)
+        return _with_ranges(privacy.statement(rounds).to_dict())
+
+    account = NodesAccount(
+        privacy.delta, epsilons, takes_part, sampling.assumption, sampling.adjacency
+    )
+    duties = (
+        f"have {whose.noise_clients} nodes in a round: their noise together is that of the run",
+        f"open no sum over fewer than {whose.min_clients} nodes",
+        "count each sum before it is opened, whatever becomes of its round",
+    )
+    zeros = (0,) * len(aggregation.noise_key)
+    noise = FleetNoise(zeros, guarantee, server_must=duties, of_nodes=account)
+    return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
+
+
+def _of_training(
+    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
+) -> FleetPrivacy:
+    # Rounds are the fleet's own: nobody is evaluated.
+    without = dataclasses.replace(spec.privacy, private_evaluation=False)
+    privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
+    aggregation = _sums(privacy)
+    check_sizes_by_chance(spec.config, aggregation)
+
+    def guarantee(state: RunState) -> dict[str, Any]:
+        # The noise that was trained with goes on, whatever the flags ask for.
+        privacy.go_on_from(state)
+        return _with_ranges(privacy.statement(spec.config.rounds).to_dict())
+
+    expected = float(spec.config.clients_per_round)
+    noise = FleetNoise(noise_key(spec.privacy), guarantee, expected)
+    return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
+
+
+def _of_evaluation(
+    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
+) -> FleetPrivacy:
+    privacy = _privacy(spec, task, algorithm)
+    private = privacy.evaluation
+    if private is None:
+        raise UserError(
+            f"--kind: expected {TRAINING} of a run with --privacy={spec.config.privacy} and "
+            f"without --private_evaluation, found {EVALUATION}: its sums would have no "
+            "noise, which a run with --private_evaluation gives them"
+        )
+
+    def restored(initial: RunState) -> RunState:
+        # The weights of training, and none of its secrets.
+        return trained(_sums(privacy))._replace(aggregations=initial.aggregations)
+
+    def measurement(model: Model, num_domains: int) -> Measurement:
+        del model, num_domains
+        assert private is not None
+        return private.measurement
+
+    noise = FleetNoise(
+        noise_key(spec.privacy),
+        lambda state: _with_ranges(private.statement(1).to_dict()),
+        server_must=(_OF_TRAINING_STATE,),
+    )
+    tidied = functools.partial(consistent, limits=private.bounds)
+    of_evaluation = {"measurement": measurement, "tidied": tidied}
+    return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
+
+
+def _sums(privacy: RunPrivacy) -> CentralDpSum:
+    aggregation = privacy.aggregation()
+    assert isinstance(aggregation, CentralDpSum)
+    return aggregation
+
+
+def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> RunPrivacy:
+    privacy = run_privacy(spec, task, algorithm)
+    assert privacy is not None
+    return privacy
+
+
+def _with_ranges(guarantee: Mapping[str, Any]) -> dict[str, Any]:
+    return {**guarantee, "not_covered": [*guarantee["not_covered"], _OF_RANGES]}
+
+
+_OF_KINDS: Registry[Callable[[RunSpec, Task, Algorithm, _Trained], FleetPrivacy]] = Registry(
+    "kind of plan", {TRAINING: _of_training, EVALUATION: _of_evaluation}
+)
