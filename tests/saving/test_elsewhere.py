@@ -19,6 +19,9 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.text import Normalizer
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.run.build import build_algorithm
+from tff_agnostic.run.privacy import run_privacy
+from tff_agnostic.run.spec import resolve
 from tff_agnostic.saving import by_column
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
 from tff_agnostic.tasks.stored import text_inputs
@@ -163,3 +166,21 @@ def test_a_store_of_texts_says_its_column_and_its_rule(tmp_path):
     assert table["inputs"] == {"x": {"is": "text", "column": "said"}}
     assert table["columns"] == {"client": "who", "text": "said"}
     assert table["words"]["case"] == "lower" and table["vocabulary"] == ["see", "you"]
+
+
+def test_a_private_run_says_what_its_card_tells_of_training_clients(tmp_path):
+    task = handed_over.shoppers(tmp_path)
+    settings = {
+        "algorithm": "fed_avg",
+        "privacy": "central",
+        "noise_multiplier": 1.0,
+        "cohort_sampling": "poisson",
+        "clients_per_round": 2,
+    }
+    options = {"model": str(tmp_path / "model" / "my_shoppers.py")}
+    spec = resolve("custom", settings, options, data=tmp_path / "shoppers.sqlite")
+    privacy = run_privacy(spec, task, build_algorithm(spec, task))
+    assert [line for line in privacy.statement(1).remarks if "models and their cards" in line] == [
+        "means and deviations, categories of the inputs, which models and their cards carry, "
+        "are made of the training clients: they are exact, and no part of epsilon"
+    ]

@@ -298,9 +298,7 @@ def _told_of_inputs(task: Task) -> list[str]:
         "words": task.words is not None,
     }
     told = [what for what, is_told in found.items() if is_told]
-    return (
-        [" and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)] if told else []
-    )
+    return [", ".join(told)] if told else []
 
 
 def run_privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[RunPrivacy]:
