@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tff_agnostic import progress
 from tff_agnostic.progress import LongWork, duration, progress_line, seconds_left
 
 
@@ -31,8 +32,9 @@ def test_what_is_left_is_as_quick_as_what_is_done():
     assert found == "import: 100% of 120 MB, 20 s so far (sorting by client)"
 
 
-def test_lines_go_on_while_a_part_takes_long(capfd):
-    with LongWork("compare", 4, "trials", seconds=0.01) as work:
+def test_lines_go_on_while_a_part_takes_long(capfd, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+    with LongWork("compare", 4, "trials") as work:
         work.update()
         work.say("trial 2")
         time.sleep(0.2)
@@ -42,9 +44,33 @@ def test_lines_go_on_while_a_part_takes_long(capfd):
     assert lines[-1].endswith("(trial 2)")
 
 
-def test_short_work_and_hidden_work_have_no_line(capfd):
+def test_short_work_and_hidden_work_have_no_line(capfd, monkeypatch):
     with LongWork("import", 100, "B") as work:
         work.update(100)
-    with LongWork("import", 100, "B", visible=False, seconds=0.001):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.001)
+    with LongWork("import", 100, "B", visible=False):
         time.sleep(0.02)
     assert capfd.readouterr().err == ""
+
+
+def test_steps_of_a_part_count_for_the_time_that_is_left(capfd, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+    now = iter([100.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now, 160.0))
+    with LongWork("compare", 5, "trials", done=1) as work:
+        work.within(1, 2)
+        time.sleep(0.1)
+    # 60 seconds for half a trial of four; what is done of a trial is none that is done.
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1] == "compare: 1 of 5 trials, 60 s so far, about 7 min left"
+
+
+def test_a_terminal_has_a_bar(capfd, monkeypatch):
+    monkeypatch.setattr(progress, "is_shown", lambda: True)
+    with LongWork("compare", 4, "trials") as work:
+        work.within(1, 2)
+        work.update()
+        work.say("fed_avg, trial 2")
+    bar = capfd.readouterr().err.split("\r")[-1]
+    assert bar.startswith("compare: 1 of 4 trials:  25%|")
+    assert " left, fed_avg, trial 2" in bar

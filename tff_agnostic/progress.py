@@ -14,6 +14,8 @@ from tqdm.auto import tqdm
 LINE_SECONDS = 30.0
 # A bar shows the time on between two parts of the work.
 _BAR_SECONDS = 1.0
+# The text before it has the parts: some of them may be done in part.
+_BAR_FORMAT = "{l_bar}{bar}| {elapsed} so far, {remaining} left{postfix}"
 _MINUTE, _HOUR = 60, 3600
 
 
@@ -29,35 +31,33 @@ class LongWork:
         unit: What the parts are, such as "trials"; "B" for bytes.
         done: How many were done before.
         visible: Whether to show anything.
-        seconds: Seconds between two lines.
     """
 
     def __init__(
         self,
         what: str,
-        total: int,
+        total: float,
         unit: str,
-        done: int = 0,
+        done: float = 0,
         visible: bool = True,
-        seconds: float = LINE_SECONDS,
     ) -> None:
         self._what = what
         self._total = total
         self._unit = unit
-        self._before = self._done = done
+        self._before = self._whole = self._done = done
         self._step = ""
         self._started = time.monotonic()
         self._has_bar = visible and is_shown()
         self._has_lines = visible and not self._has_bar
-        self._seconds = _BAR_SECONDS if self._has_bar else seconds
+        self._seconds = _BAR_SECONDS if self._has_bar else LINE_SECONDS
         self._ended = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._bar = tqdm(
-            desc=what,
+            desc=self._parts(),
             total=total,
             initial=done,
-            unit=unit if unit == "B" else f" {unit}",
-            unit_scale=unit == "B",
+            bar_format=_BAR_FORMAT,
+            smoothing=0,
             disable=not self._has_bar,
         )
 
@@ -80,10 +80,23 @@ class LongWork:
             self._thread.join()
         self._bar.close()
 
-    def update(self, parts: int = 1) -> None:
+    def update(self, parts: float = 1) -> None:
         """Says that more parts are done."""
-        self._done += parts
-        self._bar.update(parts)
+        self.reach(self._whole + parts)
+
+    def reach(self, done: float) -> None:
+        """Says how many parts are done in all, with those that were done before."""
+        self._whole = done
+        self._show(done)
+
+    def within(self, step: int, steps: int, /) -> None:
+        """Says that so many of the steps of a part are done."""
+        self._show(self._whole + step / steps)
+
+    def _show(self, done: float) -> None:
+        more, self._done = done - self._done, done
+        self._bar.set_description(self._parts(), refresh=False)
+        self._bar.update(more)
 
     def say(self, step: str) -> None:
         """Says what is done now."""
@@ -101,6 +114,9 @@ class LongWork:
             else:
                 print(self._line(), file=sys.stderr, flush=True)
 
+    def _parts(self) -> str:
+        return f"{self._what}: {_parts(self._done, self._total, self._unit)}"
+
     def _line(self) -> str:
         seconds = time.monotonic() - self._started
         return progress_line(
@@ -116,13 +132,13 @@ class LongWork:
 
 def progress_line(
     what: str,
-    done: int,
-    total: int,
+    done: float,
+    total: float,
     unit: str,
     seconds: float,
     *,
     step: str = "",
-    before: int = 0,
+    before: float = 0,
 ) -> str:
     """Returns how far work is, such as "compare: 3 of 12 trials, 2 min so far, about 6 min left".
 
@@ -131,17 +147,21 @@ def progress_line(
         step: What is done now.
         before: How many of the parts took no time, as they had been done before.
     """
-    parts = f"{done} of {total} {unit}"
-    if unit == "B":
-        parts = f"{done / max(1, total):.0%} of {total / 1e6:.3g} MB"
     left = seconds_left(done - before, total - before, seconds)
-    texts = [parts, f"{duration(seconds)} so far"]
+    texts = [_parts(done, total, unit), f"{duration(seconds)} so far"]
     if done < total:
         texts.append("time left unknown" if left is None else f"about {duration(left)} left")
     return f"{what}: {', '.join(texts)}{f' ({step})' if step else ''}"
 
 
-def seconds_left(done: int, total: int, seconds: float) -> Optional[float]:
+def _parts(done: float, total: float, unit: str) -> str:
+    """Returns how many parts are done; what is done of the next one is not told."""
+    if unit == "B":
+        return f"{done / max(1, total):.0%} of {total / 1e6:.3g} MB"
+    return f"{int(done)} of {int(total)} {unit}"
+
+
+def seconds_left(done: float, total: float, seconds: float) -> Optional[float]:
     """Returns how long the rest takes if it goes on as until now; None before anything is done."""
     return seconds * (total - done) / done if done > 0 else None
 

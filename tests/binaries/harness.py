@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,8 @@ ROOT = Path(__file__).parents[2]
 TOY = ("--task=toy_regression", "--toy_regression_num_clients=8", "--clients_per_round=3")
 
 _TIMEOUT_SECONDS = 300.0
+# Of a run its rounds; of what takes longer than 30 seconds how far it is.
+_PROGRESS = re.compile(r"round |[\w ]+: \d+ of \d+ [\w ]+, ")
 
 
 class Outcome(NamedTuple):
@@ -52,7 +55,7 @@ class Outcome(NamedTuple):
         """
         assert self.status == 2, self
         assert "Traceback" not in self.err
-        lines = [line for line in self.err.splitlines() if not line.startswith("round ")]
+        lines = [line for line in self.err.splitlines() if not _PROGRESS.match(line)]
         assert lines[0].startswith("error: ")
         assert len(lines) == 1 or lines[0].endswith(" fails:"), self.err
         return " ".join(lines).removeprefix("error: ")

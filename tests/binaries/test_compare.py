@@ -10,6 +10,7 @@ import pytest
 from binaries import compare
 from tests.binaries.harness import TOY, Caller, tree
 from tests.run.harness import is_png
+from tff_agnostic import progress
 from tff_agnostic.run import command_line
 from tff_agnostic.run.process import StopRequest
 
@@ -21,8 +22,12 @@ _DOMAINS = ["center -1.0", "center -0.4", "center +0.3", "center +0.7", "center 
 def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     """Two algorithms and two trials, and what was printed."""
     path = tmp_path_factory.mktemp("compared") / "runs"
-    outcome = call(compare, *_SHORT, f"--output_dir={path}", "--seed=3")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+        outcome = call(compare, *_SHORT, f"--output_dir={path}", "--seed=3")
     assert outcome.status == 0, outcome
+    line = r"compare: \d of 4 trials, \d+ s so far, about \d+ s left \(\w+, trial [12]\)"
+    assert any(re.fullmatch(line, printed) for printed in outcome.err.splitlines())
     return path, outcome.out
 
 

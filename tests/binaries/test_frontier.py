@@ -1,6 +1,7 @@
 """`frontier`: mixtures of the domains beside algorithms, on problems whose answer is known."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests import golden
 from tests.binaries.harness import TOY, Caller, tree
 from tests.run.harness import is_png
 from tests.selection import exhaustive
+from tff_agnostic import progress
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.studies import frontier_command
 
@@ -34,8 +36,11 @@ _VARIANCE = 0.1**2
 def exact(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     """Five domains, of which each mixture has its optimum in closed form."""
     path = tmp_path_factory.mktemp("exact") / "runs"
-    outcome = call(frontier, *_EXACT, f"--output_dir={path}")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+        outcome = call(frontier, *_EXACT, f"--output_dir={path}")
     assert outcome.status == 0, outcome
+    assert re.search(r"^frontier: \d of 13 trials, .* left \(", outcome.err, re.MULTILINE)
     return path, outcome.out
 
 

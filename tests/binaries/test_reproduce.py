@@ -15,6 +15,7 @@ from tests import golden
 from tests.binaries.harness import Caller, tree
 from tests.data.stores import text_store
 from tests.run.harness import is_png
+from tff_agnostic import progress
 from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.experiments import reproduce as reproduce_command
 from tff_agnostic.experiments.experiment import ArmsAsPredictors, data_lines
@@ -96,9 +97,11 @@ def test_adult_from_files_to_page(
 ):
     # As many as this process may use, however many the machine has.
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     arguments = (*_ADULT, "--output_dir=run", "--page=docs/adult.md")
     outcome = call(reproduce, *arguments)
     assert outcome.status == 0, outcome
+    assert "reproduce: 0 of 4 trials, " in outcome.err
     arms = list(_ARMS)
     assert sorted(path.name for path in (adult / "run").iterdir()) == sorted(
         [*arms, "compare.json", "comparison.json", "images", "page.md", "seconds.json"]

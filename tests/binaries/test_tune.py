@@ -15,6 +15,7 @@ from tests.data.stores import image, write_store
 from tests.processes import wait_until
 from tests.run.harness import is_png
 from tests.selection import exhaustive
+from tff_agnostic import progress
 from tff_agnostic.files import folder_lock
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.process import StopRequest
@@ -44,7 +45,10 @@ def searched(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     first = call(tune, *_FLAGS, "--trials=2", f"--output_dir={path}")
     assert first.status == 0, first
     before = tree(path / "fed_avg")
-    outcome = call(tune, *_FLAGS, "--trials=3", f"--output_dir={path}", "--resume")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+        outcome = call(tune, *_FLAGS, "--trials=3", f"--output_dir={path}", "--resume")
+    assert "tune: 2 of 3 trials, " in outcome.err
     assert outcome.status == 0, outcome
     # The first two are not run again.
     assert before.items() - tree(path / "fed_avg").items() <= {("best.flags", before["best.flags"])}

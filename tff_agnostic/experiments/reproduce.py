@@ -105,6 +105,8 @@ def _reproduce(given: GivenRun, experiment: Experiment, at: Session) -> None:
                 stop=stop,
                 labels={arm: row.label for arm, row in experiment.arms.items()},
                 other_files=_OTHER_FILES,
+                show_progress=given.show_progress,
+                command="reproduce",
             )
         finally:
             seconds = _add_seconds(folder, time.monotonic() - started)

@@ -34,6 +34,9 @@ from tff_agnostic.tasks.task import DATA, Task
 # Is told the round and the evaluation of the main model after it.
 Watch = Callable[[int, EvaluationReport], None]
 
+# Is told the rounds that are done, and how many there are.
+AfterRound = Callable[[int, int], None]
+
 
 def _only_goes_on(round_num: int, report: EvaluationReport) -> None:
     del round_num, report
@@ -84,7 +87,11 @@ class TrainingRun:
         )
 
     def run(
-        self, stop: StopRequest, show_progress: bool = True, watch: Watch = _only_goes_on
+        self,
+        stop: StopRequest,
+        show_progress: bool = True,
+        watch: Watch = _only_goes_on,
+        after_round: Optional[AfterRound] = None,
     ) -> EvaluationReport:
         """Trains, evaluates, and writes everything that a run leaves in its folder.
 
@@ -93,6 +100,7 @@ class TrainingRun:
             show_progress: Whether to show a bar on a terminal, or lines elsewhere.
             watch: Is called after every evaluation, before a checkpoint of its round; what it
                 raises ends the run there.
+            after_round: Is called after every round.
 
         Returns:
             The evaluation of the main model after the last round.
@@ -112,7 +120,7 @@ class TrainingRun:
             self._folder.write_config(self.spec, self.parts.fingerprint, self._runtime.execution())
             if self.parts.privacy is not None:
                 self._begin_private(self.parts.privacy, state)
-            state, reports = self._rounds(state, reports, stop, show_progress, watch)
+            state, reports = self._rounds(state, reports, stop, show_progress, watch, after_round)
             self._finish(state, reports)
         return next(iter(reports.values()))
 
@@ -123,6 +131,7 @@ class TrainingRun:
         stop: StopRequest,
         show_progress: bool,
         watch: Watch,
+        after_round: Optional[AfterRound],
     ) -> tuple[RunState, Reports]:
         """Runs the rounds that are left; returns the state and its evaluation after the last."""
         config, names = self.spec.config, self.parts.task.domain_names
@@ -155,6 +164,8 @@ class TrainingRun:
                 if report["skipped"]:
                     progress.note(f"round {round_num}: {skipped_rounds(self.spec.settings())}")
                 progress.show(round_num, report)
+                if after_round is not None:
+                    after_round(round_num, total)
                 # Asked once: a signal between two questions would be obeyed without saving.
                 stopping = stop.signal_number is not None and round_num < total
                 due = round_num % config.checkpoint_every == 0 or round_num == total

@@ -84,7 +84,7 @@ def compare(given: GivenRun) -> ComparedRuns:
                 # Before references and first stages are trained.
                 check_folder(specs, at.path, False)
             specs = _with_baselines(specs, at.path, runtime, stop)
-            specs, remarks = begun(specs, stages, at.path, runtime, stop)
+            specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)
             print(f"{', '.join(specs)} on {own.task}, {own.trials} trials: {at.path}")
             comparison = run_trials(
                 specs,

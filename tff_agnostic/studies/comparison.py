@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.errors import UserError
@@ -35,7 +34,7 @@ from tff_agnostic.metrics.evaluation_report import (
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.metrics.resampling import Resampled, read_resampled
 from tff_agnostic.models.model import Measure, measures_of
-from tff_agnostic.progress import is_shown
+from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.process import StopRequest
@@ -225,6 +224,7 @@ def run_trials(
     after_first: Optional[Callable[[float], None]] = None,
     show_progress: bool = True,
     remarks: Mapping[str, str] = types.MappingProxyType({}),
+    command: str = "compare",
 ) -> Comparison:
     """Runs every trial of every row, in folder/ROW/trial_K, and collects the results.
 
@@ -238,8 +238,9 @@ def run_trials(
         other_files: See `check_folder`.
         after_first: Called with the seconds that the first trial took, of those that were not
             complete already, before another one begins; what it raises ends the rest.
-        show_progress: Whether to show a bar of trials where somebody sees it.
+        show_progress: Whether to show how many trials are done, and the time left.
         remarks: See `Comparison`.
+        command: What runs them, for the progress.
 
     Raises:
         Interrupted: If a signal asked to stop; what was done is saved.
@@ -251,27 +252,29 @@ def run_trials(
     load_task = LoadedTasks()
     comparison = Comparison((), {}, trials, labels or {}, remarks=remarks)
     count, done = sum(map(len, specs.values())), 0
-    with tqdm(total=count, disable=not (show_progress and is_shown()), unit="trial") as bar:
+    there = count - count_open(specs, folder) if resume else 0
+    with LongWork(command, count, "trials", there, visible=show_progress) as work:
         for row, row_specs in specs.items():
             folders, fewest = [], []
             for k, spec in enumerate(row_specs):
-                bar.set_postfix_str(f"{row}, trial {k + 1}")
+                work.say(f"{row}, trial {k + 1}")
                 started = time.monotonic()
                 run_folder = trial_folder(folder, row, k)
                 run = TrainingRun(spec, run_folder, runtime, resume, load_task)
                 # Now that a run can be made: what is refused leaves nothing behind.
                 claim(folder, specs, labels or {}, remarks)
                 if k == 0:
-                    _say_once((remark.text for remark in run.parts.remarks), said)
+                    _say_once((remark.text for remark in run.parts.remarks), said, work)
                 is_complete = resume and run.is_complete()
                 if not is_complete:
                     try:
-                        run.run(stop, show_progress=False)
+                        run.run(stop, False, after_round=work.within)
                     except UserError as e:
                         raise UserError(f"{row}, trial {k + 1}: {e}") from e
-                    _say_once((f"{row}: {line}" for line in run.left_out), said)
+                    _say_once((f"{row}: {line}" for line in run.left_out), said, work)
                     harm = (f"{row}, trial {k + 1}: {remark.text}" for remark in run.harm)
-                    _say_once(harm, said)
+                    _say_once(harm, said, work)
+                    work.update()
                 folders.append(run_folder)
                 fewest.append(run.spec.config.worst_min_examples)
                 comparison = dataclasses.replace(
@@ -281,8 +284,6 @@ def run_trials(
                     split=run.parts.task.test_split,
                     worst_min_examples=max(comparison.worst_min_examples, fewest[-1]),
                 )
-                bar.update()
-                # A bar that is not shown counts nothing.
                 done += 1
                 if done < count:
                     stop.check(f"trial {k + 1} of {row}")
@@ -300,12 +301,12 @@ def run_trials(
     return comparison
 
 
-def _say_once(notes: Iterable[str], said: set[str]) -> None:
+def _say_once(notes: Iterable[str], said: set[str], work: LongWork) -> None:
     """Prints what is to be known above the bar, and no line twice."""
     for text in dict.fromkeys(notes):
         if text not in said:
             said.add(text)
-            tqdm.write(f"note: {text}")
+            work.note(f"note: {text}")
 
 
 def _each_to_json(by_name: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:

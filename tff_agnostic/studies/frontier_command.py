@@ -110,7 +110,7 @@ def draw_frontier(given: GivenRun) -> None:
             f"each: {at.path}"
         )
 
-        specs, remarks = begun(specs, stages, at.path, runtime, stop)
+        specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)
 
         def check_time_left(seconds: float) -> None:
             if own.max_hours is not None:
@@ -125,7 +125,9 @@ def draw_frontier(given: GivenRun) -> None:
             labels={row: arm.label for row, arm in rows.items()},
             other_files=MADE_FIRST,
             after_first=check_time_left,
+            show_progress=given.show_progress,
             remarks=remarks,
+            command="frontier",
         )
     harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
     _report(Frontier(comparison, points, measure), own.task, at.path, given.typed, harm)

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from optuna.trial import FrozenTrial, Trial, TrialState
-from tqdm import tqdm
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.progress import LongWork
 from tff_agnostic.run.evaluation import Diverged
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.run.training import AfterRound, TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.studies.optuna_studies import (
     COUNTED,
@@ -31,6 +31,7 @@ from tff_agnostic.studies.optuna_studies import (
     Claim,
     Studies,
     finds_nothing_new,
+    seconds_of,
 )
 from tff_agnostic.studies.search_space import Objective
 from tff_agnostic.studies.searched_method import SearchedArm, check_run
@@ -69,8 +70,17 @@ class TrialRunner:
     runtime: Runtime
     load_task: Callable[[RunSpec], Task]
 
-    def __call__(self, arm: SearchedArm, claim: Claim, stop: StopRequest) -> Outcome:
+    def __call__(
+        self, arm: SearchedArm, claim: Claim, stop: StopRequest, after_round: AfterRound
+    ) -> Outcome:
         """Runs a trial to its end, or what is left of it.
+
+        Args:
+            arm: The algorithm.
+            claim: The trial.
+            stop: Says when to stop.
+            after_round: Is told the rounds that are done, those of all seeds, and how many there
+                are.
 
         Raises:
             Interrupted: If a signal asked to stop; the run was saved.
@@ -88,12 +98,13 @@ class TrialRunner:
             return Outcome(TrialState.PRUNED, text=f"refused: {e}")
         watch = Watch(claim, self.objective, specs[0].config.rounds, len(specs))
         try:
-            for spec in specs:
+            for k, spec in enumerate(specs):
                 folder = RunFolder(claim.folder / f"seed_{spec.config.seed}")
+                of_all = _of_all(after_round, k, len(specs))
                 run = TrainingRun(spec, folder, self.runtime, True, self.load_task)
                 task = run.parts.task
                 check_heldout(task, spec.task)
-                watch.end_run(run.run(stop, show_progress=False, watch=watch), task.test_split)
+                watch.end_run(run.run(stop, False, watch, of_all), task.test_split)
         except Pruned as e:
             return Outcome(TrialState.PRUNED, text=str(e))
         except Diverged as e:
@@ -121,24 +132,27 @@ class Search:
     budget: Budget
     folder: Path
 
-    def run(self, stop: StopRequest) -> None:
+    def run(self, stop: StopRequest, show_progress: bool) -> None:
         """Runs trials until the budget is used, or other processes run what is left of it.
 
         After `begin`.
+
+        Args:
+            stop: Says when to stop.
+            show_progress: Whether to show how much of the budget is used, and the time left.
 
         Raises:
             Interrupted: If a signal asked to stop; what was done is saved.
         """
         spaces = {name: tuple(arm.dimensions.values()) for name, arm in self.arms.items()}
-        total = None if self.budget.trials is None else self.budget.trials * len(self.arms)
-        with tqdm(total=total, disable=None, unit="trial") as bar:
-            self._show_count(bar)
+        total, unit = self._whole()
+        with LongWork("tune", total, unit, self._done(), show_progress) as work:
             while (claim := self.studies.taken(spaces, self.budget)) is not None:
                 with claim.held:
-                    bar.set_postfix_str(f"{claim.name}, trial {claim.trial.number}")
-                    self._run_one(claim, stop)
-                tqdm.write(self._line(claim))
-                self._show_count(bar)
+                    work.say(f"{claim.name}, trial {claim.trial.number}")
+                    self._run_one(claim, stop, work)
+                work.note(self._line(claim))
+                work.reach(min(total, self._done()))
                 if self.studies.with_budget(spaces, self.budget):
                     stop.check(f"trial {claim.trial.number} of {claim.name}")
         if self.budget.seconds is not None:
@@ -160,10 +174,27 @@ class Search:
         """Returns how many trials have not ended: other processes run them, or did."""
         return sum(len(self.studies.trials(name, (TrialState.RUNNING,))) for name in self.arms)
 
-    def _run_one(self, claim: Claim, stop: StopRequest) -> None:
+    def _whole(self) -> tuple[float, str]:
+        """Returns the budget of all algorithms, and in what it is."""
+        if self.budget.trials is not None:
+            return self.budget.trials * len(self.arms), "trials"
+        return self.budget.seconds or 0.0, "s of training"
+
+    def _done(self) -> float:
+        """Returns what is used of it; by other processes, too."""
+        finished = [self.studies.trials(name, FINISHED) for name in self.arms]
+        if self.budget.trials is not None:
+            return sum(map(len, finished))
+        return sum(map(seconds_of, finished))
+
+    def _run_one(self, claim: Claim, stop: StopRequest, work: LongWork) -> None:
+        after_round: AfterRound = work.within
+        if self.budget.trials is None:
+            # How long a trial takes is not known before it ends.
+            after_round = _passing(work, self._done(), self._whole()[0])
         try:
             with self.studies.errors():
-                outcome = self.runner(self.arms[claim.name], claim, stop)
+                outcome = self.runner(self.arms[claim.name], claim, stop, after_round)
         except UserError as e:
             self.studies.tell(claim, TrialState.FAIL)
             raise UserError(
@@ -197,10 +228,16 @@ class Search:
                     "were refused: there is nothing new to train, whatever --hours says"
                 )
 
-    def _show_count(self, bar: tqdm) -> None:
-        # Other processes' trials too.
-        bar.n = sum(len(self.studies.trials(name, FINISHED)) for name in self.arms)
-        bar.refresh()
+
+def _of_all(after_round: AfterRound, before: int, num_runs: int) -> AfterRound:
+    """Returns what counts the rounds of several runs that are alike, so many of them before."""
+    return lambda done, rounds: after_round(before * rounds + done, num_runs * rounds)
+
+
+def _passing(work: LongWork, used: float, budget: float) -> AfterRound:
+    """Returns what counts the seconds of a trial."""
+    started = time.monotonic()
+    return lambda done, rounds: work.reach(min(budget, used + time.monotonic() - started))
 
 
 def best(trials: Sequence[FrozenTrial], objective: Objective) -> Optional[FrozenTrial]:

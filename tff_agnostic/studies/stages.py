@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.keras import LastLayer, last_layer
+from tff_agnostic.progress import LongWork
 from tff_agnostic.run.command_line import GivenRun
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.options import initial_file
@@ -23,7 +24,7 @@ from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, Arm
-from tff_agnostic.studies.comparison import FIRST_STAGES, LoadedTasks, trial_folder
+from tff_agnostic.studies.comparison import FIRST_STAGES, LoadedTasks, count_open, trial_folder
 
 _MIN_ROUNDS = 2
 _POOLED = (
@@ -130,6 +131,7 @@ def begun(
     folder: Path,
     runtime: Runtime,
     stop: StopRequest,
+    show_progress: bool,
 ) -> Begun:
     """Trains the first stages, or goes on with them, in the folder `FIRST_STAGES`.
 
@@ -139,24 +141,29 @@ def begun(
         folder: That of the comparison.
         runtime: Executes the rounds; entered by the caller.
         stop: Says when to stop.
+        show_progress: Whether to show how many are done, and the time left.
     """
     found = {row: list(of_row) for row, of_row in specs.items()}
     remarks = {row: _POOLED for row, (run, *_) in specs.items() if run.config.pooled}
     load_task = LoadedTasks()
     for row, of_row in stages.items():
         _check_same_rounds(folder, row, of_row)
-    for row, (firsts, seconds) in stages.items():
-        found[row] = []
-        for k, (first, second) in enumerate(zip(firsts, seconds)):
-            path = trial_folder(folder / FIRST_STAGES, row, k)
-            run = TrainingRun(first, path, runtime, resume=True, load_task=load_task)
-            layer = last_layer(run.parts.task.model)
-            if k == 0:
-                remarks[row] = _remark(first, second, layer)
-                print(f"{row}: {remarks[row]}")
-            if not run.is_complete():
-                run.run(stop, show_progress=False)
-            found[row].append(going_on(second, path, layer))
+    firsts = {row: of_row.first for row, of_row in stages.items()}
+    count, left = sum(map(len, firsts.values())), count_open(firsts, folder / FIRST_STAGES)
+    with LongWork("first stages", count, "runs", count - left, visible=show_progress) as work:
+        for row, of_row in stages.items():
+            found[row] = []
+            for k, (first, second) in enumerate(zip(of_row.first, of_row.second)):
+                path = trial_folder(folder / FIRST_STAGES, row, k)
+                run = TrainingRun(first, path, runtime, resume=True, load_task=load_task)
+                layer = last_layer(run.parts.task.model)
+                if k == 0:
+                    remarks[row] = _remark(first, second, layer)
+                    work.note(f"{row}: {remarks[row]}")
+                if not run.is_complete():
+                    run.run(stop, show_progress=False, after_round=work.within)
+                    work.update()
+                found[row].append(going_on(second, path, layer))
     return Begun(found, remarks)
 
 

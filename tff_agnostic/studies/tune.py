@@ -133,7 +133,7 @@ def tune(given: GivenRun) -> None:
             search.begin(seeds[0])
             if config.privacy != "none":
                 print("note: epsilon is that of one run; the choice among several is not covered")
-            search.run(stop)
+            search.run(stop, given.show_progress)
         report(search, task.test_split, given.typed)
 
 

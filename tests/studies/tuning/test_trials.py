@@ -240,7 +240,7 @@ def _outcome(arm: SearchedArm, folder, first):
     claim = studies.taken({arm.name: tuple(arm.dimensions.values())}, Budget(20, None))
     runner = TrialRunner(_OBJECTIVE_OF_TRIALS, (0,), CohortRuntime(RuntimeOptions()), LoadedTasks())
     with claim.held, StopRequest() as stop:
-        return runner(arm, claim, stop)
+        return runner(arm, claim, stop, lambda *_: None)
 
 
 def test_values_that_do_not_go_together_end_their_trial(tmp_path):
