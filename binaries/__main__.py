@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, Optional
 
+from tff_agnostic import refusal_of_python
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
 
 # They have no options of this package's: completion knows all of them, the others nothing of it.
@@ -28,6 +29,7 @@ _QUOTES = '"' * 3
 _GC_THRESHOLDS = (50_000, 20, 50)
 
 _FAILURE_STATUS = 1
+_USER_ERROR_STATUS = 2
 _NOT_DONE = (
     b"error: the command ended before it was done: its process was ended with status 0, as "
     b"os._exit(0) in a Python file of a model or an algorithm does\n"
@@ -177,6 +179,10 @@ def _end_by(number: int) -> None:
 
 
 def _prepare() -> None:
+    refusal = refusal_of_python(sys.version_info[:2])
+    if refusal:
+        print(f"error: {refusal}", file=sys.stderr)
+        sys.exit(_USER_ERROR_STATUS)
     gc.set_threshold(*_GC_THRESHOLDS)
     _end_at_once_on_sigint()
 

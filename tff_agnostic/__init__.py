@@ -6,6 +6,17 @@ import importlib.metadata
 import platform
 
 __version__ = "0.4.0.dev0"
+# The first and the last CPython; pyproject.toml has them, too.
+_FIRST, _LAST = (3, 11), (3, 13)
+
+
+def refusal_of_python(version: tuple[int, int]) -> str:
+    """Returns why a CPython does not fit, in a line; nothing if it does."""
+    if _FIRST <= version <= _LAST:
+        return ""
+    why = "is not supported any more" if version < _FIRST else "TensorFlow 2.21 has no wheels for"
+    first, last, found = (f"{major}.{minor}" for major, minor in (_FIRST, _LAST, version))
+    return f"expected CPython {first} to {last}, found {found}, which {why}"
 
 
 def versions() -> dict[str, str]:

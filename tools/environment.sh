@@ -122,12 +122,12 @@ set_up_environment() {
   local why=$stale system uv python python_version rejected
   system="$(uname -s) $(uname -m)"
   [[ $system == "Linux x86_64" ]] ||
-    fail 2 "needs Linux x86_64, $needs; this is $system"
+    fail 2 "needs Linux x86_64, as $needs does; this is $system"
   command -v flock >/dev/null || fail 2 "needs the command flock (package util-linux)"
   [[ -r $lock ]] || fail 2 "there is no $lock_name in $root"
   if [[ -n ${!python_variable:-} ]]; then
     probe "${!python_variable}" ||
-      fail 2 "needs one of CPython ${pythons// /, }; $python_variable is ${!python_variable} ($rejected)"
+      fail 2 "needs one of CPython ${pythons// /, }, as $needs does; $python_variable is ${!python_variable} ($rejected)"
   fi
   trap 'interrupted 130' INT
   trap 'interrupted 143' TERM

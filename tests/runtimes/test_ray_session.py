@@ -1,5 +1,6 @@
 """How the ray runtime begins and ends: Ray that is absent or away, signals, nodes that leave."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -18,7 +19,7 @@ from tests import golden
 from tests.processes import default_signals
 from tests.runtimes.processes import wait_for
 from tests.selection import exhaustive
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
@@ -185,6 +186,29 @@ def test_ctrl_c_ends_no_worker_and_a_killed_parent_leaves_nothing(command):
     assert output.endswith("train and compare go on with --resume)\n")
     assert wait_for(lambda: not of_ray.exists())
     assert processes_of(str(of_ray)) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "tries"),
+    [("timed out during startup", 100.0, 3), ("timed out during startup", -1.0, 1), ("no", 100, 1)],
+)
+def test_a_ray_that_is_too_slow_is_started_again(monkeypatch, said, seconds, tries):
+    ended = []
+
+    @contextlib.contextmanager
+    def own_ray(start_seconds):
+        try:
+            if len(ended) < 2:
+                raise ExecutionError(f"Ray did not start: the node {said}")
+            yield
+        finally:
+            ended.append(start_seconds)
+
+    monkeypatch.setattr(ray_token, "_own_ray", own_ray)
+    expected = pytest.raises(ExecutionError) if tries < 3 else contextlib.nullcontext()
+    with expected, ray_token.ray_session("local", seconds):
+        assert len(ended) == 2
+    assert ended == [seconds] * tries
 
 
 @exhaustive

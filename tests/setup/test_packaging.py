@@ -15,7 +15,10 @@ import zipfile
 import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from tff_agnostic import refusal_of_python
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 
@@ -302,6 +305,15 @@ def test_the_lock_satisfies_what_the_project_asks_for(project, lock, python):
             name = canonicalize_name(requirement.name)
             assert name in pins, f"{text} is not in the lock: ./run lock"
             assert requirement.specifier.contains(pins[name]), f"{text}: {pins[name]} is locked"
+
+
+def test_a_python_is_refused_as_pip_refuses_it(project):
+    asked = SpecifierSet(project["project"]["requires-python"])
+    for minor in range(9, 16):
+        refusal = refusal_of_python((3, minor))
+        assert bool(refusal) == (f"3.{minor}" not in asked)
+        assert not refusal or f"expected CPython 3.11 to 3.13, found 3.{minor}, which" in refusal
+    assert "TensorFlow 2.21 has no wheels" in refusal
 
 
 def test_plain_pip_finds_a_platform_without_tff(project):

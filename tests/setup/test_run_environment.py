@@ -171,6 +171,14 @@ def test_the_platform_of_today_has_an_environment_of_its_own(checkout):
     assert json.loads(first.stdout)["name"] == "train"
     assert not (checkout.root / ".venv").exists()
     assert checkout.run("compare", environment=today).stderr == ""
+    later = checkout.add_python(checkout.folder / "later" / "python", "3.14")
+    (checkout.root / ".venv-today" / ".complete").unlink()
+    refused = checkout.run("train", environment={**today, "TFF_AGNOSTIC_TODAY_PYTHON": str(later)})
+    assert refused.returncode == 2
+    assert one_line(refused) == (
+        "run: needs one of CPython 3.13, 3.12, 3.11, as TensorFlow 2.21 does; "
+        f"TFF_AGNOSTIC_TODAY_PYTHON is {later} (cpython 3.14)"
+    )
     wrong = checkout.run("train", environment={"TFF_AGNOSTIC_PLATFORM": "newest"})
     assert wrong.returncode == 2
     assert one_line(wrong) == (
@@ -199,7 +207,8 @@ def test_the_fleet_has_an_environment_of_its_own(checkout):
     assert "CPython 3.13 (PLAN_RUNNER_PYTHON has changed" in one_line_of_errors(made)
     refused = checkout.run("fleet", environment={"PLAN_RUNNER_PYTHON": "python3.9"})
     assert refused.returncode == 2
-    assert "needs one of CPython 3.11, 3.12, 3.13; PLAN_RUNNER_PYTHON" in one_line(refused)
+    expected = "needs one of CPython 3.11, 3.12, 3.13, as the lock of the fleet does; PLAN_RUNNER_"
+    assert expected in one_line(refused)
 
 
 def one_line_of_errors(result):

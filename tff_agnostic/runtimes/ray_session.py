@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -34,6 +35,8 @@ from tff_agnostic.runtimes import ray_warden
 _CONNECT_SECONDS = 10.0
 _WARDEN_SECONDS = 20.0
 _LOOPBACK = "127.0.0.1"
+# What Ray says of a node that was not there in time.
+_TOO_SLOW = "timed out during startup"
 # What every Ray is asked first.
 _FIRST_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 # Ray puts sockets below its folder, and their paths have at most 107 bytes.
@@ -66,27 +69,50 @@ def ray_session(address: str, start_seconds: float) -> Iterator[None]:
     if ray.is_initialized():
         yield
     elif address == "local":
-        with (
-            _folder_of_processes() as folder,
-            _connected(
-                {
-                    **_ENVIRONMENT,
-                    **new_token(),
-                    # After a minute, Ray by itself would end a process that starts and start anew.
-                    "RAY_worker_register_timeout_seconds": str(math.ceil(start_seconds)),
-                    ray_warden.VARIABLE: folder,
-                },
-                address="local",
-                include_dashboard=False,
-                num_cpus=len(os.sched_getaffinity(0)),
-                _node_ip_address=_LOOPBACK,
-                _temp_dir=folder,
-            ),
-        ):
+        with contextlib.ExitStack() as stack:
+            _start(stack, start_seconds)
             yield
     else:
         with _connected(_ENVIRONMENT, address=_reachable(address)):
             yield
+
+
+def _start(stack: contextlib.ExitStack, start_seconds: float) -> None:
+    """Starts a Ray that ends with `stack`, again if a try was too slow and there is time.
+
+    Ray gives its node 30 seconds, and has no setting for them: a busy machine needs more. At the
+    next try its files are in memory.
+    """
+    deadline = time.monotonic() + start_seconds
+    while True:
+        try:
+            stack.enter_context(_own_ray(start_seconds))
+            return
+        except ExecutionError as e:
+            if _TOO_SLOW not in str(e) or time.monotonic() > deadline:
+                raise
+
+
+@contextlib.contextmanager
+def _own_ray(start_seconds: float) -> Iterator[None]:
+    with (
+        _folder_of_processes() as folder,
+        _connected(
+            {
+                **_ENVIRONMENT,
+                **new_token(),
+                # After a minute, Ray by itself would end a process that starts and start anew.
+                "RAY_worker_register_timeout_seconds": str(math.ceil(start_seconds)),
+                ray_warden.VARIABLE: folder,
+            },
+            address="local",
+            include_dashboard=False,
+            num_cpus=len(os.sched_getaffinity(0)),
+            _node_ip_address=_LOOPBACK,
+            _temp_dir=folder,
+        ),
+    ):
+        yield
 
 
 @contextlib.contextmanager
