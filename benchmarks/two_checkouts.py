@@ -1,9 +1,10 @@
 """Times rounds of AgnosticFedAvg in two checkouts, a round each in turn: what a change costs.
 
     .venv/bin/python -m benchmarks.two_checkouts BEFORE NOW --workload=logistic
+    .venv/bin/python -m benchmarks.two_checkouts . . --environments .venv .venv-today
 
-Each checkout has an environment of its own, and plays the workload of `./run benchmark` in a
-process of its own. Processor seconds are those of that process; what counts is their ratio.
+Each checkout has an environment of its own, as has each platform in one, and plays the workload of
+`./run benchmark` in a process of its own. Processor seconds are those of that process; what counts is their ratio.
 """
 
 import argparse
@@ -28,11 +29,11 @@ _ITEM_SECONDS = 0.5
 class _Side:
     """The rounds of one checkout; see `benchmarks.timing.side`."""
 
-    def __init__(self, checkout: Path, workload: Workload) -> None:
+    def __init__(self, checkout: Path, environment: str, workload: Workload) -> None:
         self._checkout = checkout
         self._process = subprocess.Popen(
             [
-                str(checkout / ".venv/bin/python"),
+                str(checkout / environment / "bin/python"),
                 *("-W", "ignore", "-m", "benchmarks.timing.own_side"),
                 f"--workload={workload.to_json()}",
                 *("--algorithm=agnostic_fed_avg", "--runtime=cohort"),
@@ -79,11 +80,21 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("now", type=Path)
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="logistic")
     parser.add_argument("--rounds", type=int, default=20, help="items of each side that count")
+    parser.add_argument(
+        "--environments",
+        nargs=2,
+        metavar=("BEFORE", "NOW"),
+        default=(".venv", ".venv"),
+        help="folders of the two, within their checkouts",
+    )
     given = parser.parse_args(arguments)
     if given.rounds < 1:
         parser.error(f"--rounds: expected at least 1, found {given.rounds}")
     workload = WORKLOADS[given.workload]
-    sides = [_Side(checkout.resolve(), workload) for checkout in (given.before, given.now)]
+    sides = [
+        _Side(checkout.resolve(), environment, workload)
+        for checkout, environment in zip((given.before, given.now), given.environments)
+    ]
     fastest = min(min(side.play(1)[1] for _ in range(_FIRST_ROUNDS)) for side in sides)
     per_item = max(1, round(_ITEM_SECONDS / fastest))
     seconds: list[list[tuple[float, float]]] = [[], []]

@@ -25,9 +25,9 @@ def require_tff() -> Any:
             raise
         raise UserError(
             "expected TensorFlow Federated 0.87, which secure sums, --runtime=tff, exports, "
-            "learning processes and its data sets need, found none: ./run setup installs it, or in "
-            "an environment of CPython 3.11 for Linux pip install --no-deps "
-            "--require-hashes -r requirements.lock"
+            "learning processes and its data sets need, found none: the reference platform has it, "
+            "which is ./run without TFF_AGNOSTIC_PLATFORM, or in an environment of CPython 3.11 "
+            "for Linux pip install --no-deps --require-hashes -r requirements.lock"
         ) from e
 
 

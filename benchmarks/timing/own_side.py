@@ -1,6 +1,7 @@
 """This package's side of a benchmark: one algorithm on one runtime."""
 
 import dataclasses
+from importlib.util import find_spec
 from typing import Callable
 
 from benchmarks.timing.side import Side
@@ -24,7 +25,12 @@ MODELS: Registry[Callable[[Workload], Model]] = Registry(
     },
 )
 
-_PACKAGES = ["tensorflow", "tensorflow-federated"]
+# TensorFlow Federated is on the reference platform only.
+_PACKAGES = [
+    name
+    for name in ("tensorflow", "tensorflow-federated")
+    if find_spec(name.replace("-", "_")) is not None
+]
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from tests.binaries.harness import Caller
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
 from tests.plan_runner.harness import call as run_plan
 from tests.releases.old_runs import LAST, RELEASE, RUNS, copy_of, interrupted, missing_data
-from tests.selection import usually
+from tests.selection import has_tff, usually
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.spec import FORMAT
 from tff_agnostic.saving.checkpoints import newest_checkpoint, read_checkpoint
@@ -24,9 +24,10 @@ _OF_FED_AVG["lambda"] = "share"
 
 
 @pytest.fixture(scope="module")
-def call(cohort_runtime, tff_runtime) -> Caller:
+def call(request, cohort_runtime) -> Caller:
     """Calls binaries on running runtimes."""
-    return Caller({"cohort": cohort_runtime, "tff": tff_runtime})
+    tff = {"tff": request.getfixturevalue("tff_runtime")} if has_tff() else {}
+    return Caller({"cohort": cohort_runtime, **tff})
 
 
 # On Ray its numbers are those of digits_plain; runs on Ray are in docs/cluster.md and test_ray.
