@@ -4,7 +4,8 @@
     .venv/bin/python -m benchmarks.two_checkouts . . --environments .venv .venv-today
 
 Each checkout has an environment of its own, as has each platform in one, and plays the workload of
-`./run benchmark` in a process of its own. Processor seconds are those of that process; what counts is their ratio.
+`./run benchmark` in a process of its own. Processor seconds are those of that process; what counts
+is their ratio.
 """
 
 import argparse
