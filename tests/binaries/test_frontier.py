@@ -1,5 +1,6 @@
 """`frontier`: mixtures of the domains beside algorithms, on problems whose answer is known."""
 
+import html
 import json
 import re
 from pathlib import Path
@@ -89,12 +90,16 @@ def test_the_answer(exact):
     assert (found["measure"], found["split"], found["higher_is_better"]) == ("loss", "test", False)
     assert found["sentence"].startswith("A mixture helps, and ")
     assert "(50% of the way to center -0.4)" in found["sentence"]
-    assert found["sentence"].endswith("(one seed: the noise is not known).")
-    *_, answer, _, files = printed.splitlines()
-    assert answer == found["sentence"]
+    assert found["sentence"].endswith("(one seed: what another one would change is not known).")
+    *_, files, report = printed.splitlines()
     names = [f"frontier.{ending}" for ending in ("md", "json", "csv", "png")]
     assert files == f"files: {', '.join(str(path / name) for name in names)}"
-    assert found["sentence"] in (path / "frontier.md").read_text()
+    assert report == f"report: {path / 'report.html'}"
+    # It comes first: on the terminal, in Markdown, and on the page.
+    assert printed.index(found["sentence"]) < printed.index("\nLoss on the test clients")
+    assert found["sentence"] in (path / "frontier.md").read_text().split("\n\n")[1]
+    page = html.unescape((path / "report.html").read_text())
+    assert page.index(found["sentence"]) < page.index("<h2>What the verdict means</h2>")
     assert is_png((path / "frontier.png").read_bytes())
     lines = (path / "frontier.csv").read_text().splitlines()
     assert len(lines) == 1 + len(found["results"])

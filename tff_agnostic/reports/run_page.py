@@ -290,6 +290,15 @@ def command_blocks(command: Optional[Sequence[str]], is_private: bool) -> list[B
     ]
 
 
+def typed_blocks(command: str) -> list[Block]:
+    """Returns a command as somebody typed it, without the folders of files."""
+    parts = [part.partition("=") for part in shlex.split(command)]
+    return [
+        Command(shlex.join(f"{name}{is_}{_without_folder(value)}" for name, is_, value in parts)),
+        Paragraph("Files are named without their folders."),
+    ]
+
+
 def versions_blocks(run: RunRecord) -> list[Block]:
     """Returns the versions of what trained; nothing where nobody recorded them."""
     return _facts("Versions:", run.about.get("versions") or {})

@@ -1,7 +1,8 @@
 """Whether any fixed mixture of the domains helps the worst one, and whether an algorithm found it.
 
 Grids of lambdas are pure functions of the shares that the domains have of the training examples;
-the verdict is a pure function of arrays of the worst domain's measure, one number per trial.
+the verdict is one of gains, with the rule of every verdict: better or worse is what an interval
+over test clients and seeds tells from 0 (`tff_agnostic.studies.gains`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.studies.comparison import WORST, Comparison
-from tff_agnostic.studies.verdict import beside
+from tff_agnostic.studies.gains import Gain, gain
+from tff_agnostic.studies.verdict import of_row
 
 TRAINING_MIXTURE = "training_mixture"
 # Weights that differ by less are the same mixture.
@@ -56,6 +58,7 @@ class Outcome(enum.Enum):
     NONE_HELPS = "none_helps"
     FOUND = "found"
     MISSED = "missed"
+    OPEN = "open"
     UNKNOWN = "unknown"
 
 
@@ -71,23 +74,19 @@ class End:
     mean: float
     spread: float
 
-    @property
-    def noise(self) -> float:
-        """The standard deviation, 0 where it is not known."""
-        return 0.0 if math.isnan(self.spread) else self.spread
-
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """What follows from the worst domain's measure at each mixture and of each algorithm.
 
-    "Better" is higher or lower, as the measure has it.
+    "Better" is higher or lower, as the measure has it; it is told if the gain's interval is.
 
     Attributes:
-        outcome: A mixture helps if its mean is better than the training mixture's by more than the
-            standard deviation, the larger of the two. An algorithm found it if its mean is better
-            than the best mixture's, or worse by no more than the best mixture's standard deviation.
-            "Found" is that at least one did; "unknown", that no domain was counted.
+        outcome: A mixture helps if the best one is told to be better than the training mixture. An
+            algorithm found it if it is told to be better than the training mixture, too, and not
+            told to be worse than the best one; it missed it if it is told to be worse than that.
+            "Found" is that at least one did, "missed" that all did, and "open" what is neither;
+            "unknown", that no domain was counted.
         best: The mixture with the best mean: the training mixture if no other one is better.
         training_end: Where the training mixture ended.
         best_end: Where the best mixture ended.
@@ -95,17 +94,21 @@ class Verdict:
         gain: By how much the best is better than the training mixture, at least 0.
         gaps: By how much the best is better than each algorithm; negative where the algorithm is
             better.
-        found_by: The algorithms that found the best mixture, whether it helps or not.
+        found_by: The algorithms that found the best mixture.
+        missed_by: Those that are told to be worse than it.
+        beyond: Those that are told to be better than it.
     """
 
     outcome: Outcome
-    best: int
+    best: str
     training_end: End
     best_end: End
     ends: Mapping[str, End]
     gain: float
     gaps: Mapping[str, float]
     found_by: tuple[str, ...]
+    missed_by: tuple[str, ...]
+    beyond: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Frontier:
     @property
     def best(self) -> Mixture:
         """The mixture that is best for the worst domain."""
-        return self.mixtures[self.verdict.best]
+        return next(m for m in self.mixtures if m.name == self.verdict.best)
 
     @property
     def algorithms(self) -> tuple[str, ...]:
@@ -143,10 +146,10 @@ class Frontier:
     def verdict(self) -> Verdict:
         """What follows for the worst domain."""
         return judge(
-            np.array([self._worst(mixture.name) for mixture in self.mixtures]),
-            self.mixtures.index(self.training_mixture),
+            {mixture.name: self._worst(mixture.name) for mixture in self.mixtures},
             {row: self._worst(row) for row in self.algorithms},
             self.measure.higher_is_better,
+            lambda row, other: self._gain(row, other).told(),
         )
 
     @property
@@ -162,16 +165,36 @@ class Frontier:
         )
 
     @property
-    def beside_training(self) -> list[str]:
-        """What the best mixture gains over the training mixture, with its interval."""
+    def sentences(self) -> list[str]:
+        """The verdict, whom the best mixture serves better and worse, and what to do next."""
         best, training = self.best.name, self.training_mixture.name
-        if best == training:
-            return []
-        return beside(self.comparison, best, training, self.measure)
+        if best == training or self.verdict.outcome is Outcome.UNKNOWN:
+            return [self.sentence, *self._next]
+        told = of_row(self.comparison, best, training, self.measure)
+        return [self.sentence, *told, *self._next]
+
+    @property
+    def _next(self) -> list[str]:
+        outcome = self.verdict.outcome
+        if outcome is Outcome.NONE_HELPS:
+            return [
+                "Next: where no weights of the domains help, another model, other features or more "
+                "data of the worst domain may; --domain_baselines follows excess losses, so that a "
+                "domain that is hard whatever its weight does not take all of it."
+            ]
+        if outcome in (Outcome.MISSED, Outcome.OPEN):
+            return [
+                "Next: `./run tune` looks for settings that get there; the best mixture itself is "
+                "--domain_weight_update=fixed with its weights in --initial_domain_weights."
+            ]
+        return []
 
     def mean(self, row: str, domain: str) -> float:
         """Returns the mean of a domain's measure over the trials of a row."""
         return self.comparison.trials[row].mean(domain, self.measure.name)
+
+    def _gain(self, row: str, other: str) -> Gain:
+        return gain(self.comparison, row, other, WORST, self.measure)
 
     def _worst(self, row: str) -> np.ndarray:
         return self.comparison.trials[row].values[WORST][self.measure.name]
@@ -280,37 +303,50 @@ def _tuple(weights: np.ndarray) -> tuple[float, ...]:
 
 
 def judge(
-    mixtures: np.ndarray,
-    training: int,
+    mixtures: Mapping[str, np.ndarray],
     algorithms: Mapping[str, np.ndarray],
     higher_is_better: bool,
+    told: Callable[[str, str], int],
 ) -> Verdict:
     """Returns what the trials say.
 
     Args:
-        mixtures: The worst domain's measure at each mixture and trial, [mixtures, trials]; NaN
-            where no domain was counted.
-        training: Which of the mixtures is that of the training examples.
-        algorithms: The same of each algorithm, [trials], by its name.
+        mixtures: The worst domain's measure at each mixture, [trials], by its name, the training
+            mixture's first; NaN where no domain was counted.
+        algorithms: The same of each algorithm.
         higher_is_better: Which direction is good.
+        told: Of two rows, 1 if the first is told to be better than the second, -1 if worse, else 0.
     """
     sign = 1.0 if higher_is_better else -1.0
-    goodness = sign * mixtures.mean(axis=1)
-    best = training
-    if not math.isnan(goodness[training]) and np.nanmax(goodness) > goodness[training]:
-        best = int(np.nanargmax(goodness))
-    training_end, best_end = end_of(mixtures[training]), end_of(mixtures[best])
+    training = best = next(iter(mixtures))
+    goodness = {name: sign * float(np.mean(values)) for name, values in mixtures.items()}
+    if not math.isnan(goodness[training]):
+        # Of equal ones the first.
+        best = max(mixtures, key=lambda name: np.nan_to_num(goodness[name], nan=-np.inf))
+    best_end = end_of(mixtures[best])
     ends = {name: end_of(values) for name, values in algorithms.items()}
-    gain = 0.0 if best == training else float(goodness[best] - goodness[training])
-    gaps = {name: sign * (best_end.mean - end.mean) for name, end in ends.items()}
-    found_by = tuple(name for name, gap in gaps.items() if gap <= best_end.noise)
+    missed_by = tuple(name for name in algorithms if told(name, best) < 0)
+    found_by = tuple(n for n in algorithms if n not in missed_by and told(n, training) > 0)
     if math.isnan(goodness[training]):
         outcome = Outcome.UNKNOWN
-    elif gain <= max(training_end.noise, best_end.noise):
-        outcome = Outcome.NONE_HELPS
+    elif best == training or told(best, training) < 1:
+        outcome, found_by = Outcome.NONE_HELPS, ()
+    elif found_by:
+        outcome = Outcome.FOUND
     else:
-        outcome = Outcome.FOUND if found_by else Outcome.MISSED
-    return Verdict(outcome, best, training_end, best_end, ends, gain, gaps, found_by)
+        outcome = Outcome.MISSED if len(missed_by) == len(algorithms) else Outcome.OPEN
+    return Verdict(
+        outcome,
+        best,
+        end_of(mixtures[training]),
+        best_end,
+        ends,
+        0.0 if best == training else goodness[best] - goodness[training],
+        {name: sign * (best_end.mean - end.mean) for name, end in ends.items()},
+        found_by,
+        missed_by,
+        tuple(name for name in algorithms if told(name, best) > 0),
+    )
 
 
 def end_of(values: np.ndarray) -> End:
@@ -352,7 +388,8 @@ def sentence(
             f"({best}), against {training_end} with the training mixture"
         )
     algorithm_ends = (_ended(verdict, name, algorithms[name], unit) for name in verdict.ends)
-    noise = " (one seed: the noise is not known)" if _is_one_trial(verdict) else ""
+    noise = " (one seed: what another one would change is not known)"
+    noise = noise if _is_one_trial(verdict) else ""
     answer = _answer(verdict, algorithms)
     return f"{'; '.join([f'{answer}: {worst} is {ends}', *algorithm_ends])}{noise}."
 
@@ -373,30 +410,27 @@ def _answer(verdict: Verdict, algorithms: Mapping[str, str]) -> str:
         return f"A mixture helps, and {_list([algorithms[n] for n in verdict.found_by])} found it"
     if verdict.outcome is Outcome.MISSED:
         return "A mixture helps, and it was missed"
-    beyond = "" if verdict.gain == 0 else " by more than the standard deviation over the seeds"
-    better = [algorithms[name] for name in verdict.ends if _is_above(verdict, name)]
+    if verdict.outcome is Outcome.OPEN:
+        return "A mixture helps, and whether it was found cannot be told"
+    helps = "helps" if verdict.gain == 0 else "is shown to help"
+    better = [algorithms[name] for name in verdict.beyond]
     if better:
         # What lambda led to is a mixture's doing, too: one between those of the grid, maybe.
         be = "is" if len(better) == 1 else "are"
         return (
-            f"No mixture of this grid helps{beyond}, but {_list(better)} {be} better than all of "
+            f"No mixture of this grid {helps}, but {_list(better)} {be} better than all of "
             "them, and a finer grid (--grid_points) may have one that does"
         )
-    return f"No mixture helps{beyond}"
-
-
-def _is_above(verdict: Verdict, name: str) -> bool:
-    """Whether an algorithm is better than the best mixture by more than the noise of either."""
-    return verdict.gaps[name] < -max(verdict.best_end.noise, verdict.ends[name].noise)
+    return f"No mixture {helps}"
 
 
 def _ended(verdict: Verdict, name: str, label: str, unit: Unit) -> str:
     gap = verdict.gaps[name]
     ended = f"{label} ended at {shown_end(verdict.ends[name], unit)}"
     difference = shown_difference(abs(gap), unit)
-    if gap < -verdict.best_end.noise:
+    if name in verdict.beyond:
         return f"{ended}, better than any mixture by {difference}"
-    if math.isnan(gap) or name in verdict.found_by:
+    if math.isnan(gap) or name not in verdict.missed_by:
         return ended
     if verdict.outcome is Outcome.NONE_HELPS:
         return f"{ended}, worse than the best by {difference}"

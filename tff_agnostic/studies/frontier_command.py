@@ -31,6 +31,7 @@ from tff_agnostic.studies.comparison import (
 )
 from tff_agnostic.studies.comparison_report import notes, title_of
 from tff_agnostic.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
+from tff_agnostic.studies.frontier_page import write_frontier_report
 from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
 from tff_agnostic.studies.stages import begun, staged
@@ -176,7 +177,7 @@ def _mixture_arms(own: FrontierOptions, points: Sequence[Mixture]) -> Mapping[st
 
 
 def _report(frontier: Frontier, task: str, path: Path, command: str, harm: Sequence[str]) -> None:
-    """Prints the table and the answer; writes frontier.json, .csv, .md and .png."""
+    """Prints the verdict and the table; writes frontier.json, .csv, .md, .png and the report."""
     measure, split = frontier.measure, frontier.comparison.split
     files = [path / f"frontier.{ending}" for ending in ("md", "json", "csv", "png")]
     page, json_file, csv_file, image = files
@@ -185,12 +186,14 @@ def _report(frontier: Frontier, task: str, path: Path, command: str, harm: Seque
     write_text(csv_file, reports.to_csv(frontier))
     title = f"What is attainable on {task}"
     write_text(page, reports.markdown(frontier, title, command, image.name, harm))
+    for line in frontier.sentences:
+        print(f"\n{line}")
     print(f"\n{title_of(measure.name)} on the {split} clients")
     print(reports.table(frontier, "simple"))
-    first = (*harm, *notes(frontier.comparison), *frontier.beside_training)
-    for line in (*first, frontier.sentence):
+    for line in (*harm, *notes(frontier.comparison)):
         print(f"\n{line}")
     print(f"\nfiles: {', '.join(map(str, files))}")
+    print(f"report: {write_frontier_report(frontier, path, title, command, harm)}")
 
 
 FRONTIER = RunCommand(

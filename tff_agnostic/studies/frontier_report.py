@@ -37,13 +37,13 @@ _BEST = Look("gold", "-", "*", "")
 _OWN = look(3).color
 _TITLE_WIDTH = 36
 RULE = (
-    "A mixture helps if it is better than the training mixture, in the mean of the worst domain "
-    "over the seeds, by more than the standard deviation over the seeds, the larger one of the "
-    "two. An algorithm found it if it is better than the best mixture, or worse by no more than "
-    "the best mixture's standard deviation."
+    "A mixture helps if an interval over other test clients and other seeds says that its worst "
+    "domain is better off than with the training mixture; without an interval nothing is shown. An "
+    "algorithm found it if it is better than the training mixture by the same rule, and not worse "
+    "than the best one; it missed it if it is worse than that."
 )
 # With more domains than this, a table has the worst one only.
-_MAX_DOMAIN_COLUMNS = 5
+MAX_DOMAIN_COLUMNS = 5
 
 
 def figure(frontier: Frontier) -> matplotlib.figure.Figure:
@@ -217,7 +217,7 @@ def table(frontier: Frontier, table_format: str) -> str:
     """
     comparison, is_markdown = frontier.comparison, table_format == "github"
     domains = comparison.domain_names
-    has_all = len(domains) <= _MAX_DOMAIN_COLUMNS
+    has_all = len(domains) <= MAX_DOMAIN_COLUMNS
     columns = [WORST, *(domains if has_all else ()), OVERALL, DIFFERENCE]
     headers = [
         "trained with",
@@ -234,7 +234,7 @@ def table(frontier: Frontier, table_format: str) -> str:
             label += " (best)"
             cells[0] = f"**{cells[0]}**" if is_markdown else cells[0]
         if not has_all:
-            cells.insert(1, in_table(_worst_domain(frontier, row) or UNDEFINED, table_format))
+            cells.insert(1, in_table(worst_domain(frontier, row) or UNDEFINED, table_format))
         rows.append([label, *cells])
     return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
 
@@ -254,15 +254,15 @@ def markdown(
     direction = "higher" if measure.higher_is_better else "lower"
     parts = [
         f"# {title}",
+        "\n".join(f"- {line}" for line in frontier.sentences),
         f"`{command}`",
         *(f"{line[0].upper()}{line[1:]}." for line in first),
-        " ".join([frontier.sentence, *frontier.beside_training]),
         f"![What is attainable]({image})",
         f"{RULE} {chosen_on(frontier)}",
         *(f"{line[0].upper()}{line[1:]}." for line in notes(comparison)),
         f"{with_percent(title_of(measure.name), measure.unit, 'percent')} on the "
         f"{comparison.split} clients, {direction} is better; mean and standard deviation over "
-        f"{_num_trials(frontier)} seeds:",
+        f"{num_trials(frontier)} seeds:",
         table(frontier, "github"),
     ]
     return "\n\n".join(parts) + "\n"
@@ -339,7 +339,7 @@ def to_csv(frontier: Frontier) -> str:
     return csv_text([heads, *lines], "\r\n")
 
 
-def _worst_domain(frontier: Frontier, row: str) -> Optional[str]:
+def worst_domain(frontier: Frontier, row: str) -> Optional[str]:
     """Returns the domain with the worst mean, of those that are counted in every trial."""
     comparison = frontier.comparison
     counted = [name for name in comparison.domain_names if name not in comparison.not_counted]
@@ -348,7 +348,8 @@ def _worst_domain(frontier: Frontier, row: str) -> Optional[str]:
     return choose(known, key=lambda name: frontier.mean(row, name)) if known else None
 
 
-def _num_trials(frontier: Frontier) -> int:
+def num_trials(frontier: Frontier) -> int:
+    """Returns how many seeds each row has."""
     return len(next(iter(frontier.comparison.trials.values())).histories)
 
 

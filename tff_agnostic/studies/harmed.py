@@ -15,13 +15,14 @@ from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import Comparison, Trials
+from tff_agnostic.studies.gains import gain
+from tff_agnostic.studies.verdict import main_measure
 
 
 def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
     """Returns a line for each domain that a row serves worse than FedAvg's row, at a lambda near 0.
 
-    Worse is by more than the standard deviation over the trials, the larger of the two, in the
-    first metric that the task has, or in its loss.
+    Worse is what the verdict tells to be worse (`gains.Gain.told`), in what it is about.
 
     Args:
         comparison: The trials.
@@ -31,8 +32,7 @@ def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
     plain = next((row for row in rows if _is_plain(runs[row].config)), None)
     if plain is None:
         return []
-    loss, *metrics = comparison.measures.values()
-    measure = metrics[0] if metrics else loss
+    measure = main_measure(comparison)
     return [
         line
         for row in rows
@@ -48,28 +48,20 @@ def _is_plain(config: RunConfig) -> bool:
 def _of_row(
     comparison: Comparison, row: str, plain: str, measure: Measure, options: LambdaOptions
 ) -> list[str]:
-    trials, baseline = comparison.trials[row], comparison.trials[plain]
-    lambda_ = _mean_lambda(trials, comparison.domain_names)
+    lambda_ = _mean_lambda(comparison.trials[row], comparison.domain_names)
     if lambda_ is None:
         return []
     lines = []
     for name, weight in without_say(lambda_, comparison.domain_names, options).items():
-        ours, theirs = (t.values[name][measure.name] for t in (trials, baseline))
-        if loses(ours, theirs, measure.higher_is_better):
-            found, before = (cell(float(np.mean(v)), measure.unit, 3) for v in (ours, theirs))
+        of = gain(comparison, row, plain, name, measure)
+        if of.told() < 0:
+            found, before = (cell(value, measure.unit, 3) for value in (of.after, of.before))
             lines.append(
                 f"{comparison.label(row)} gave up {name}: {measure.name} {found}, "
                 f"{comparison.label(plain)} {before}, and lambda {weight:.2g} in the mean of the "
                 f"last rounds: {mending(options)}"
             )
     return lines
-
-
-def loses(ours: np.ndarray, theirs: np.ndarray, higher_is_better: bool) -> bool:
-    """Returns whether trials are worse by more than their spread, [trials] each."""
-    sign = 1.0 if higher_is_better else -1.0
-    spread = max(float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for v in (ours, theirs))
-    return bool(sign * (np.mean(theirs) - np.mean(ours)) > spread)
 
 
 def _mean_lambda(trials: Trials, domain_names: tuple[str, ...]) -> Optional[np.ndarray]:

@@ -15,7 +15,7 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison
-from tff_agnostic.studies.gains import Gain, gain, gains, worst_of
+from tff_agnostic.studies.gains import Gain, gains, worst_of
 
 # In place of the algorithm of a row that is not federated.
 POOLED = "pooled"
@@ -49,19 +49,20 @@ class Sides:
     clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-def verdict(sides: Sides, gains: Mapping[str, Gain]) -> list[str]:
+def verdict(sides: Sides, gains: Mapping[str, Gain], has_next: bool = True) -> list[str]:
     """Returns sentences: the worst domain, the domains, all examples, the intervals, what next.
 
     Args:
         sides: What is compared.
         gains: Of each domain, of `WORST` and of `OVERALL`; a domain without test examples has NaN.
+        has_next: Whether to say what to do next.
     """
     domains = [g for n, g in gains.items() if n not in (WORST, OVERALL) and not math.isnan(g.mean)]
     return [
         _of_group(sides, gains[WORST], f"the worst domain ({_short(sides.worst)})"),
         *_by_domain(sides, domains),
         _of_group(sides, gains[OVERALL], "all examples together"),
-        *_next(sides, gains[WORST]),
+        *(_next(sides, gains[WORST]) if has_next else []),
         *_scope(sides, [gains[WORST], *domains], len(domains)),
     ]
 
@@ -104,14 +105,10 @@ def _trivial(comparison: Comparison, row: str) -> list[str]:
     return [f"{_short(comparison.label(row))} is {line}."]
 
 
-def beside(comparison: Comparison, row: str, baseline: str, measure: Measure) -> list[str]:
-    """Returns the sentences on the worst domain of one row beside another, and on the interval."""
+def of_row(comparison: Comparison, row: str, baseline: str, measure: Measure) -> list[str]:
+    """Returns the sentences of one row beside another, but for what to do next."""
     sides = _sides(comparison, row, baseline, measure)
-    worst = gain(comparison, row, baseline, WORST, measure)
-    return [
-        _of_group(sides, worst, f"the worst domain ({_short(sides.worst)})"),
-        *_scope(sides, [worst], 1),
-    ]
+    return verdict(sides, gains(comparison, row, baseline, measure), has_next=False)
 
 
 def baseline_row(algorithms: Mapping[str, str]) -> str:

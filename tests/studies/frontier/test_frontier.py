@@ -18,14 +18,18 @@ from tff_agnostic.studies.frontier_report import figure, markdown, table, to_csv
 
 
 def _trials(by_domain):
-    """Two trials, 0.01 above and below what is given."""
+    """Two trials, 0.01 above and below what is given; their spread grows with it."""
     worst = min(value for value in by_domain.values() if not np.isnan(value))
     known = {**by_domain, **dict.fromkeys(SUMMARIES, worst)}
     values = {
-        name: {"accuracy": np.array([v - 0.01, v + 0.01]), "loss": np.array([1 - v, 1 - v])}
+        name: {
+            "accuracy": v + (0.01 + 0.001 * v) * np.array([-1, 1]),
+            "loss": np.array([1 - v, 1 - v]),
+        }
         for name, v in known.items()
     }
-    return Trials(values, [{}, {}], {name for name, v in by_domain.items() if np.isnan(v)})
+    left_out = {name for name, v in by_domain.items() if np.isnan(v)}
+    return Trials(values, [{}, {}], left_out, seeds=(0, 1))
 
 
 def _frontier(names, grid="lines", measure="accuracy", without=()):
@@ -234,10 +238,21 @@ def _around(mean, std=0.02):
     return mean + np.array([-std, 0.0, std])
 
 
-def _judge(means, fed_avg, agnostic, higher_is_better=True, std=0.02):
-    mixtures = np.array([_around(mean, std) for mean in means])
-    algorithms = {"fed_avg": _around(fed_avg, std), "agnostic_fed_avg": _around(agnostic, std)}
-    return judge(mixtures, 0, algorithms, higher_is_better)
+def _judge(means, fed_avg, agnostic, higher_is_better=True, margin=0.02):
+    """Where two rows are told apart if they differ by more than a margin."""
+    mixtures = {f"m{k}": _around(mean) for k, mean in enumerate(means)}
+    algorithms = {"fed_avg": _around(fed_avg), "agnostic_fed_avg": _around(agnostic)}
+    return judge(mixtures, algorithms, higher_is_better, _by_margin(mixtures, algorithms, margin))
+
+
+def _by_margin(mixtures, algorithms, margin, sign=1):
+    means = {name: np.mean(values) for name, values in {**mixtures, **algorithms}.items()}
+
+    def told(row, other):
+        gain = sign * (means[row] - means[other])
+        return int(gain > margin) - int(gain < -margin)
+
+    return told
 
 
 def _said(verdict, measure="accuracy", split="test", best="b only"):
@@ -246,10 +261,10 @@ def _said(verdict, measure="accuracy", split="test", best="b only"):
 
 def test_one_helps_and_the_algorithm_found_it():
     verdict = _judge([0.6, 0.7, 0.8], fed_avg=0.61, agnostic=0.79)
-    assert (verdict.outcome, verdict.best) == (Outcome.FOUND, 2)
+    assert (verdict.outcome, verdict.best) == (Outcome.FOUND, "m2")
     assert verdict.gain == pytest.approx(0.2)
     assert verdict.best_end.spread == pytest.approx(0.02)
-    assert verdict.found_by == ("agnostic_fed_avg",)
+    assert (verdict.found_by, verdict.missed_by) == (("agnostic_fed_avg",), ("fed_avg",))
     assert verdict.gaps == pytest.approx({"fed_avg": 0.19, "agnostic_fed_avg": 0.01})
     assert _said(verdict) == (
         "A mixture helps, and AgnosticFedAvg found it: accuracy of the worst domain on the test "
@@ -260,31 +275,34 @@ def test_one_helps_and_the_algorithm_found_it():
 
 
 def test_no_mixture_helps():
-    # By less than the standard deviation.
+    # By less than can be told.
     verdict = _judge([0.6, 0.615, 0.5], fed_avg=0.6, agnostic=0.55)
-    assert (verdict.outcome, verdict.best) == (Outcome.NONE_HELPS, 1)
-    assert verdict.found_by == ("fed_avg",)
+    assert (verdict.outcome, verdict.best) == (Outcome.NONE_HELPS, "m1")
+    assert (verdict.found_by, verdict.missed_by) == ((), ("agnostic_fed_avg",))
     assert _said(verdict, best="25% of the way to b") == (
-        "No mixture helps by more than the standard deviation over the seeds: accuracy of the "
-        "worst domain on the test clients is 61.5% (2.0) with the best of 3 mixtures (25% of the "
-        "way to b), against 60.0% (2.0) with the training mixture; FedAvg ended at 60.0% (2.0); "
-        "AgnosticFedAvg ended at 55.0% (2.0), worse than the best by 6.5 points."
+        "No mixture is shown to help: accuracy of the worst domain on the test clients is 61.5% "
+        "(2.0) with the best of 3 mixtures (25% of the way to b), against 60.0% (2.0) with the "
+        "training mixture; FedAvg ended at 60.0% (2.0); AgnosticFedAvg ended at 55.0% (2.0), worse "
+        "than the best by 6.5 points."
     )
 
 
-def test_the_larger_standard_deviation_is_what_a_gain_has_to_exceed():
-    for spreads in ((0.15, 0.01), (0.01, 0.15)):
-        mixtures = np.array([_around(mean, std) for mean, std in zip((0.6, 0.7), spreads)])
-        assert judge(mixtures, 0, {}, True).outcome is Outcome.NONE_HELPS
-    mixtures = np.array([_around(0.6, 0.09), _around(0.7, 0.01)])
-    assert judge(mixtures, 0, {"fed_avg": _around(0.695)}, True).outcome is Outcome.FOUND
-    # Found is within that of the best mixture, however noisy the algorithm is.
-    assert judge(mixtures, 0, {"fed_avg": _around(0.68, 0.3)}, True).outcome is Outcome.MISSED
+def test_an_algorithm_in_between_neither_found_it_nor_missed_it():
+    # It is told from neither end.
+    verdict = _judge([0.6, 0.7], fed_avg=0.6, agnostic=0.65, margin=0.06)
+    assert (verdict.outcome, verdict.found_by) == (Outcome.OPEN, ())
+    assert verdict.missed_by == ("fed_avg",)
+    said = _said(verdict)
+    assert said.startswith("A mixture helps, and whether it was found cannot be told: accuracy ")
+    assert said.endswith("; AgnosticFedAvg ended at 65.0% (2.0).")
+    missed = _judge([0.6, 0.7], fed_avg=0.6, agnostic=0.65)
+    assert missed.outcome is Outcome.MISSED
+    assert _said(missed).startswith("A mixture helps, and it was missed: ")
 
 
 def test_the_training_mixture_is_itself_the_best():
     verdict = _judge([0.7, 0.6, 0.7], fed_avg=0.7, agnostic=0.6)
-    assert (verdict.outcome, verdict.best, verdict.gain) == (Outcome.NONE_HELPS, 0, 0)
+    assert (verdict.outcome, verdict.best, verdict.gain) == (Outcome.NONE_HELPS, "m0", 0)
     assert _said(verdict) == (
         "No mixture helps: accuracy of the worst domain on the test clients is 70.0% (2.0) with "
         "the training mixture, the best of 3; FedAvg ended at 70.0% (2.0); AgnosticFedAvg ended "
@@ -298,7 +316,7 @@ def test_the_training_mixture_is_itself_the_best():
 def test_an_algorithm_may_be_better_than_the_grid(means, outcome):
     verdict = _judge(means, fed_avg=0.65, agnostic=0.8)
     assert verdict.outcome is outcome
-    assert verdict.found_by == ("agnostic_fed_avg",)
+    assert verdict.beyond == ("agnostic_fed_avg",)
     assert verdict.gaps["agnostic_fed_avg"] == pytest.approx(-0.1)
     assert _said(verdict).endswith(
         "AgnosticFedAvg ended at 80.0% (2.0), better than any mixture by 10.0 points."
@@ -311,38 +329,42 @@ def test_an_algorithm_above_the_grid_says_that_the_grid_may_be_too_coarse():
     assert _said(verdict).startswith(f"{beyond}finer grid (--grid_points) may have one that does: ")
     both = _said(_judge([0.7, 0.6], fed_avg=0.75, agnostic=0.8))
     assert "helps, but FedAvg and AgnosticFedAvg are better than all of them" in both
-    # By less than its own noise it is not; and where a mixture helps, the grid is fine enough.
-    noisy = judge(np.array([_around(0.7, 0.01)]), 0, {"fed_avg": _around(0.75, 0.2)}, True)
-    said = sentence(noisy, "", 1, {"fed_avg": "FedAvg"}, MEASURES["accuracy"], "test")
-    assert said.startswith("No mixture helps: ")
+    # By less than can be told it is not; and where a mixture helps, the grid is fine enough.
+    assert _said(_judge([0.7, 0.6], fed_avg=0.6, agnostic=0.71)).startswith("No mixture helps: ")
     assert "of this grid" not in _said(_judge([0.6, 0.7], fed_avg=0.65, agnostic=0.8))
 
 
 def test_of_losses_the_lowest_is_best():
-    verdict = _judge([1.0, 0.7, 1.2], fed_avg=1.0, agnostic=0.71, higher_is_better=False)
-    assert (verdict.outcome, verdict.best) == (Outcome.FOUND, 1)
+    mixtures = {f"m{k}": _around(mean) for k, mean in enumerate((1.0, 0.7, 1.2))}
+    algorithms = {"fed_avg": _around(1.0), "agnostic_fed_avg": _around(0.71)}
+    told = _by_margin(mixtures, algorithms, 0.02, sign=-1)
+    verdict = judge(mixtures, algorithms, False, told)
+    assert (verdict.outcome, verdict.best) == (Outcome.FOUND, "m1")
     assert verdict.gain == pytest.approx(0.3)
     assert verdict.gaps == pytest.approx({"fed_avg": 0.3, "agnostic_fed_avg": 0.01})
     assert "is 0.700 (0.020) with the best of 3 mixtures (b only)" in _said(verdict, "loss")
     assert "is 0.70 (0.02) with the best" in _said(verdict, "perplexity")
 
 
-def test_of_one_seed_the_noise_is_not_known():
-    verdict = judge(np.array([[0.6], [0.61]]), 0, {"fed_avg": np.array([0.605])}, True)
-    assert (verdict.outcome, verdict.best, verdict.found_by) == (Outcome.MISSED, 1, ())
+def test_without_an_interval_nothing_is_shown():
+    mixtures = {"m0": np.array([0.6]), "m1": np.array([0.61])}
+    verdict = judge(mixtures, {"fed_avg": np.array([0.605])}, True, lambda row, other: 0)
+    assert (verdict.outcome, verdict.best) == (Outcome.NONE_HELPS, "m1")
     assert math.isnan(verdict.best_end.spread)
     said = sentence(verdict, "b only", 2, {"fed_avg": "FedAvg"}, MEASURES["accuracy"], "test")
+    assert said.startswith("No mixture is shown to help: ")
     assert said.endswith(
         "is 61.0% with the best of 2 mixtures (b only), against 60.0% with the training mixture; "
-        "FedAvg ended at 60.5% and missed it by 0.5 points (one seed: the noise is not known)."
+        "FedAvg ended at 60.5% (one seed: what another one would change is not known)."
     )
 
 
 def test_mixtures_without_a_counted_domain_are_not_the_best():
-    mixtures = np.array([[0.6, 0.6], [np.nan, 0.9], [0.7, 0.7]])
-    assert judge(mixtures, 0, {}, True).best == 2
-    verdict = judge(mixtures * [[np.nan], [1], [1]], 0, {"fed_avg": np.array([0.6, 0.6])}, True)
-    assert verdict.outcome is Outcome.UNKNOWN
+    mixtures = {"m0": np.array([0.6]), "m1": np.array([np.nan]), "m2": np.array([0.7])}
+    assert judge(mixtures, {}, True, lambda row, other: 1).best == "m2"
+    nothing = {**mixtures, "m0": np.array([np.nan])}
+    verdict = judge(nothing, {"fed_avg": np.array([0.6])}, True, lambda row, other: 0)
+    assert (verdict.outcome, verdict.best) == (Outcome.UNKNOWN, "m0")
     assert _said(verdict, split="heldout") == (
         "Nothing is known of the worst domain: no domain has enough heldout examples in every "
         "trial."
@@ -350,9 +372,11 @@ def test_mixtures_without_a_counted_domain_are_not_the_best():
 
 
 def test_what_has_become_infinite_is_worst():
-    mixtures = np.array([[np.inf, np.inf], [3.0, 3.0], [np.inf, 1.0]])
-    verdict = judge(mixtures, 0, {"fed_avg": np.array([np.inf, np.inf])}, False)
-    assert (verdict.outcome, verdict.best, verdict.gain) == (Outcome.MISSED, 1, math.inf)
+    mixtures = {"m0": [np.inf, np.inf], "m1": [3.0, 3.0], "m2": [np.inf, 1.0]}
+    means = {name: np.array(values) for name, values in mixtures.items()}
+    verdict = judge(means, {"fed_avg": np.array([np.inf, np.inf])}, False, lambda row, other: 0)
+    # Nothing is told of what is infinite.
+    assert (verdict.outcome, verdict.best, verdict.gain) == (Outcome.NONE_HELPS, "m1", math.inf)
 
 
 def test_a_grid_that_takes_too_long():

@@ -1,0 +1,138 @@
+"""report.html of a frontier."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from tff_agnostic.files import write_text
+from tff_agnostic.metrics.formatting import with_percent
+from tff_agnostic.reports.page import (
+    Block,
+    Bullets,
+    Line,
+    Name,
+    Page,
+    Paragraph,
+    Part,
+    Picture,
+    Section,
+    Source,
+    Table,
+    Warnings,
+    in_line,
+    rendered,
+)
+from tff_agnostic.reports.run_page import (
+    REPORT,
+    data_section,
+    measure_facts,
+    typed_blocks,
+    use_section,
+    versions_blocks,
+)
+from tff_agnostic.reports.run_record import RunRecord, data_caveats, read_run
+from tff_agnostic.studies import frontier_report
+from tff_agnostic.studies.comparison import DIFFERENCE, OVERALL, WORST, trial_folder
+from tff_agnostic.studies.comparison_report import notes
+from tff_agnostic.studies.frontier import Frontier
+
+_SUMMARIES = {OVERALL: "all examples", DIFFERENCE: "best - worst"}
+_FILE = "frontier.json"
+
+
+def frontier_page(
+    frontier: Frontier, first: RunRecord, title: str, command: str, given_up: Sequence[str] = ()
+) -> Page:
+    """Returns the page.
+
+    Args:
+        frontier: What is shown.
+        first: A run of it, which says what all have in common.
+        title: Its heading.
+        command: What made it.
+        given_up: A line for each domain that a row gave up; see `harmed`.
+    """
+    comparison = frontier.comparison
+    count = len(first.result["domains"])
+    caveats: list[Line] = [f"{line[0].upper()}{line[1:]}." for line in notes(comparison)]
+    caveats += data_caveats(first)
+    verdict: list[Block] = [Bullets(frontier.sentences)]
+    verdict += [Warnings([f"{line}." for line in given_up])] if given_up else []
+    is_private = any(trials.privacy for trials in comparison.trials.values())
+    return Page(
+        title,
+        [
+            f"{len(frontier.mixtures)} mixtures of {count} domains, and ",
+            *in_line([comparison.label(row) for row in frontier.algorithms]),
+            f". Numbers are those of {_FILE}: means over "
+            f"{frontier_report.num_trials(frontier)} seeds and, in parentheses, standard "
+            "deviations.",
+        ],
+        [
+            Section("verdict", "The verdict", [*verdict, _picture(frontier)]),
+            Section("rule", "What the verdict means", [Paragraph(_rule(frontier))]),
+            Section("caveats", "What to know first", [Warnings(caveats)] if caveats else []),
+            Section("rows", "Every mixture and every algorithm", [_table(frontier, command)]),
+            data_section(first, is_private),
+            Section("measures", "What was measured", [measure_facts(first)]),
+            Section(
+                "again", "How to make it again", [*typed_blocks(command), *versions_blocks(first)]
+            ),
+            use_section(comparison.domain_names),
+        ],
+    )
+
+
+def _picture(frontier: Frontier) -> Picture:
+    measure = frontier.measure.name
+    if len(frontier.comparison.domain_names) == 2:
+        text = f"{measure} of one domain against that of the other, for every mixture"
+    else:
+        text = (
+            f"{measure} of the worst domain, and of each domain by itself, on the way from the "
+            "training mixture; of many domains those that are worst with that mixture"
+        )
+    return Picture(functools.partial(frontier_report.figure, frontier), text)
+
+
+def _rule(frontier: Frontier) -> str:
+    return f"{frontier_report.RULE} {frontier_report.chosen_on(frontier)}"
+
+
+def _table(frontier: Frontier, command: str) -> Table:
+    comparison, measure = frontier.comparison, frontier.measure
+    source = Source(_FILE, frontier_report.to_json(frontier, command))
+    has_all = len(comparison.domain_names) <= frontier_report.MAX_DOMAIN_COLUMNS
+    domains = comparison.domain_names if has_all else ()
+
+    def number(row: str, name: str) -> list[Part]:
+        found = source.below("results", row, name, measure.name)
+        mean, std = (found.number(key, unit=measure.unit) for key in ("mean", "std"))
+        return [mean] if std.value is None else [mean, " (", std, ")"]
+
+    rows: list[Sequence[Line]] = []
+    for row in comparison.trials:
+        mark = " (best)" if row == frontier.best.name else ""
+        worst: list[Line] = [number(row, WORST)]
+        if not has_all:
+            worst.append(Name(frontier_report.worst_domain(frontier, row) or "-"))
+        names = (*domains, *_SUMMARIES)
+        cells = [number(row, name) for name in names]
+        rows.append([[Name(comparison.label(row)), mark], *worst, *cells])
+    headings: list[Line] = ["trained with", "worst", *([] if has_all else ["worst domain"])]
+    headings += [*(Name(name) for name in domains), *_SUMMARIES.values()]
+    better = "higher" if measure.higher_is_better else "lower"
+    caption = f"{with_percent(measure.name, measure.unit)} on the {comparison.split} clients"
+    return Table(f"{caption} ({better} is better)", headings, rows)
+
+
+def write_frontier_report(
+    frontier: Frontier, folder: Path, title: str, command: str, given_up: Sequence[str]
+) -> Path:
+    """Writes the report of a frontier into its folder; see `frontier_page`."""
+    first = read_run(trial_folder(folder, frontier.training_mixture.name, 0).path)
+    path = folder / REPORT
+    write_text(path, rendered(frontier_page(frontier, first, title, command, given_up)))
+    return path
