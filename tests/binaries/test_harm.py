@@ -15,7 +15,7 @@ def _write(folder, scale=1.0):
     description = {"domains": names, "num_features": 4, "num_classes": 2}
     folder.mkdir()
     (folder / "dataset.json").write_text(json.dumps(description))
-    for split, sizes in (("train", (12, 12, 4)), ("test", (5, 5, 5))):
+    for split, sizes in (("train", (12, 12, 4)), ("test", (12, 12, 12))):
         (folder / split).mkdir()
         for domain, count in enumerate(sizes):
             for k in range(count):
