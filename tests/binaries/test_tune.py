@@ -1,6 +1,7 @@
 """`tune`: a search of a few short trials, and what it leaves."""
 
 import csv
+import html
 import json
 import shutil
 import signal
@@ -19,7 +20,7 @@ from tff_agnostic import progress
 from tff_agnostic.files import folder_lock
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.process import StopRequest
-from tff_agnostic.studies import tuning_report
+from tff_agnostic.studies import tuning_verdict
 
 _DATA = ("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2")
 # What is searched changes nothing that clients do: they are traced once.
@@ -136,6 +137,24 @@ def test_the_best_trial_and_its_flags(searched, folder):
     assert trials[0].settings() == spec.settings()
 
 
+def test_the_verdict_comes_first_and_says_what_it_does_not_prove(searched):
+    path, printed = searched
+    found = json.loads((path / "tuned.json").read_text())
+    best, sentences = found["algorithms"]["fed_avg"]["best"]["trial"], found["verdict"]
+    if best == 0:
+        assert "none of 3 trials is better than the settings that were given" in sentences[0]
+    else:
+        row = f"FedAvg (uniform) with trial {best}"
+        assert f"{row} is better or worse than what was given (trial 0) for" in sentences[0]
+    assert sentences[-2].startswith("Each trial is one run of one seed (--repeats=1)")
+    assert sentences[-1].startswith("The best of several trials looks better than it is, on the ")
+    places = [printed.index(sentence) for sentence in sentences]
+    assert places == sorted(places) and places[-1] < printed.index(" on the heldout clients\n")
+    page = html.unescape((path / "report.html").read_text())
+    assert f"\nreport: {path / 'report.html'}\n" in printed
+    assert page.index(sentences[0]) < page.index("<h2>The best settings</h2>")
+
+
 def test_the_plots_are_images(searched):
     paths = sorted((searched[0] / "plots").iterdir())
     assert [path.name for path in paths] == ["fed_avg_importance.png", "fed_avg_slices.png"]
@@ -147,7 +166,7 @@ def test_a_complete_search_runs_nothing_again(call, folder, searched, monkeypatc
     before = tree(folder / "search" / "fed_avg")
     judged = []
     monkeypatch.setattr(
-        tuning_report, "harmed", lambda *what: judged.append(what) or ["fed_avg gave up somebody"]
+        tuning_verdict, "harmed", lambda *what: judged.append(what) or ["fed_avg gave up somebody"]
     )
     outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
     assert outcome.status == 0, outcome

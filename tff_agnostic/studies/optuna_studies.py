@@ -111,7 +111,7 @@ class Studies:
                 load_if_exists=True,
             )
             trials = study.get_trials(deepcopy=False, states=(*COUNTED, TrialState.WAITING))
-            if first and not any(_given_values(trial) for trial in trials):
+            if first and not any(given_values(trial) for trial in trials):
                 study.enqueue_trial(dict(first))
 
     def trials(self, name: str, states: Optional[Sequence[TrialState]] = None) -> list[FrozenTrial]:
@@ -200,14 +200,14 @@ class Studies:
         trial = Trial(study, trial_id)
         # Also of one whose process died before it had all its values.
         for of in dimensions:
-            if of.flag in found.params and of.flag not in _given_values(found):
+            if of.flag in found.params and of.flag not in given_values(found):
                 # Draws what it drew before, for nothing: the next one draws what it would have.
                 study.sampler.sample_independent(study, found, of.flag, of.distribution)
             of.draw(trial)
         return Claim(name, folder, study, trial, held)
 
 
-def _given_values(trial: FrozenTrial) -> Mapping[str, Any]:
+def given_values(trial: FrozenTrial) -> Mapping[str, Any]:
     """Returns the values of a trial that were not drawn, by flag; none of most trials."""
     values: Mapping[str, Any] = trial.system_attrs.get("fixed_params", {})
     return values

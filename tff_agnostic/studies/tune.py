@@ -38,7 +38,7 @@ from tff_agnostic.studies.searched_method import (
     claim_folder,
     identity,
 )
-from tff_agnostic.studies.tuning_report import report
+from tff_agnostic.studies.tuned import report
 from tff_agnostic.tasks.registry import check_heldout, check_store, heldout_options
 
 _MAX_REPEATS = 1000

@@ -14,19 +14,13 @@ from optuna.trial import FrozenTrial, TrialState
 from tabulate import tabulate
 
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import folder_lock, make_folder, write_errors, write_json, write_text
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, csv_text, shown, with_percent
-from tff_agnostic.models.model import measures_of
-from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, save, scale_axis
-from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, scale_axis
 from tff_agnostic.settings import flag_text
-from tff_agnostic.studies.arms import BASELINE, OF_ALL_ROWS
-from tff_agnostic.studies.comparison import Comparison, collect
-from tff_agnostic.studies.harmed import harmed
-from tff_agnostic.studies.optuna_studies import ENDED, FINISHED, SAME_AS, SECONDS, trial_folder
-from tff_agnostic.studies.search import Search, best
+from tff_agnostic.studies.arms import OF_ALL_ROWS
+from tff_agnostic.studies.optuna_studies import ENDED, SECONDS
+from tff_agnostic.studies.search import best
 from tff_agnostic.studies.search_space import DECIMALS, Dimension, Objective
 from tff_agnostic.studies.searched_method import SearchedArm
 from tff_agnostic.tasks.registry import option_flags
@@ -42,8 +36,6 @@ _MAX_TEXT = 8
 _SEED = 0
 # With fewer there is nothing to analyse.
 _MIN_TRIALS = 2
-BEST_FLAGS, COMPARE_FLAGS = "best.flags", "compare.flags"
-TRIALS_CSV, RESULT = "trials.csv", "tuned.json"
 
 
 def slices(
@@ -161,7 +153,7 @@ def to_csv(trials: Trials, objective: Objective) -> str:
     Args:
         objective: What was searched for; its values are as they were measured, not in percent.
     """
-    names = _settings(trials)
+    names = settings_of(trials)
     heads = ("algorithm", "trial", "state", "step", objective.name, SECONDS, *names, ENDED)
     lines = (
         [
@@ -179,13 +171,22 @@ def to_csv(trials: Trials, objective: Objective) -> str:
 
 
 def table(name: str, trials: Sequence[FrozenTrial], objective: Objective) -> str:
-    """Returns a table of one algorithm's trials, the best complete one marked.
+    """Returns a table of one algorithm's trials; see `rows_of`."""
+    headings, rows = rows_of(name, trials, objective)
+    text: str = tabulate(rows, headers=headings, disable_numparse=True, stralign="right")
+    return text
+
+
+def rows_of(
+    name: str, trials: Sequence[FrozenTrial], objective: Objective
+) -> tuple[list[str], list[list[str]]]:
+    """Returns headings and a row for each trial of an algorithm, the best complete one marked.
 
     Args:
         name: What the algorithm is called.
         objective: What was searched for; shares are in percent.
     """
-    settings = _settings({name: trials})
+    settings = settings_of({name: trials})
     found = best(trials, objective)
     rows = []
     for trial in trials:
@@ -198,17 +199,16 @@ def table(name: str, trials: Sequence[FrozenTrial], objective: Objective) -> str
                 *(f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells),
                 value,
                 trial.state.name.lower(),
-                UNDEFINED if trial.last_step is None else trial.last_step,
+                UNDEFINED if trial.last_step is None else str(trial.last_step),
                 f"{trial.user_attrs.get(SECONDS, 0.0):.1f}",
             ]
         )
-    headers = ["trial", *settings, with_percent(objective.name, objective.unit)]
-    headers += ["state", "round", SECONDS]
-    text: str = tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
-    return text
+    headings = ["trial", *settings, with_percent(objective.name, objective.unit)]
+    return [*headings, "state", "round", SECONDS], rows
 
 
-def _settings(trials: Trials) -> list[str]:
+def settings_of(trials: Trials) -> list[str]:
+    """Returns the settings that were searched of any algorithm."""
     return list(
         dict.fromkeys(name for of_it in trials.values() for t in of_it for name in t.params)
     )
@@ -289,168 +289,3 @@ def _of_task(arm: SearchedArm) -> dict[str, Any]:
 def _file(remark: str, flags: Mapping[str, Any]) -> str:
     lines = [f"--{flag}={flag_text(value)}" for flag, value in flags.items() if value is not None]
     return "\n".join([f"# {remark}", *lines, ""])
-
-
-def report(search: Search, split: str, command: str) -> None:
-    """Prints the trials and the best of them, and writes all that a search leaves.
-
-    Args:
-        search: The search, ended; other processes may still run trials of it.
-        split: Whose clients were evaluated.
-        command: What made it.
-    """
-    # What one process writes is of the same trials, and not replaced by what another saw before.
-    with folder_lock(search.folder, wait=True):
-        _report(search, split, command)
-
-
-def _report(search: Search, split: str, command: str) -> None:
-    objective, path = search.runner.objective, search.folder
-    trials = {name: search.studies.trials(name, FINISHED) for name in search.arms}
-    shares = {name: importances(search.studies.study(name)) for name in search.arms}
-    found = {name: best(of_it, objective) for name, of_it in trials.items()}
-    write_text(path / TRIALS_CSV, to_csv(trials, objective))
-    write_json(
-        path / RESULT,
-        {
-            "command": command,
-            "objective": objective.name,
-            "higher_is_better": objective.higher_is_better,
-            "split": split,
-            "seeds": list(search.runner.seeds),
-            "algorithms": {
-                name: {
-                    "trials": len(trials[name]),
-                    "best": _to_json(found[name]),
-                    "importance": shares[name],
-                }
-                for name in search.arms
-            },
-        },
-    )
-    _draw_report(search, trials, shares)
-    for name, of_it in trials.items():
-        print(f"\n{search.arms[name].label}: {objective.name} on the {split} clients")
-        print(table(name, of_it, objective))
-        if shares[name] is None:
-            print("importance: not known without two complete trials of different values")
-        else:
-            print(f"importance: {_in_percent(shares[name] or {})}")
-    for line in what_it_proves(len(search.runner.seeds), len(search.arms), split):
-        print(f"\nnote: {line}")
-    print(f"\ntrials: {path / TRIALS_CSV}, plots: {path / 'plots'}")
-    elsewhere = search.num_elsewhere()
-    if elsewhere:
-        print(f"note: {elsewhere} trials have not ended: another process runs them, or did")
-    complete = {n: t for n, t in found.items() if t is not None}
-    for line in _harmed(search, complete, split):
-        print(f"note: {line}")
-    _write_flags(search, trials, complete, split)
-    none = [name for name, trial in found.items() if trial is None]
-    if none:
-        raise UserError(
-            f"{', '.join(none)}: expected a complete trial, found none: {path / TRIALS_CSV} says "
-            "how they ended; search in other ranges, or go on with more --trials and --resume"
-        )
-
-
-def _harmed(search: Search, found: Mapping[str, FrozenTrial], split: str) -> list[str]:
-    """Returns a line for each domain that the best trial of an algorithm gave up."""
-    seeds, load_task = search.runner.seeds, search.runner.load_task
-    specs = {name: search.arms[name].spec(trial.params, seeds[0]) for name, trial in found.items()}
-    if not any(spec.config.algorithm == BASELINE for spec in specs.values()):
-        return []
-    rows = {}
-    for name, trial in found.items():
-        task = load_task(specs[name])
-        measures = measures_of(task.model)
-        number = int(trial.user_attrs.get(SAME_AS, trial.number))
-        path = trial_folder(search.folder, name, number)
-        folders = [RunFolder(path / f"seed_{seed}") for seed in seeds]
-        if not all(folder.result.exists() for folder in folders):
-            # Somebody took the runs away; the trials are in the studies.
-            return []
-        fewest = [specs[name].config.worst_min_examples] * len(seeds)
-        rows[name] = collect(folders, task.domain_names, measures, fewest)
-    labels = {name: search.arms[name].label for name in rows}
-    return harmed(Comparison(task.domain_names, measures, rows, labels, split), specs)
-
-
-def what_it_proves(num_seeds: int, num_algorithms: int, split: str) -> list[str]:
-    """Returns lines that say what the best of several trials does not prove.
-
-    Args:
-        num_seeds: Runs of each trial.
-        num_algorithms: How many were searched.
-        split: Whose clients were evaluated.
-    """
-    lines = []
-    if num_seeds == 1:
-        lines.append(
-            "each trial is one run of one seed (--repeats=1): how much of a difference between "
-            "trials is chance is not known, and another seed may choose other settings; "
-            "--repeats=3 tells more"
-        )
-    lines.append(
-        f"the best of several trials looks better than it is, on the {split} clients that it was "
-        "chosen on"
-        + (
-            ": which algorithm is better is for ./run compare to tell, with its best settings and "
-            "new seeds"
-            if num_algorithms > 1
-            else ""
-        )
-    )
-    return lines
-
-
-def _draw_report(
-    search: Search, trials: Trials, shares: Mapping[str, Optional[Mapping[str, float]]]
-) -> None:
-    folder = search.folder / "plots"
-    make_folder(folder)
-    for name, arm in search.arms.items():
-        figure = slices(arm.label, arm.dimensions, trials[name], search.runner.objective)
-        save(figure, folder / f"{name}_slices.png")
-        of_it = shares[name]
-        if of_it is not None:
-            save(importance_figure(arm.label, of_it), folder / f"{name}_importance.png")
-
-
-def _write_flags(
-    search: Search, trials: Trials, found: Mapping[str, FrozenTrial], split: str
-) -> None:
-    objective, path = search.runner.objective, search.folder
-    settings = {}
-    for name, trial in found.items():
-        arm = search.arms[name]
-        settings[name] = arm.settings(trial.params, search.runner.seeds[0])
-        which = (
-            f"trial {trial.number}, the best of {len(trials[name])}: {objective.name} "
-            f"{objective.text(float(trial.value or 0.0))} on the {split} clients"
-        )
-        file = path / name / BEST_FLAGS
-        write_text(file, flags_of_one(arm, settings[name], f"{arm.label} on {arm.task}: {which}."))
-        print(f"{name}: {which}: ./run train --flagfile={file}")
-    # One of other trials is worse than none.
-    with write_errors(path):
-        (path / COMPARE_FLAGS).unlink(missing_ok=True)
-    if len(search.arms) == 1 or len(found) < len(search.arms):
-        return
-    remark = f"The best of each by {objective.name} on the {split} clients."
-    text = flags_of_all(search.arms, settings, remark)
-    if text is None:
-        print("note: rows of a comparison share the options of the task, and these have others")
-    else:
-        write_text(path / COMPARE_FLAGS, text)
-        print(f"all of them: ./run compare --flagfile={path / COMPARE_FLAGS}")
-
-
-def _to_json(trial: Optional[FrozenTrial]) -> Optional[dict[str, Any]]:
-    if trial is None:
-        return None
-    return {"trial": trial.number, "value": trial.value, "settings": dict(trial.params)}
-
-
-def _in_percent(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {100 * share:.0f}%" for name, share in shares.items())

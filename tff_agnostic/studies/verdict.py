@@ -24,6 +24,8 @@ _NAMED = 3
 _NAME_WIDTH = 40
 # With more data than so many times as much, a difference is called small.
 _MANY = 50
+# The flag of `compare` and `frontier` for more seeds.
+TRIALS = "--trials"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Sides:
         trials: Trials of each row.
         worst: The domain that is worst with this row, in the mean over the trials.
         clients: How many clients of each domain were evaluated, by name; empty if unknown.
+        more_seeds: The flag that trains with more seeds.
     """
 
     ours: str
@@ -47,6 +50,7 @@ class Sides:
     trials: int
     worst: str
     clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    more_seeds: str = TRIALS
 
 
 def verdict(sides: Sides, gains: Mapping[str, Gain], has_next: bool = True) -> list[str]:
@@ -67,7 +71,9 @@ def verdict(sides: Sides, gains: Mapping[str, Gain], has_next: bool = True) -> l
     ]
 
 
-def verdicts(comparison: Comparison, algorithms: Mapping[str, str]) -> list[str]:
+def verdicts(
+    comparison: Comparison, algorithms: Mapping[str, str], more_seeds: str = TRIALS
+) -> list[str]:
     """Returns the sentences of each row beside FedAvg's, or the first one; none of a single row.
 
     What is equal for all rows is said once, at the end.
@@ -75,13 +81,14 @@ def verdicts(comparison: Comparison, algorithms: Mapping[str, str]) -> list[str]
     Args:
         comparison: Its trials.
         algorithms: Of each row.
+        more_seeds: The flag that trains with more seeds.
     """
     baseline, measure = baseline_row(algorithms), main_measure(comparison)
     rows = [row for row in comparison.trials if row != baseline]
     by_row = [
         [
             *verdict(
-                _sides(comparison, row, baseline, measure),
+                _sides(comparison, row, baseline, measure, more_seeds),
                 gains(comparison, row, baseline, measure),
             ),
             *_trivial(comparison, row),
@@ -105,9 +112,11 @@ def _trivial(comparison: Comparison, row: str) -> list[str]:
     return [f"{_short(comparison.label(row))} is {line}."]
 
 
-def of_row(comparison: Comparison, row: str, baseline: str, measure: Measure) -> list[str]:
+def of_row(
+    comparison: Comparison, row: str, baseline: str, measure: Measure, more_seeds: str = TRIALS
+) -> list[str]:
     """Returns the sentences of one row beside another, but for what to do next."""
-    sides = _sides(comparison, row, baseline, measure)
+    sides = _sides(comparison, row, baseline, measure, more_seeds)
     return verdict(sides, gains(comparison, row, baseline, measure), has_next=False)
 
 
@@ -123,7 +132,9 @@ def main_measure(comparison: Comparison) -> Measure:
     return metrics[0] if metrics else loss
 
 
-def _sides(comparison: Comparison, row: str, baseline: str, measure: Measure) -> Sides:
+def _sides(
+    comparison: Comparison, row: str, baseline: str, measure: Measure, more_seeds: str
+) -> Sides:
     trials = comparison.trials[row]
     return Sides(
         _short(comparison.label(row)),
@@ -133,6 +144,7 @@ def _sides(comparison: Comparison, row: str, baseline: str, measure: Measure) ->
         len(trials.histories),
         worst_of(trials, comparison.domain_names, measure),
         trials.num_clients,
+        more_seeds,
     )
 
 
@@ -188,14 +200,14 @@ def _scope(sides: Sides, shown: Sequence[Gain], count: int) -> list[str]:
     if known[0].has_clients:
         over.append(f"{sides.split} clients")
     if known[0].has_seeds:
-        over.append(f"seeds ({sides.trials} trials)")
+        over.append(f"seeds ({sides.trials} {sides.more_seeds.lstrip('-')})")
     text = f"Intervals are of 95%, for other {' and other '.join(over)}"
     if count > 1:
         text += f"; those of single domains hold for all {count} at once"
     if not known[0].has_clients:
         text += f". The {sides.split} clients are not in them: others may say something else"
     if not known[0].has_seeds:
-        text += ". There is one seed: another one may say something else (--trials=3)"
+        text += f". There is one seed: another one may say something else ({sides.more_seeds}=3)"
     return [f"{text}."]
 
 
@@ -231,14 +243,16 @@ def _more_data(sides: Sides, worst: Gain) -> list[str]:
         return [f"{times}{_short(sides.worst)} would tell a difference of this size{total}"]
     if needed.seeds is not None:
         trials = math.ceil(sides.trials * needed.seeds)
-        return [f"--trials={trials} would tell a difference of this size"]
+        return [f"{sides.more_seeds}={trials} would tell a difference of this size"]
     if needed.both is not None:
         return [
             f"{needed.both:.1f} times as many {sides.split} clients and trials would tell a "
             "difference of this size"
         ]
     return (
-        ["more trials: one seed tells nothing of others (--trials=3)"] if sides.trials < 2 else []
+        [f"more seeds: one tells nothing of others ({sides.more_seeds}=3)"]
+        if sides.trials < 2
+        else []
     )
 
 
