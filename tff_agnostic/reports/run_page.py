@@ -40,6 +40,7 @@ from tff_agnostic.reports.run_sections import (
     tail_section,
     weights_section,
 )
+from tff_agnostic.reports.run_verdict import run_verdict
 
 _BASELINE = "fed_avg"
 _MAX_CLASSES = 20
@@ -70,6 +71,7 @@ def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
             " rounds.",
         ],
         [
+            verdict_section(run),
             summary_section(run),
             caveats_section(run),
             model_section(run),
@@ -86,6 +88,12 @@ def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
             reproduction_section(run, command),
         ],
     )
+
+
+def verdict_section(run: RunRecord) -> Section:
+    """Returns where the run is better than a constant answer; nothing where that is not known."""
+    lines = run_verdict(run)
+    return Section("verdict", "The verdict", [Bullets(lines)] if lines else [])
 
 
 def _price_section(run: RunRecord) -> Section:

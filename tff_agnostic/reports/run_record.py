@@ -14,6 +14,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.metrics.metrics_file import Column, read_history
+from tff_agnostic.metrics.resampling import Resampled, read_resampled
 from tff_agnostic.models.model import Measure
 from tff_agnostic.privacy.accountant import WEAK_EPSILON
 from tff_agnostic.privacy.earlier_account import is_too_small, right_result
@@ -23,6 +24,7 @@ from tff_agnostic.reports.page import Line, Name, Part, Section, Source, Warning
 RESULT = "result.json"
 # Under this key result.json says what the run was, beside its numbers.
 ABOUT = "about"
+_RESAMPLED = "resampled.npz"
 # What release 0.1.0, which evaluated nothing else, does not say.
 _SPLIT = "test"
 # A domain's number that rests on fewer clients is one of them.
@@ -47,6 +49,7 @@ class RunRecord:
         columns: metrics.csv, by column name.
         measures: What was measured, by name.
         where: What stands before the names of its files, where a page is about several runs.
+        resampled: Its values with other test clients; None where clients were not resampled.
     """
 
     result: Mapping[str, Any]
@@ -55,6 +58,7 @@ class RunRecord:
     columns: Mapping[str, np.ndarray]
     measures: Mapping[str, Measure]
     where: str = ""
+    resampled: Optional[Resampled] = None
 
     @property
     def source(self) -> Source:
@@ -161,6 +165,7 @@ def read_run(
         read_history(folder / "metrics.csv"),
         facts,
         where,
+        next(iter(read_resampled([folder / _RESAMPLED])), None),
     )
 
 

@@ -17,6 +17,8 @@ from tff_agnostic.metrics.by_group import ByGroup, by_group_of
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.reports.run_page import with_results_kept, write_run_report
+from tff_agnostic.reports.run_record import read_run
+from tff_agnostic.reports.run_verdict import run_verdict
 from tff_agnostic.run.baselines import with_baselines
 from tff_agnostic.run.command_line import (
     GivenRun,
@@ -144,6 +146,8 @@ def _train(given: GivenRun, at: Session) -> TrainedRun:
 
 def _show(run: TrainedRun) -> None:
     folder = RunFolder(run.path)
+    for line in run_verdict(read_run(run.path)):
+        print(f"{line}\n")
     print(run.table)
     print(f"result: {folder.result}, plots: {folder.plots}, model: {folder.model}")
 

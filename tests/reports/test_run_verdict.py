@@ -1,0 +1,74 @@
+"""What a run says of itself against an answer that looks at nothing, on numbers made up."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.reports import made_up
+from tff_agnostic.metrics.resampling import Resampled
+from tff_agnostic.models.model import Measure
+from tff_agnostic.report_fields import Unit
+from tff_agnostic.reports.run_record import RunRecord
+from tff_agnostic.reports.run_verdict import run_verdict
+
+_NAMES = ("good", "open", "bad", "few")
+# Two classes: always answering the first has 60% in each domain.
+_COUNTS = {name: [60, 40] for name in _NAMES}
+_ACCURACIES = {"good": 0.9, "open": 0.62, "bad": 0.4, "few": 0.9}
+_CLIENTS = np.array([25.0, 25.0, 25.0, 2.0, 77.0])
+_ERROR = 0.03
+
+
+def _run(resampled=True, counts=_COUNTS, accuracies=_ACCURACIES):
+    result = made_up.result(_NAMES, class_counts=counts)
+    for name, accuracy in accuracies.items():
+        result["domains"][name]["accuracy"] = accuracy
+    result["overall"]["accuracy"] = 0.7
+    drawn = None
+    if resampled:
+        noise = np.random.default_rng(0).normal(size=(200, len(_NAMES) + 1))
+        noise = _ERROR * (noise - noise.mean(0)) / noise.std(0, ddof=1)
+        means = np.array([*accuracies.values(), 0.7])
+        drawn = Resampled({"accuracy": means + noise}, _CLIENTS)
+    measures = {"accuracy": Measure("accuracy", Unit.SHARE, True)}
+    return RunRecord(result, {}, {}, {}, measures, resampled=drawn)
+
+
+def test_domains_are_better_worse_or_cannot_be_told():
+    overall, worse, unknown, better, scope, what_next = run_verdict(_run())
+    assert overall.startswith(
+        "AgnosticFedAvg is better than always answering the most frequent class: accuracy of all "
+        "examples: 70.0% against 60.0%, a difference of +10.0 ["
+    )
+    assert " in 1 of 4 domains (accuracy of bad: 40.0% against 60.0%, a difference" in worse
+    assert "cannot be told in 2 of 4 domains (accuracy of open: " in unknown
+    # Two clients are too few for an interval.
+    assert "few: 90.0% against 60.0%)" in unknown
+    # Student's, for four domains at once, of n / (n - 1) times the variance of the replicates.
+    variance = _ERROR**2 * 25 / 24
+    freedom = 1 / (1 / 24 + 1 / 199)
+    half = stats.t.ppf(1 - 0.025 / 4, freedom) * variance**0.5
+    low, high = 100 * (0.3 - half), 100 * (0.3 + half)
+    assert f"(accuracy of good: 90.0% against 60.0%, a difference of +30.0 [{low:+.1f}, " in better
+    assert f"{high:+.1f}])." in better
+    assert "of 95%, in points, for other test clients; those of single domains hold for" in scope
+    assert what_next.startswith("Next: `./run compare`")
+
+
+def test_without_intervals_nothing_is_told():
+    lines = run_verdict(_run(resampled=False))
+    assert lines[0].startswith("Whether AgnosticFedAvg is better than always answering the most ")
+    assert any(line.startswith("There is no interval, as the test clients") for line in lines)
+    assert not any("is better than" in line and "Whether" not in line for line in lines[:-1])
+
+
+@pytest.mark.parametrize("counts", [{}, {name: [5] for name in _NAMES}])
+def test_where_nothing_was_counted_nothing_is_said(counts):
+    assert run_verdict(_run(counts=counts)) == []
+
+
+def test_where_domains_are_classes_all_examples_are_told():
+    counts = {name: [10 * (k == i) for k in range(4)] for i, name in enumerate(_NAMES)}
+    overall, scope, _ = run_verdict(_run(counts=counts))
+    assert "70.0% against 25.0%" in overall
+    assert "single domains" not in scope
