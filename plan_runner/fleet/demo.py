@@ -18,7 +18,7 @@ from plan_runner.fleet import keys
 from plan_runner.fleet.comparison import is_as_run_plan
 from plan_runner.fleet.launch import SUPERLINK, Events, Processes
 from plan_runner.fleet.settings import manifest_sha256
-from plan_runner.private_sums.noise import noise_of_export
+from plan_runner.private_sums.noise import NodeNoise, noise_of_export
 
 KILLS = ("node", "server", "superlink")
 _LOOK_SECONDS = 0.1
@@ -45,8 +45,14 @@ def demo(
     names = sorted(path.stem for path in clients.glob(f"*{SUFFIX}"))[:nodes]
     if len(names) < nodes:
         raise PlanError(f"{clients}: expected {nodes} clients NAME{SUFFIX}, found {len(names)}")
+    noise = noise_of_export(export, manifest_sha256(export))
+    if noise is not None and nodes < noise.fewest_clients:
+        raise PlanError(
+            f"--nodes: expected at least {noise.fewest_clients}, whose noise together is the "
+            f"plan's, found {nodes}"
+        )
     server_port, superlink_port, *node_ports = _free_ports(2 + nodes)
-    _write_settings(folder, export.resolve(), clients.resolve(), names)
+    _write_settings(folder, export.resolve(), clients.resolve(), names, noise)
     state = folder / "server" / "state"
     module = (sys.executable, "-m", "plan_runner.fleet")
 
@@ -105,7 +111,9 @@ def demo(
     return is_as_run_plan(export, clients, state, folder, tell)
 
 
-def _write_settings(folder: Path, export: Path, clients: Path, names: Sequence[str]) -> None:
+def _write_settings(
+    folder: Path, export: Path, clients: Path, names: Sequence[str], noise: NodeNoise | None
+) -> None:
     sha256 = manifest_sha256(export)
     # Nodes need no state, which may hold the key of the server's noise.
     without_state = folder / "plan_of_nodes"
@@ -115,7 +123,6 @@ def _write_settings(folder: Path, export: Path, clients: Path, names: Sequence[s
         ignore=lambda at, names: {SERVER_STATE} if at == os.fspath(export) else (),
     )
     pinned = f'export = "{without_state}"\nmanifest_sha256 = "{sha256}"\n'
-    noise = noise_of_export(export, sha256)
     publics = [keys.make_node_keys(folder / name, name) for name in names]
     server = folder / "server"
     keys.make_server_keys(server, ["127.0.0.1"], publics, days=2)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plan_runner.fleet.app_files import app_files
+from plan_runner.private_sums.noise import NodeNoise, noise_of_manifest
 from tff_agnostic.deployment.server_task import ServerTaskSettings
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
@@ -22,6 +23,8 @@ from tff_agnostic.settings import settings_in
 FCP, FLOWER = "fcp", "flower"
 # Folders of an export for a fleet.
 PLAN, APP = "plan", "app"
+# Secure sums take 3; one more may be lost.
+_DEMO_NODES = 4
 _README = """\
 # {algorithm} on {task}, after {rounds} rounds: a plan for a fleet
 
@@ -30,7 +33,7 @@ hold a secret. Their operators pin the SHA-256 of `plan/manifest.json`, which is
 {sha256}.
 `app/` is what Flower's server is given to start a run: it names this hash, and holds no other code.
 
-    ./run fleet demo --export=plan --clients=CLIENTS --nodes=4 --rounds=3
+    ./run fleet demo --export=plan --clients=CLIENTS --nodes={nodes} --rounds=3
 
 plays it on one machine, where CLIENTS has a file NAME.tfrecord a client; more: docs/live_fleet.md.
 """
@@ -96,14 +99,23 @@ def profile_of(backend: str, given: str | None) -> str:
     return given or known[0]
 
 
-def write_app(folder: Path, manifest: dict[str, Any]) -> None:
+def nodes_of_demo(noise: NodeNoise | None) -> int:
+    """Returns how many nodes a demo has: as many as the noise that they add takes, or more."""
+    return _DEMO_NODES if noise is None else max(_DEMO_NODES, noise.fewest_clients)
+
+
+def write_app(folder: Path, manifest: dict[str, Any]) -> int:
     """Writes the app and the README of an export for a fleet beside its plan.
 
     Args:
         folder: Has the plan.
         manifest: The plan's.
+
+    Returns:
+        How many nodes a demo of it has.
     """
-    sha256 = hashlib.sha256((folder / PLAN / "manifest.json").read_bytes()).hexdigest()
+    content = (folder / PLAN / "manifest.json").read_bytes()
+    sha256, nodes = hashlib.sha256(content).hexdigest(), nodes_of_demo(noise_of_manifest(content))
     (folder / APP).mkdir()
     for name, text in app_files(sha256).items():
         (folder / APP / name).write_text(text, "utf-8")
@@ -112,5 +124,7 @@ def write_app(folder: Path, manifest: dict[str, Any]) -> None:
         task=manifest["task"],
         rounds=manifest["rounds_trained"],
         sha256=sha256,
+        nodes=nodes,
     )
     (folder / "README.md").write_text(readme, "utf-8")
+    return nodes

@@ -96,11 +96,17 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
 
 
 class Exported(NamedTuple):
-    """What was written: the folder of the plan, and that of clients, if it was asked for."""
+    """What was written.
+
+    Attributes:
+        plan: The folder of the plan.
+        clients: The folder of clients, if it was asked for.
+        demo_nodes: How many nodes a demo has; None if it is not for a fleet.
+    """
 
     plan: Path
     clients: Optional[Path]
-    is_for_fleet: bool
+    demo_nodes: Optional[int]
 
 
 def export_plan(given: GivenRun) -> Exported:
@@ -144,11 +150,12 @@ def export_plan(given: GivenRun) -> Exported:
     )
     if trained is not None:
         trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
+    demo_nodes = None
     with started("tff", RuntimeOptions()) as runtime:
         if backend.is_fleet:
             with new_folder(folder, "--output_dir") as path:
                 manifest = export(path / PLAN, request, cast("TffRuntime", runtime))
-                write_app(path, manifest)
+                demo_nodes = write_app(path, manifest)
         else:
             manifest = export(folder, request, cast("TffRuntime", runtime))
     print(summary(manifest))
@@ -159,7 +166,7 @@ def export_plan(given: GivenRun) -> Exported:
         completed = manifest["rounds_trained"]
         print(write_clients(clients_dir, spec.config, task, example_format, completed))
     plan = folder / PLAN if backend.is_fleet else folder
-    return Exported(plan, clients_dir, backend.is_fleet)
+    return Exported(plan, clients_dir, demo_nodes)
 
 
 def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
@@ -228,9 +235,9 @@ def _show(exported: Exported) -> None:
     plan = exported.plan
     replay = shlex.join(["./run", "run_plan", f"--plan={plan}", "--verify"])
     print(f"plan: {plan}; to replay its conformance rounds: {replay}")
-    if exported.is_for_fleet:
-        clients = f"--clients={exported.clients or 'CLIENTS'}"
-        demo = ["./run", "fleet", "demo", f"--export={plan}", clients, "--nodes=4", "--rounds=3"]
+    if exported.demo_nodes is not None:
+        of = (f"--clients={exported.clients or 'CLIENTS'}", f"--nodes={exported.demo_nodes}")
+        demo = ["./run", "fleet", "demo", f"--export={plan}", *of, "--rounds=3"]
         print(f"to play it by a fleet on this machine: {shlex.join(demo)}")
 
 

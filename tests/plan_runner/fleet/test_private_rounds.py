@@ -1,5 +1,6 @@
 """A distributed-private run is exported for nodes of ours, and its rounds have their noise."""
 
+import dataclasses
 import io
 import json
 import math
@@ -9,6 +10,7 @@ import pytest
 
 from plan_runner.errors import PlanError
 from plan_runner.fleet.comparison import moments_of, noise_in_units
+from plan_runner.fleet.demo import demo
 from plan_runner.fleet.player import Player
 from plan_runner.fleet.server import FleetServer
 from plan_runner.fleet.settings import manifest_sha256
@@ -18,6 +20,7 @@ from plan_runner.private_sums.noise import Demands, noise_of_export
 from plan_runner.private_sums.skellam import skellam
 from tests.plan_runner.fleet.fleet import Fleet, LocalChannel, Told
 from tests.plan_runner.harness import call
+from tff_agnostic.deployment.backends import nodes_of_demo
 from tff_agnostic.deployment.export import export
 from tff_agnostic.errors import UserError
 from tff_agnostic.run.export import DeviceSettings, export_request
@@ -56,6 +59,17 @@ def fleet(exported, tmp_path_factory):
     made = Fleet(tmp_path_factory.mktemp("fleet") / "fleet", exported, clients)
     yield made
     made.close()
+
+
+def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
+    sha256 = manifest_sha256(exported)
+    noise = noise_of_export(exported, sha256)
+    needs_five = dataclasses.replace(noise, fewest_clients=5)
+    assert (nodes_of_demo(None), nodes_of_demo(noise), nodes_of_demo(needs_five)) == (4, 4, 5)
+    clients = exported / "conformance" / "clients"
+    with pytest.raises(PlanError, match=r"^--nodes: expected at least 3, .* found 2$"):
+        demo(exported, clients, 2, 1, None, tmp_path / "demo", print)
+    assert not (tmp_path / "demo").exists()
 
 
 def _zeros(variance, size):
