@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -46,7 +46,11 @@ _OF_TRIVIAL = "classes, numbers with one output, or texts"
 
 
 def with_baselines(
-    specs: Sequence[RunSpec], folder: Path, runtime: Runtime, stop: StopRequest
+    specs: Sequence[RunSpec],
+    folder: Path,
+    runtime: Runtime,
+    stop: StopRequest,
+    load_task: Optional[Callable[[RunSpec], Task]] = None,
 ) -> list[RunSpec]:
     """Returns runs whose baselines are numbers; makes what they ask for.
 
@@ -57,6 +61,8 @@ def with_baselines(
         folder: Where they are kept: in baselines/, those that differ in baselines/2/ and so on.
         runtime: Trains them; entered by the caller.
         stop: Says when to stop after a round; what was done is gone on with.
+        load_task: Returns the task of a run, evaluated on held-out clients; if None they are those
+            of the task's own held-out split.
     """
     made: list[tuple[Any, Path]] = []
     found = []
@@ -66,12 +72,12 @@ def with_baselines(
         if word not in (OWN, TRIVIAL):
             found.append(spec)
             continue
-        wanted = _settings(spec, str(word))
+        wanted = _settings(spec, str(word), load_task is not None)
         path = next((path for settings, path in made if settings == wanted), None)
         if path is None:
             path = folder / BASELINES / (str(len(made) + 1) if made else "")
             made.append((wanted, path))
-            _make(spec, str(word), wanted, path, runtime, stop)
+            _make(spec, str(word), wanted, path, runtime, stop, load_task)
         numbers = read_baselines(path / FILE_NAME, spec.task, options.baseline_losses)
         print(
             f"baselines ({word}, {options.baseline_losses}; {path / FILE_NAME}): "
@@ -82,9 +88,9 @@ def with_baselines(
     return found
 
 
-def _settings(spec: RunSpec, word: str) -> dict[str, Any]:
+def _settings(spec: RunSpec, word: str, has_heldout: bool) -> dict[str, Any]:
     """Returns what decides about references, without the seed: trials share them."""
-    flags = (_reference(spec) if word == OWN else spec).flags()
+    flags = (_reference(spec, has_heldout) if word == OWN else spec).flags()
     if word == TRIVIAL:
         flags = {name: value for name, value in flags.items() if name not in spec.settings()}
     kept = {name: value for name, value in flags.items() if name not in ("seed", "runtime")}
@@ -98,6 +104,7 @@ def _make(
     path: Path,
     runtime: Runtime,
     stop: StopRequest,
+    load_task: Optional[Callable[[RunSpec], Task]],
 ) -> None:
     file = path / FILE_NAME
     if file.is_file():
@@ -105,20 +112,29 @@ def _make(
             raise UserError(f"{file}: expected baselines of these settings, found those of others")
         return
     if word == TRIVIAL:
-        task = spec.load_task()
+        task = (load_task or RunSpec.load_task)(spec)
         domains = _trivial(task, range(task.num_domains))
     else:
-        domains = _own(_reference(spec), path, runtime, stop)
+        reference = _reference(spec, load_task is not None)
+        task = _with_heldout(reference) if load_task is None else load_task(reference)
+        domains = _own(reference, task, path, runtime, stop)
     write_json(file, file_content(spec.task, domains, wanted))
     for checkpoints in path.glob("domain_*/checkpoints"):
         shutil.rmtree(checkpoints)
 
 
-def _reference(spec: RunSpec) -> RunSpec:
-    """Returns FedAvg with what was given of a run, on its task's held-out split."""
+def _reference(spec: RunSpec, has_heldout: bool) -> RunSpec:
+    """Returns FedAvg with what was given of a run, on its task's held-out split.
+
+    Args:
+        spec: The run.
+        has_heldout: Whether it is loaded with held-out clients, whatever its options are.
+    """
     wanted, options = wanted_heldout(spec.task), dict(spec.task_options)
     defaults = {f.name: f.default for f in dataclasses.fields(TASKS[spec.task].options)}
-    if not wanted:
+    if has_heldout:
+        wanted = {}
+    elif not wanted:
         raise UserError(
             f"--domain_baselines={OWN}: expected a task with held-out clients, by which references "
             f"are stopped early, found --task={spec.task}"
@@ -148,11 +164,17 @@ class _Part(NamedTuple):
         return self.clients < FEWEST_CLIENTS or self.heldout < FEWEST_HELDOUT
 
 
-def _own(reference: RunSpec, path: Path, runtime: Runtime, stop: StopRequest) -> dict[str, Any]:
+def _with_heldout(reference: RunSpec) -> Task:
     if reference.data is not None:
         check_store(Path(reference.data))
     task = reference.load_task()
     check_heldout(task, reference.task)
+    return task
+
+
+def _own(
+    reference: RunSpec, task: Task, path: Path, runtime: Runtime, stop: StopRequest
+) -> dict[str, Any]:
     train = client_domain_counts(task.train, task.num_domains)
     heldout = client_domain_counts(task.test, task.num_domains).sum(axis=0)
     parts = [_Part(int(n), int(m)) for n, m in zip((train > 0).sum(axis=0), heldout)]

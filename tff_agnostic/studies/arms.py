@@ -12,6 +12,7 @@ from tff_agnostic.algorithms.user_algorithm import (
     algorithm_named,
     is_user_file,
 )
+from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
@@ -68,6 +69,14 @@ WORDS: Mapping[str, Word] = {
     "frozen": Word(
         "absent domains frozen",
         {"algorithm": "agnostic_fed_avg", "absent_domains": "freeze"},
+    ),
+    "excess_own": Word(
+        "excess losses over own references",
+        {"algorithm": "agnostic_fed_avg", "domain_baselines": OWN},
+    ),
+    "excess_trivial": Word(
+        "excess losses over trivial predictors",
+        {"algorithm": "agnostic_fed_avg", "domain_baselines": TRIVIAL},
     ),
     LAST_LAYER: Word("last layer balanced", _UNIFORM),
     "pooled": Word("pooled, not federated", {"algorithm": BASELINE, **_POOLED}),

@@ -90,20 +90,50 @@ def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Me
         name: A domain, `OVERALL` or `WORST`.
         measure: What was measured.
     """
-    sign, names = 1.0 if measure.higher_is_better else -1.0, comparison.domain_names
-    sides = comparison.trials[row], comparison.trials[baseline]
-    ours, theirs = (np.asarray(of.values[name][measure.name]) for of in sides)
-    after, before = float(np.mean(ours)), float(np.mean(theirs))
+    names, sides = comparison.domain_names, (comparison.trials[row], comparison.trials[baseline])
+    ours, theirs = (estimates(of, names, name, measure) for of in sides)
+    return difference(name, ours, theirs, measure.higher_is_better)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Estimates:
+    """What the trials of a row attained by one number, and with other samples of clients.
+
+    Attributes:
+        values: One a trial, [K].
+        replicates: The same in each replicate, [K, B]; None where clients were not resampled.
+        clients: The effective number of clients; NaN where they were not resampled.
+        seeds: Of the trials.
+        is_smooth: See `resampling.combined`.
+    """
+
+    values: np.ndarray
+    replicates: Optional[np.ndarray]
+    clients: float
+    seeds: tuple[int, ...]
+    is_smooth: bool = True
+
+
+def estimates(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> Estimates:
+    """Returns what a row attained for a domain, `OVERALL` or `WORST`."""
+    replicates = _replicates(trials, names, name, measure)
+    clients = math.nan if replicates is None else _clients(trials, names, name, measure)
+    values = np.asarray(trials.values[name][measure.name])
+    return Estimates(values, replicates, clients, tuple(trials.seeds), name != WORST)
+
+
+def difference(name: str, ours: Estimates, theirs: Estimates, higher_is_better: bool) -> Gain:
+    """Returns what one row gains over another; a mean alone without trials of the same seeds."""
+    sign = 1.0 if higher_is_better else -1.0
+    after, before = float(np.mean(ours.values)), float(np.mean(theirs.values))
     mean = sign * (after - before)
-    are_paired = len(ours) == len(theirs) and list(sides[0].seeds) == list(sides[1].seeds)
-    if not are_paired or math.isnan(mean):
+    if len(ours.values) != len(theirs.values) or ours.seeds != theirs.seeds or math.isnan(mean):
         return Gain(name, before, after, mean, None, math.nan)
-    drawn, other = (_replicates(of, names, name, measure) for of in sides)
-    replicates, clients = None, math.nan
+    replicates, clients, drawn, other = None, math.nan, ours.replicates, theirs.replicates
     if drawn is not None and other is not None and drawn.shape == other.shape:
-        replicates = sign * (drawn - other)
-        clients = min(_clients(of, names, name, measure) for of in sides)
-    spread = combined(sign * (ours - theirs), replicates, clients, is_smooth=name != WORST)
+        replicates, clients = sign * (drawn - other), min(ours.clients, theirs.clients)
+    changes = sign * (ours.values - theirs.values)
+    spread = combined(changes, replicates, clients, is_smooth=ours.is_smooth)
     return Gain(name, before, after, mean, spread, clients)
 
 
@@ -126,9 +156,8 @@ def alike(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]
 
 def attained(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> Spread:
     """Returns what a row attains for a group, and what is known of its error; see `gain`."""
-    drawn = _replicates(trials, names, name, measure)
-    clients = math.nan if drawn is None else _clients(trials, names, name, measure)
-    return combined(trials.values[name][measure.name], drawn, clients, is_smooth=name != WORST)
+    of = estimates(trials, names, name, measure)
+    return combined(of.values, of.replicates, of.clients, is_smooth=of.is_smooth)
 
 
 def _replicates(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -325,7 +325,10 @@ class Objective:
 
 
 def parse_objective(
-    text: str, measures: Mapping[str, Measure], domains: Sequence[str] = ()
+    text: str,
+    measures: Mapping[str, Measure],
+    domains: Sequence[str] = (),
+    more: Collection[str] = (),
 ) -> Objective:
     """Returns the objective that a text names; see `FORM`.
 
@@ -336,14 +339,15 @@ def parse_objective(
         text: "worst", "superquantile:loss", "domain(es-AR)" or "0.7*worst+0.3*overall", say.
         measures: What an evaluation reports, the loss first.
         domains: Names of the domains.
+        more: Names of numbers that the caller knows, beside `STATISTICS`.
     """
     loss, *metrics = measures
     terms = []
     for found in _terms(text, domains):
         name, domain = found["name"], found["domain"]
         measure = (found["measure"] or (metrics or [loss])[0]).strip()
-        if domain is None:
-            _check_statistic(name.strip(), domains)
+        if domain is None and name.strip() not in more:
+            _check_statistic(name.strip(), domains, more)
         if measure not in measures:
             raise UserError(
                 f"--objective: expected a measure that runs report, one of {', '.join(measures)}, "
@@ -381,13 +385,13 @@ def _terms(text: str, domains: Sequence[str]) -> list[re.Match[str]]:
             return found
 
 
-def _check_statistic(name: str, domains: Sequence[str]) -> None:
+def _check_statistic(name: str, domains: Sequence[str], more: Collection[str]) -> None:
     if name.split("(")[0].strip() == OF_A_DOMAIN:
         raise UserError(
             f"--objective: expected {OF_A_DOMAIN}(NAME) of one of {', '.join(domains)}, "
             f"found {name!r}"
         )
-    STATISTICS.given("--objective", name)
+    Registry("objective", dict.fromkeys([*STATISTICS, *more])).given("--objective", name)
 
 
 def _weight(text: object, objective: str) -> float:
