@@ -129,7 +129,7 @@ def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivi
     task = _task({"usual": 3, "noisy": 3, "single": 1}, {"usual": 60, "noisy": 60, "single": 20})
     reference = _reference_of(monkeypatch, task, rounds=40, clients_per_round=7)
     with StopRequest() as stop:
-        found = baselines._own(reference, tmp_path, cohort_runtime, stop)
+        found = baselines._own(reference, task, tmp_path, cohort_runtime, stop)
     for name in task.domain_names:
         clients = [task.train.read(c) for c in task.train.client_ids if c.startswith(name)]
         x, y = (np.concatenate([c[column] for c in clients]) for column in ("x", "y"))
@@ -158,7 +158,7 @@ def test_a_domain_without_data_is_told(cohort_runtime, monkeypatch, tmp_path, ma
     reference = _reference_of(monkeypatch, task, rounds=2, clients_per_round=2)
     with pytest.raises(UserError, match="expected training examples of every domain, found none"):
         if made == "own":
-            baselines._own(reference, tmp_path, cohort_runtime, StopRequest())
+            baselines._own(reference, task, tmp_path, cohort_runtime, StopRequest())
         else:
             baselines._trivial(task, range(2))
     assert not list(tmp_path.iterdir())
@@ -184,7 +184,7 @@ def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tm
     path = tmp_path / "runs"
     data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")
     short = (*data, "--clients_per_round=2", "--rounds=3", "--evaluate_every=3", "--batch_size=8")
-    arms = "--arms=excess=agnostic_fed_avg:domain_baselines=own;plain=agnostic_fed_avg"
+    arms = "--arms=excess=excess_own;trivial=excess_trivial;plain=agnostic_fed_avg"
     again = (compare, *short, arms, "--trials=1", f"--output_dir={path}")
     outcome = call(*again)
     assert outcome.status == 0, outcome
@@ -193,6 +193,17 @@ def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tm
     assert {of["source"] for of in found.values()} == {"own"}
     config = json.loads((path / "excess" / "trial_00" / "config.json").read_text())
     assert config["domain_baselines"] == [of["training"] for of in found.values()]
+    # The best constant answer of each domain loses the entropy of its labels.
+    (spec,) = compared_specs(*short, "--arms=agnostic_fed_avg", "--trials=1")["agnostic_fed_avg"]
+    labels: dict[int, list[int]] = {0: [], 1: []}
+    train_clients = spec.load_task().train
+    for client_id in train_clients.client_ids:
+        examples = train_clients.read(client_id)
+        for domain, label in zip(examples["domain_id"], examples["y"]):
+            labels[int(domain)].append(int(label))
+    shares = [np.bincount(of) / len(of) for of in labels.values()]
+    config = json.loads((path / "trivial" / "trial_00" / "config.json").read_text())
+    assert config["domain_baselines"] == pytest.approx([-np.sum(q * np.log(q)) for q in shares])
     header = (path / "excess" / "trial_00" / "metrics.csv").read_text().splitlines()[0]
     assert "mean_lambda/dark" in header
     before = tree(path / "baselines")

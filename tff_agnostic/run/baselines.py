@@ -20,7 +20,7 @@ from tff_agnostic.computations.algorithm import MAIN_MODEL
 from tff_agnostic.data.clients import ClientDataset, ClientsOfDomain, client_domain_counts
 from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, BaselineOptions
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import read_json, write_json
+from tff_agnostic.files import make_folder, read_json, write_json
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.losses import SentenceLoss
@@ -118,6 +118,7 @@ def _make(
         reference = _reference(spec, load_task is not None)
         task = _with_heldout(reference) if load_task is None else load_task(reference)
         domains = _own(reference, task, path, runtime, stop)
+    make_folder(path)
     write_json(file, file_content(spec.task, domains, wanted))
     for checkpoints in path.glob("domain_*/checkpoints"):
         shutil.rmtree(checkpoints)
@@ -310,7 +311,8 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
 def entropy(counts: np.ndarray) -> float:
     """Returns - sum_c q_c log q_c with the shares q of counts, in nats."""
     shares = counts[counts > 0] / counts.sum()
-    return float(-np.sum(shares * np.log(shares)))
+    # One value alone has -0.
+    return float(abs(np.sum(shares * np.log(shares))))
 
 
 def _unigram_loss(loss: SentenceLoss, sentences: Sequence[np.ndarray]) -> float:
