@@ -24,6 +24,7 @@ COMMANDS: Registry[str] = Registry(
         "import_data": "run.import_data:IMPORT_DATA",
         "import_state": "run.import_state:IMPORT_STATE",
         "privacy": "studies.privacy_planning:PRIVACY",
+        "recommend": "studies.recommend:RECOMMEND",
         "report": "studies.comparison_page:REPORT",
         "reproduce": "experiments.reproduce:REPRODUCE",
         "save_model": "run.save_model:SAVE_MODEL",

@@ -53,6 +53,7 @@ SHORTENED = {
     "export": [],
     "import_state": [],
     "privacy": [],
+    "recommend": ["--rounds=2", "--trials=1", "--tries=1", "--portfolio=fed_avg", _STREAMED],
     "report": [],
     "run_plan": [],
     "save_model": [],

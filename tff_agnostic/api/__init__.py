@@ -19,15 +19,30 @@ if TYPE_CHECKING:
     from tff_agnostic.run.train import TrainedRun
     from tff_agnostic.saving.save import SavedFile
     from tff_agnostic.studies.compare import ComparedRuns
+    from tff_agnostic.studies.recommendation import Recommended
     from tff_agnostic.tasks.arrays import Arrays
 
-__all__ = ["ComparedRuns", "TrainedRun", "arrays", "compare", "import_data", "save_model", "train"]
+__all__ = [
+    "ComparedRuns",
+    "Recommended",
+    "TrainedRun",
+    "arrays",
+    "compare",
+    "import_data",
+    "recommend",
+    "save_model",
+    "train",
+]
 
 # A path that a caller names.
 PathName = Union[str, "os.PathLike[str]"]
 _ALGORITHMS = ("fed_avg", "agnostic_fed_avg")
 # Where the classes of results are.
-_RESULTS = {"ComparedRuns": "studies.compare", "TrainedRun": "run.train"}
+_RESULTS = {
+    "ComparedRuns": "studies.compare",
+    "Recommended": "studies.recommendation",
+    "TrainedRun": "run.train",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -161,6 +176,47 @@ def compare(
         **settings,
     )
     return compared
+
+
+def recommend(
+    task: str = "digits",
+    *,
+    data: Optional[PathName] = None,
+    data_dir: Optional[PathName] = None,
+    output_dir: Optional[PathName] = None,
+    resume: bool = False,
+    show_progress: bool = True,
+    **settings: Any,
+) -> Recommended:
+    """Chooses the training for a user's data on validation clients, as `./run recommend` does.
+
+    Every flag of that command is an argument: `objective="regret"`, `average_may_lose="0.5%"`,
+    `hours=2`, and those of `./run train`, for all rows alike; see `train`.
+
+    Args:
+        data: The client store, for tasks that read one.
+        data_dir: The folder of raw files, for tasks that read one.
+        output_dir: The folder of all runs, new or empty; a new one in runs/ if not given.
+        resume: Go on with what is in `output_dir`, or join the processes at work there.
+        show_progress: Whether to show a bar on a terminal or in a notebook, or lines elsewhere.
+        **settings: The flags.
+
+    Raises:
+        Interrupted: As `train` does.
+    """
+    _quiet()
+    from tff_agnostic.studies.recommend import RECOMMEND
+
+    recommended: Recommended = RECOMMEND(
+        show_progress,
+        task=task,
+        data=data,
+        data_dir=data_dir,
+        output_dir=output_dir,
+        resume=resume,
+        **settings,
+    )
+    return recommended
 
 
 def import_data(show_progress: bool = True, **options: Any) -> ImportReport:

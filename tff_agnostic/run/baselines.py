@@ -234,7 +234,8 @@ def _on_domain(task: Task, domain: int) -> Task:
 def _reference_losses(
     spec: RunSpec, path: Path, task: Task, domain: int, runtime: Runtime, stop: StopRequest
 ) -> dict[str, Any]:
-    run = TrainingRun(spec, RunFolder(path), runtime, resume=True, load_task=lambda _: task)
+    folder = RunFolder(path)
+    run = TrainingRun(spec, folder, runtime, resume=True, load_task=lambda _: task, draws=False)
     if not run.is_complete():
         run.run(stop, show_progress=False)
     name = task.domain_names[domain]

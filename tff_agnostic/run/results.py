@@ -66,6 +66,7 @@ def leave_results(
     privacy: Optional[Mapping[str, Any]],
     remarks: Iterable[Remark],
     security: Optional[SecurityReport],
+    draws: bool = True,
 ) -> list[str]:
     """Writes what a complete run has; result.json, which makes it complete, last.
 
@@ -77,6 +78,7 @@ def leave_results(
         privacy: What it spent and on what; None without differential privacy.
         remarks: What is to be known of its data.
         security: What reached the server, where secure sums were asked for.
+        draws: Whether to draw its figures.
 
     Returns:
         A line for each model that Keras cannot hold.
@@ -85,7 +87,8 @@ def leave_results(
     num_skipped = int(np.nansum(values["skipped"]))
     if num_skipped:
         print(f"{num_skipped} of {config.rounds} rounds were {skipped_rounds(spec.settings())}")
-    draw_run(folder.plots, task, rows.columns, values, client_figures(reports))
+    if draws:
+        draw_run(folder.plots, task, rows.columns, values, client_figures(reports))
     if isinstance(task.model, EnsembleModel):
         by_model = alphas(models)
         write_alphas(folder.path, task.model, by_model)

@@ -51,6 +51,7 @@ class TrainingRun:
         runtime: Executes the rounds; entered by the caller.
         resume: Go on with the run in `folder`, if there is one.
         load_task: Returns the task of a run.
+        draws: Whether it leaves figures, which may take longer than short training.
 
     Attributes:
         spec: The run as it goes on in the folder; see `folder.adopted`.
@@ -66,6 +67,7 @@ class TrainingRun:
         runtime: Runtime,
         resume: bool,
         load_task: Callable[[RunSpec], Task] = RunSpec.load_task,
+        draws: bool = True,
     ) -> None:
         # Before the rest, which takes a while.
         self._saved = folder.check(spec, resume)
@@ -73,6 +75,7 @@ class TrainingRun:
         self._folder = folder
         self._resume = resume
         self._runtime = runtime
+        self._draws = draws
         self.left_out: list[str] = []
         self.harm: list[Remark] = []
         self.parts = run_parts(spec, folder, self._saved, runtime, load_task)
@@ -332,6 +335,7 @@ class TrainingRun:
             privacy=None if private is None else private.to_json(self.spec.config.rounds),
             remarks=[*self.harm, *self.parts.remarks],
             security=self.parts.training.security,
+            draws=self._draws,
         )
 
     def table(self, report: EvaluationReport) -> str:

@@ -1,0 +1,9 @@
+"""Chooses the training for a user's data: trains a portfolio, judges it on validation clients.
+
+Example: ./run recommend --task=digits
+"""
+
+from tff_agnostic.studies.recommend import RECOMMEND
+
+if __name__ == "__main__":
+    RECOMMEND.main(__doc__)

@@ -1,0 +1,115 @@
+"""`recommend`: a portfolio that is judged, a choice, and what it leaves."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.hard_domains.digits import MODEL
+from binaries import recommend
+from tests.binaries.harness import Caller
+from tests.data.stores import write_store
+from tff_agnostic.data.store_format import Record
+
+
+@pytest.fixture(scope="module")
+def call(streaming_runtime) -> Caller:
+    """Calls binaries on a runtime that traces little."""
+    return Caller({"cohort": streaming_runtime})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tuple[str, ...]:
+    """A large domain and a small one, whose labels are read from one number in opposite ways."""
+    path, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    counts = {"train": (24, 3), "heldout": (20, 20), "test": (10, 10)}
+    records = []
+    for split, of_domains in counts.items():
+        for domain, count, sign in zip(("large", "small"), of_domains, (1, -1)):
+            for k in range(12 * count):
+                label = int(rng.integers(2))
+                x = np.array([sign * (2 * label - 1), sign], np.float32)
+                x += rng.normal(scale=0.1, size=2).astype(np.float32)
+                client = f"{domain}_{split}_{k % count:02d}"
+                records.append((split, Record(client, domain, {"x": x, "label": label})))
+    (path / "linear.py").write_text(MODEL)
+    store = write_store(path / "s.sqlite", records, "features", class_names=("no", "yes"))
+    flags = (f"--data={store}", f"--model={path / 'linear.py'}", "--clients_per_round=6")
+    return ("--task=custom", *flags, "--rounds=2", "--evaluate_every=2")
+
+
+_SHORT = ("--tries=1", "--trials=2", "--portfolio=excess_own")
+
+
+def _content(path: Path):
+    return json.loads((path / "recommendation.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def recommended(call: Caller, data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("recommended") / "runs"
+    outcome = call(recommend, *data, *_SHORT, f"--output_dir={path}")
+    assert outcome.status == 0, outcome
+    return path, outcome.out
+
+
+def test_what_it_says_and_leaves(recommended):
+    path, out = recommended
+    content = _content(path)
+    assert "20 validation clients judge (held-out clients, half of them" in out
+    assert content["sentences"][0].startswith("Recommended: ")
+    for line in (*content["sentences"], *content["verdict"]):
+        assert line in out
+    assert set(content["rows"]) == {"fed_avg", "excess_own"}
+    assert set(content["tried"]) == {"fed_avg-1", "excess_own-1"}
+    for row in content["rows"]:
+        assert len(list((path / "search" / f"{row}-1").glob("trial_*"))) == 2
+    assert (path / content["model"]).is_dir()
+    assert content["command"][:3] == ["./run", "train", "--task=custom"]
+    page = (path / "report.html").read_text()
+    assert page.index("The recommendation") < page.index("What was compared")
+    # The search never saw the test clients, and the last runs had all training clients.
+    searched = path / "search" / "fed_avg-1" / "trial_00"
+    assert "heldout/loss/small" in (searched / "metrics.csv").read_text()
+    # Half of the held-out clients stop references, and the others judge.
+    result = json.loads((searched / "result.json").read_text())
+    assert result["overall"]["over_clients"]["loss"]["num_clients"] == 20
+
+
+def test_it_goes_on_where_it_was_killed_and_ends_alike(call: Caller, data, recommended, tmp_path):
+    path, _ = recommended
+    folder = tmp_path / "runs"
+    shutil.copytree(path, folder)
+    # As a kill within the second trial of a row leaves it.
+    killed = folder / "search" / "excess_own-1" / "trial_01"
+    for file in (killed / "result.json", folder / "recommendation.json", folder / "report.html"):
+        file.unlink()
+    shutil.rmtree(folder / "final")
+    flags = (*data, *_SHORT, f"--output_dir={folder}")
+    told = call.refused(tmp_path, recommend, *flags)
+    assert "holds this recommendation already: add --resume" in told
+    outcome = call(recommend, *flags, "--resume")
+    assert outcome.status == 0, outcome
+    there, here = _content(path), _content(folder)
+    assert {**here, "called": ""} == {**there, "called": ""}
+    told = call.refused(tmp_path, recommend, *flags, "--rounds=3", "--resume")
+    assert "is of another recommendation: its settings differ" in told
+    told = call(recommend, *flags, "--hours=1e-9", "--resume").error
+    assert told.startswith("--hours: expected ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--portfolio=best",), "--portfolio: expected words of fed_avg, "),
+        (("--objective=best",), "--objective: unknown objective 'best'"),
+        (("--average_may_lose=much",), "--average_may_lose: expected a share from 0 to 1"),
+        (("--privacy=central", "--noise_multiplier=1"), "--privacy=central: expected none"),
+        (("--custom_test_split=test",), "expected the held-out split, found the test split"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(call: Caller, data, tmp_path, flags, told):
+    message = call.refused(tmp_path, recommend, *data, *flags, f"--output_dir={tmp_path / 'runs'}")
+    assert told in message

@@ -1,0 +1,115 @@
+"""What is chosen: estimates by hand, a row that is surest, and FedAvg where nothing is shown."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.metrics.resampling import Resampled, Spread
+from tff_agnostic.models.model import Measure
+from tff_agnostic.report_fields import Unit
+from tff_agnostic.studies.choice import Judged, attained, chosen, hopeless, judged, share_of
+from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
+from tff_agnostic.studies.gains import Gain
+from tff_agnostic.studies.search_space import parse_objective
+
+_NAMES = ("a", "b", "c")
+_MEASURES = {
+    "loss": Measure("loss", Unit.NONE, False),
+    "accuracy": Measure("accuracy", Unit.SHARE, True),
+}
+
+
+def _trials(rng, seeds=4, replicates=50):
+    values = {m: rng.uniform(0.2, 0.9, size=[seeds, len(_NAMES) + 1]) for m in _MEASURES}
+    by_name = {
+        name: {m: of[:, i] for m, of in values.items()} for i, name in enumerate((*_NAMES, OVERALL))
+    }
+    by_name[WORST] = {"loss": values["loss"][:, :3].max(axis=1)}
+    by_name[WORST]["accuracy"] = values["accuracy"][:, :3].min(axis=1)
+    drawn = [
+        Resampled(
+            {m: of[k] + 0.01 * rng.normal(size=[replicates, 4]) for m, of in values.items()},
+            np.full([4], 30.0),
+        )
+        for k in range(seeds)
+    ]
+    tail = {"superquantile": {m: rng.uniform(size=[seeds]) for m in _MEASURES}}
+    trials = Trials(
+        by_name, [], over_clients=tail, resampled=drawn, seeds=list(range(seeds)), num_clients={}
+    )
+    return trials, values, np.array([[of.values[m] for of in drawn] for m in _MEASURES])
+
+
+@pytest.mark.parametrize("measure", list(_MEASURES))
+def test_objectives_by_hand(measure):
+    rng = np.random.default_rng(1)
+    ours, values, drawn = _trials(rng)
+    theirs, other, _ = _trials(rng)
+    comparison = Comparison(_NAMES, _MEASURES, {"ours": ours, "fed_avg": theirs})
+    index = list(_MEASURES).index(measure)
+    # Regret is what a domain lacks to the better row's mean there.
+    pick, best_of = (np.max, np.minimum) if measure == "loss" else (np.min, np.maximum)
+    best = best_of(values[measure][:, :3].mean(axis=0), other[measure][:, :3].mean(axis=0))
+    regret = pick(values[measure][:, :3] - best, axis=1)
+    found = attained(comparison, "ours", _objective(f"regret:{measure}"))
+    np.testing.assert_allclose(found.values, regret)
+    np.testing.assert_allclose(found.replicates, pick(drawn[index][..., :3] - best, axis=-1))
+
+    mixed = attained(comparison, "ours", _objective(f"3*regret:{measure}+overall:{measure}"))
+    np.testing.assert_allclose(mixed.values, 0.75 * regret + 0.25 * values[measure][:, 3])
+    assert mixed.replicates.shape == drawn[index].shape[:2]
+
+    tail = attained(comparison, "ours", _objective(f"superquantile:{measure}"))
+    assert tail.replicates is None
+    of_domain = attained(comparison, "ours", _objective(f"domain(b):{measure}"))
+    np.testing.assert_allclose(of_domain.values, values[measure][:, 1])
+
+
+def test_what_the_average_loses_is_in_points_or_a_part():
+    rng = np.random.default_rng(2)
+    ours, values, _ = _trials(rng)
+    theirs, other, _ = _trials(rng)
+    comparison = Comparison(_NAMES, _MEASURES, {"ours": ours, "fed_avg": theirs})
+    means = {m: (values[m][:, 3].mean(), other[m][:, 3].mean()) for m in _MEASURES}
+    found = judged(comparison, _objective("worst:accuracy"), "fed_avg")
+    assert found["ours"].loss == pytest.approx(means["accuracy"][1] - means["accuracy"][0])
+    found = judged(comparison, _objective("worst:loss"), "fed_avg")
+    assert found["ours"].loss == pytest.approx(means["loss"][0] / means["loss"][1] - 1)
+
+
+def test_the_surest_gain_is_chosen_and_nothing_where_none_is_shown():
+    rows = {
+        "large": _judged(0.2, 0.08, loss=0.02),
+        "sure": _judged(0.1, 0.01, loss=0.0),
+        "costly": _judged(0.15, 0.01, loss=0.1),
+        "doubtful": _judged(0.3, 0.2),
+        "worse": _judged(-0.1, 0.01),
+    }
+    assert chosen(rows) == "costly"
+    assert chosen(rows, 0.05) == "sure"
+    assert chosen({n: rows[n] for n in ("doubtful", "worse")}) is None
+    assert chosen({"unknown": Judged(Gain("", 0.5, 0.9, 0.4, None, math.nan), 0.0)}) is None
+    assert chosen({}) is None
+    assert hopeless(rows) == {"worse"}
+
+
+def _judged(mean, error, loss=0.0):
+    spread = Spread(mean, error**2, 0.0, error**2, 30.0)
+    return Judged(Gain("worst", 0.5, 0.5 + mean, mean, spread, 40.0), loss)
+
+
+def _objective(text):
+    return parse_objective(text, _MEASURES, _NAMES, ("regret",))
+
+
+@pytest.mark.parametrize(("text", "share"), [("0.5%", 0.005), ("0", 0.0), (" 3 %", 0.03)])
+def test_shares(text, share):
+    assert share_of("--x", text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "-1%", "101%", "nan", "much"])
+def test_what_is_no_share_is_told(text):
+    with pytest.raises(UserError, match=r"^--x: expected a share from 0 to 1, such as"):
+        share_of("--x", text)

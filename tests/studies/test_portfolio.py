@@ -1,0 +1,53 @@
+"""How much is tried: equal numbers of settings, and what fits into a time."""
+
+import pytest
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.run.spec import resolve
+from tff_agnostic.studies.arms import WORDS
+from tff_agnostic.studies.portfolio import (
+    FACTORS,
+    PORTFOLIO,
+    Schedule,
+    schedule_within,
+    settings_of,
+)
+
+_MOST = Schedule(8, 5)
+
+
+def test_every_row_has_as_many_settings_and_the_first_is_what_was_given():
+    for row in PORTFOLIO:
+        arm = dict(WORDS[row].settings) if row in WORDS else {"algorithm": row}
+        arm.pop("domain_baselines", None)
+        first = resolve("digits", {**arm, "client_learning_rate": 0.5}, {})
+        found = settings_of(row, first, len(FACTORS))
+        assert len(found) == len(FACTORS)
+        assert found[0] == {}
+        assert {flag for of in found for flag in of} == set(PORTFOLIO[row])
+        assert {of.get("client_learning_rate", 0.5) for of in found} == {
+            0.5 * client for client, _ in FACTORS
+        }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "found"),
+    [
+        # Four runs take 70 s at each setting; another trial of FedAvg and of two rows takes 50 s,
+        # and FedAvg and the costlier row take 30 s a trial at the end.
+        (1e9, (8, 5)),
+        (70 + 4 * 50 + 5 * 30 + 2 * 70, (3, 5)),
+        (70 + 4 * 50 + 5 * 30, (1, 5)),
+        (70 + 4 * 50 + 5 * 30 - 1, (2, 4)),
+        (70 + 30, (1, 1)),
+    ],
+)
+def test_as_much_as_fits(seconds, found):
+    by_row = {"fed_avg": 10.0, "uniform": 20.0, "frozen": 20.0, "excess_own": 20.0}
+    assert schedule_within(seconds, 70.0, by_row, _MOST) == found
+
+
+def test_no_time_is_told_with_what_is_needed():
+    by_row = {"fed_avg": 1000.0, "uniform": 2000.0}
+    with pytest.raises(UserError, match=r"^--hours: expected 1\.67 or more, .*, found 0\.5$"):
+        schedule_within(1800.0, 3000.0, by_row, _MOST)

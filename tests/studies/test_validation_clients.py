@@ -1,0 +1,83 @@
+"""Who judges: disjoint parts, a share of each domain, and what is said where there are few."""
+
+import numpy as np
+import pytest
+
+from benchmarks.hard_domains.digits import MODEL
+from tests.data.stores import write_store
+from tff_agnostic.data.store_format import Record
+from tff_agnostic.errors import UserError
+from tff_agnostic.run.spec import resolve
+from tff_agnostic.studies.validation_clients import ValidationClients, check_judges, one_in
+
+
+def test_a_part_has_its_share_of_each_domain():
+    counts = np.zeros([100, 3], int)
+    counts[:80, 0] = counts[80:95, 1] = counts[95:, 2] = 4
+    for seed in range(5):
+        taken = one_in(counts, 5, np.random.default_rng(seed))
+        of_domain = [taken[:80].sum(), taken[80:95].sum(), taken[95:].sum()]
+        assert of_domain == [16, 3, 1]
+    assert not np.array_equal(taken, one_in(counts, 5, np.random.default_rng(0)))
+
+
+def _clients(tmp_path, counts, is_halved=True):
+    rows = [
+        (split, Record(f"{split}_{domain}_{k}", domain, {"x": np.ones(2, np.float32), "label": 0}))
+        for split, of in counts.items()
+        for domain, count in of.items()
+        for k in range(count)
+    ]
+    model = tmp_path / "linear.py"
+    model.write_text(MODEL)
+    store = write_store(tmp_path / "s.sqlite", rows, "features")
+    clients = ValidationClients("custom", store, 3, is_halved)
+    options = clients.options({"model": str(model)})
+    return clients, resolve("custom", {}, options, data=store)
+
+
+def test_those_who_stop_references_do_not_judge(tmp_path):
+    clients, spec = _clients(
+        tmp_path,
+        {"train": {"a": 9, "b": 4}, "heldout": {"a": 8, "b": 6}, "test": {"a": 1, "b": 1}},
+    )
+    judging, stopping = clients.judging(spec), clients.stopping(spec)
+    judges, stoppers = (set(of.test.client_ids) for of in (judging, stopping))
+    assert not judges & stoppers
+    assert len(judges) == len(stoppers) == 7
+    assert all(name.startswith("heldout") for name in judges | stoppers)
+    assert list(judging.train.client_ids) == list(stopping.train.client_ids)
+    assert len(judging.train.client_ids) == 13
+    assert check_judges(judging) == []
+    assert "the other half stops" in clients.described(judging)
+
+
+def test_without_held_out_clients_training_clients_take_their_place(tmp_path):
+    clients, spec = _clients(
+        tmp_path, {"train": {"a": 40, "b": 20}, "test": {"a": 1, "b": 1}}, is_halved=False
+    )
+    judging = clients.judging(spec)
+    train, judges = (set(of.client_ids) for of in (judging.train, judging.test))
+    assert not train & judges
+    assert (len(train), len(judges)) == (48, 12)
+    assert all(name.startswith("train") for name in judges)
+    assert "as there are no held-out ones" in clients.described(judging)
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ({"a": 30}, "expected clients of two or more domains, .*, found one, a: name the column"),
+        ({"a": 4, "b": 4}, "expected 3 or more validation clients of a domain .*, found 2 at most"),
+    ],
+)
+def test_too_little_to_claim_anything(tmp_path, counts, told):
+    clients, spec = _clients(tmp_path, {s: counts for s in ("train", "heldout", "test")})
+    with pytest.raises(UserError, match=told):
+        check_judges(clients.judging(spec))
+
+
+def test_a_domain_with_few_is_named(tmp_path):
+    counts = {"a": 20, "b": 2}
+    clients, spec = _clients(tmp_path, {s: counts for s in ("train", "heldout", "test")})
+    assert check_judges(clients.judging(spec)) == ["b"]

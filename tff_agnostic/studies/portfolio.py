@@ -1,0 +1,240 @@
+"""What `recommend` tries: rows that help somewhere, each at as many settings as FedAvg.
+
+The first setting of a row is what was given, or the task's own. The others multiply its learning
+rates by fixed factors, the same of each row. Runs are kept in folders ROW-SETTING/trial_SEED, which
+several processes may share: each run belongs to whoever holds the lock of its row's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Optional
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import folder_lock, make_folder, read_json, write_json
+from tff_agnostic.metrics.evaluation_report import statistic_names
+from tff_agnostic.models.model import measures_of
+from tff_agnostic.progress import LongWork
+from tff_agnostic.run.evaluation import Diverged
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.studies.arms import BASELINE
+from tff_agnostic.studies.comparison import Comparison, collect, trial_folder
+from tff_agnostic.tasks.task import Task
+
+_CLIENT, _DOMAIN = "client_learning_rate", "domain_learning_rate"
+# Rows by the words of --portfolio, with the learning rates that are searched.
+PORTFOLIO: Mapping[str, tuple[str, ...]] = {
+    BASELINE: (_CLIENT,),
+    "uniform": (_CLIENT,),
+    "frozen": (_CLIENT, _DOMAIN),
+    "excess_own": (_CLIENT, _DOMAIN),
+    "excess_trivial": (_CLIENT, _DOMAIN),
+}
+# By what each setting multiplies the two learning rates: neighbours first.
+FACTORS = (
+    (1.0, 1.0),
+    (2.0, 0.3),
+    (0.5, 3.0),
+    (2.0, 3.0),
+    (4.0, 1.0),
+    (1.0, 0.1),
+    (0.25, 1.0),
+    (0.5, 0.1),
+)
+# Rows that get more trials beside FedAvg.
+FINALISTS = 2
+_SECONDS, _ENDED = "seconds.json", "ended.json"
+
+
+def settings_of(row: str, first: RunSpec, number: int) -> list[dict[str, float]]:
+    """Returns what each setting of a row changes, by flag.
+
+    Args:
+        row: A member of `PORTFOLIO`.
+        first: The run at its first setting.
+        number: How many settings there are.
+    """
+    values = first.settings()
+    return [
+        {
+            flag: values[flag] * factor
+            for flag, factor in zip((_CLIENT, _DOMAIN), factors)
+            if flag in PORTFOLIO[row] and factor != 1.0
+        }
+        for factors in FACTORS[:number]
+    ]
+
+
+class Schedule(NamedTuple):
+    """How much is tried.
+
+    Attributes:
+        tries: Settings of each row.
+        trials: Of the best setting of each row, and of what is trained at the end.
+    """
+
+    tries: int
+    trials: int
+
+
+def schedule_within(
+    seconds: float, used: float, by_row: Mapping[str, float], most: Schedule
+) -> Schedule:
+    """Returns as much as fits into a time.
+
+    More trials come first, as they decide what can be shown; then more settings.
+
+    Args:
+        seconds: All there are.
+        used: What is used of them.
+        by_row: How long one run of each row takes, one of each was made.
+        most: What is wanted at most.
+
+    Raises:
+        UserError: If not even one trial of all fits.
+    """
+    every = sum(by_row.values())
+    others = sorted(of for row, of in by_row.items() if row != BASELINE)
+    of_best = by_row[BASELINE] + sum(others[-FINALISTS:])
+    for trials in range(most.trials, 0, -1):
+        # At the end FedAvg is trained beside the choice.
+        at_end = trials * (by_row[BASELINE] + max(by_row.values()))
+        rest = seconds - used - (trials - 1) * of_best - at_end
+        if rest >= 0:
+            more = int(min(rest / every, most.tries)) if every > 0 else most.tries
+            return Schedule(min(most.tries, 1 + more), trials)
+    least = used + by_row[BASELINE] + max(by_row.values())
+    raise UserError(
+        f"--hours: expected {math.ceil(least / 36) / 100:g} or more, for one run of each of "
+        f"{', '.join(by_row)} and two at the end, found {seconds / 3600:g}"
+    )
+
+
+@contextlib.contextmanager
+def timed(folder: Path) -> Iterator[None]:
+    """Adds the seconds for which it is entered to those of a folder, which this process holds."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        write_json(folder / _SECONDS, {"seconds": seconds_of(folder) + time.monotonic() - started})
+
+
+def seconds_of(folder: Path) -> float:
+    """Returns how long the work in a folder took, in all processes and sessions."""
+    path = folder / _SECONDS
+    return float(read_json(path)["seconds"]) if path.exists() else 0.0
+
+
+class Run(NamedTuple):
+    """A run to be made.
+
+    Attributes:
+        row: The folder of its row at one setting.
+        trial: Its number, from 0.
+        spec: What to run.
+    """
+
+    row: str
+    trial: int
+    spec: RunSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """The runs of a folder, which several processes may make together.
+
+    Attributes:
+        folder: Where they are.
+        runtime: Executes the rounds; entered by the caller.
+        load_task: Returns the task of a run.
+        stop: Says when to stop.
+    """
+
+    folder: Path
+    runtime: Runtime
+    load_task: Callable[[RunSpec], Task]
+    stop: StopRequest
+
+    def make(self, runs: Sequence[Run], work: LongWork) -> None:
+        """Makes the runs that are not there yet, and waits for those that others make.
+
+        Raises:
+            Interrupted: If a signal asked to stop; what was done is saved.
+        """
+        left = list(runs)
+        while left:
+            held = 0
+            for run in left:
+                with self._lock(run) as is_ours:
+                    held += is_ours
+                    if is_ours and not self._is_done(run):
+                        work.say(f"{run.row}, trial {run.trial + 1}")
+                        self._make_one(run)
+                work.update(self._is_done(run))
+            left = [run for run in left if not self._is_done(run)]
+            if left and not held:
+                work.say(f"another process makes {left[0].row}")
+                with self._lock(left[0], wait=True):
+                    pass
+
+    def _lock(self, run: Run, wait: bool = False) -> Any:
+        make_folder(self.folder / run.row)
+        return folder_lock(self.folder / run.row, wait=wait)
+
+    def _is_done(self, run: Run) -> bool:
+        row = self.folder / run.row
+        return self._folder(run).result.exists() or (row / _ENDED).exists()
+
+    def _folder(self, run: Run) -> RunFolder:
+        return trial_folder(self.folder, run.row, run.trial)
+
+    def _make_one(self, run: Run) -> None:
+        with timed(self.folder / run.row):
+            try:
+                folder = self._folder(run)
+                training = TrainingRun(
+                    run.spec, folder, self.runtime, True, self.load_task, draws=False
+                )
+                training.run(self.stop, show_progress=False)
+            except Diverged as e:
+                ended = {"trial": run.trial, "why": f"diverged: {e}"}
+                write_json(self.folder / run.row / _ENDED, ended)
+        self.stop.check(f"{run.row}, trial {run.trial + 1}")
+
+    def ended(self, row: str) -> Optional[str]:
+        """Returns why a row was given up; None of one that was not."""
+        path = self.folder / row / _ENDED
+        return read_json(path)["why"] if path.exists() else None
+
+    def comparison(self, rows: Mapping[str, Sequence[RunSpec]]) -> Comparison:
+        """Returns the results of rows that were made.
+
+        Args:
+            rows: The trials of each row.
+        """
+        first = next(iter(rows.values()))[0]
+        task = self.load_task(first)
+        fewest, measures = first.config.worst_min_examples, measures_of(task.model)
+        trials = {
+            row: collect(
+                [trial_folder(self.folder, row, k) for k in range(len(specs))],
+                task.domain_names,
+                measures,
+                [fewest] * len(specs),
+                statistic_names(first.config.client_percentiles),
+            )
+            for row, specs in rows.items()
+        }
+        return Comparison(
+            task.domain_names, measures, trials, split=task.test_split, worst_min_examples=fewest
+        )

@@ -1,0 +1,303 @@
+"""What `recommend` found, in sentences, in recommendation.json and in report.html."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.files import finite_or_none, read_json, write_json, write_text
+from tff_agnostic.metrics.formatting import cell
+from tff_agnostic.report_fields import Unit
+from tff_agnostic.reports.page import (
+    Block,
+    Bullets,
+    Line,
+    Name,
+    Page,
+    Paragraph,
+    Section,
+    Source,
+    Table,
+    rendered,
+)
+from tff_agnostic.reports.run_page import command_blocks
+from tff_agnostic.run.command_line import train_command
+from tff_agnostic.studies.arms import BASELINE
+from tff_agnostic.studies.choice import Judged, attained
+from tff_agnostic.studies.comparison import Comparison, trial_folder
+from tff_agnostic.studies.comparison_page import write_comparison_report
+from tff_agnostic.studies.gains import Gain
+from tff_agnostic.studies.portfolio import Schedule
+from tff_agnostic.studies.search_space import Objective
+from tff_agnostic.studies.verdict import verdicts
+
+FILE, REPORT_FILE = "recommendation.json", "report.html"
+# The folder of what is trained at the end.
+FINAL = "final"
+_DECIMALS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search found on the validation clients.
+
+    Attributes:
+        confirmed: The trials of FedAvg and of the rows that looked best, each at its best setting.
+        judged: Each of them beside FedAvg.
+        tried: The first trial of each row at each setting; rows are called ROW-SETTING.
+        changes: The best setting of each row, by flag; those that were given up among them.
+        given_up: Rows that were shown to be worse than FedAvg, and had no more runs.
+        schedule: How much was tried.
+    """
+
+    confirmed: Comparison
+    judged: Mapping[str, Judged]
+    tried: Comparison
+    changes: Mapping[str, Mapping[str, Any]]
+    given_up: frozenset[str]
+    schedule: Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Recommended:
+    """What is recommended.
+
+    Attributes:
+        path: The folder of all runs.
+        choice: The row: a word of the portfolio, FedAvg's where nothing is shown to be better.
+        sentences: What is recommended, and why.
+        verdict: What the test clients say of it; see `verdicts`.
+        model: The folder of the run whose model is handed over.
+        command: The command line that trains it again.
+        comparison: The choice and FedAvg on the test clients.
+    """
+
+    path: Path
+    choice: str
+    sentences: tuple[str, ...]
+    verdict: tuple[str, ...]
+    model: Path
+    command: tuple[str, ...]
+    comparison: Comparison
+
+
+def sentences(
+    found: Found, objective: Objective, choice: Optional[str], may_lose: Optional[float]
+) -> list[str]:
+    """Returns what is recommended, why, and what would have to be known to say more."""
+    comparison, split = found.confirmed, found.confirmed.split
+    if choice is not None:
+        of = found.judged[choice]
+        return [
+            f"Recommended: {comparison.label(choice)}{_with(found.changes[choice])}.",
+            f"On the {split} clients that judged, {objective.name} is "
+            f"{objective.text(of.gain.after)}, with FedAvg {objective.text(of.gain.before)}: "
+            f"{_gain(of.gain, objective)}.",
+            f"All examples together {_average(of.loss, objective)}.",
+        ]
+    found_text = [
+        f"Recommended: FedAvg{_with(found.changes[BASELINE])}: no other row is shown to be better "
+        f"for {objective.name} on the {split} clients that judged."
+    ]
+    allowed = {r: of for r, of in found.judged.items() if may_lose is None or of.loss <= may_lose}
+    if len(allowed) < len(found.judged):
+        lost = [comparison.label(row) for row in found.judged if row not in allowed]
+        found_text.append(
+            f"The average may lose {may_lose:.3g} (--average_may_lose), and loses more with "
+            f"{', '.join(lost)}."
+        )
+    known = {row: of.gain for row, of in allowed.items() if not math.isnan(of.gain.mean)}
+    if known:
+        nearest = max(known, key=lambda row: known[row].mean)
+        found_text.append(
+            f"Nearest to it is {comparison.label(nearest)}, with "
+            f"{_gain(known[nearest], objective)}{_needed(known[nearest])}."
+        )
+    return found_text
+
+
+def _with(changes: Mapping[str, Any]) -> str:
+    shown = {n: v for n, v in changes.items() if isinstance(v, float)}
+    text = " and ".join(f"--{name}={value:.4g}" for name, value in shown.items())
+    return f" with {text}" if text else ""
+
+
+def _gain(gain: Gain, objective: Objective) -> str:
+    mean, points = _signed(gain.mean, objective), " points" * (objective.unit is Unit.SHARE)
+    interval = gain.interval()
+    if interval is None:
+        return f"a gain of {mean}{points}, without an interval"
+    low, high = (_signed(end, objective) for end in interval)
+    return f"a gain of {mean}{points} (95% interval {low} to {high})"
+
+
+def _signed(value: float, objective: Objective) -> str:
+    return f"{'+' * (value > 0)}{cell(value, objective.unit, _DECIMALS)}"
+
+
+def _average(loss: float, objective: Objective) -> str:
+    points = " points" if objective.unit is Unit.SHARE else "%"
+    return f"{'lose' if loss > 0 else 'gain'} {100 * abs(loss):.2f}{points}"
+
+
+def _needed(gain: Gain) -> str:
+    if gain.has_too_few_clients:
+        return ": too few validation clients of its worst domain for an interval"
+    needed = None if gain.spread is None or gain.mean <= 0 else gain.spread.needed().both
+    if needed is None or needed > 50:
+        return ""
+    return f": {needed:.1f} times as many validation clients and trials would tell it"
+
+
+def write_recommendation(
+    path: Path,
+    found: Found,
+    objective: Objective,
+    choice: Optional[str],
+    may_lose: Optional[float],
+    final: Comparison,
+    facts: Mapping[str, Any],
+) -> Recommended:
+    """Writes recommendation.json, and returns what is recommended.
+
+    Args:
+        path: The folder of all runs.
+        found: On the validation clients.
+        objective: What is to be good.
+        choice: The row that is shown to be better than FedAvg, if one is.
+        may_lose: How much of the average may be lost.
+        final: FedAvg and the choice on the test clients.
+        facts: What the file says beside it, of how it was found.
+    """
+    row = choice or BASELINE
+    run = trial_folder(path / FINAL, row, 0)
+    command = train_command(run.spec())
+    configs = {r: trial_folder(path / FINAL, r, 0).spec().config.algorithm for r in final.trials}
+    lines, verdict = sentences(found, objective, choice, may_lose), verdicts(final, configs)
+    write_json(
+        path / FILE,
+        {
+            "format": 1,
+            **facts,
+            "choice": row,
+            "sentences": lines,
+            "verdict": verdict,
+            "model": str(run.model.relative_to(path)),
+            "command": command,
+            "rows": {name: _row_json(found, name, objective) for name in found.changes},
+            "tried": _tried_json(found, objective),
+        },
+    )
+    return Recommended(path, row, tuple(lines), tuple(verdict), run.path, tuple(command), final)
+
+
+def _row_json(found: Found, row: str, objective: Objective) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "label": found.confirmed.labels.get(row, row),
+        "setting": dict(found.changes[row]),
+        "given_up": row in found.given_up,
+    }
+    if row in found.confirmed.trials:
+        values = attained(found.confirmed, row, objective).values
+        content["objective"] = finite_or_none(float(values.mean()))
+    if row in found.judged:
+        of = found.judged[row]
+        interval = of.gain.interval()
+        content |= {
+            "gain": finite_or_none(of.gain.mean),
+            "interval": None if interval is None else list(interval),
+            "average_loses": finite_or_none(of.loss),
+        }
+    return content
+
+
+def _tried_json(found: Found, objective: Objective) -> dict[str, Any]:
+    return {
+        name: finite_or_none(float(attained(found.tried, name, objective).values[0]))
+        for name in found.tried.trials
+    }
+
+
+def recommendation_page(content: Mapping[str, Any], title: str, split: str) -> Page:
+    """Returns the page of recommendation.json."""
+    source = Source(FILE, content)
+    unit = Unit[content["unit"]]
+    rows: list[Sequence[Line]] = []
+    for row, of in content["rows"].items():
+        at = source.below("rows", row)
+        setting = _with(of["setting"]).removeprefix(" with ") or "as given"
+        status = "given up: worse than FedAvg" if of["given_up"] else ""
+        rows.append(
+            [
+                Name(of["label"]),
+                setting,
+                at.number("objective", unit=unit),
+                at.number("gain", unit=unit),
+                [*at.interval("interval", unit=unit)] or "-",
+                at.number("average_loses", unit=Unit.SHARE),
+                status,
+            ]
+        )
+    headings = [
+        *("", "best setting", content["objective"], "gain over FedAvg", "95% interval"),
+        *("average loses, %", ""),
+    ]
+    tried: list[Sequence[Line]] = [
+        [Name(name), source.number("tried", name, unit=unit)] for name in content["tried"]
+    ]
+    lines: list[Block] = [Bullets(content["sentences"])]
+    left_out = [f"{row} was left out: {why}" for row, why in content["left_out"].items()]
+    return Page(
+        title,
+        content["judges"],
+        [
+            Section("recommendation", "The recommendation", lines),
+            Section(
+                "verdict",
+                "What the test clients say",
+                [
+                    Bullets(content["verdict"]),
+                    Paragraph(
+                        "The test clients were looked at once, after the choice. More of these "
+                        f"runs: {FINAL}/{REPORT_FILE}."
+                    ),
+                ]
+                if content["verdict"]
+                else [],
+            ),
+            Section(
+                "rows",
+                "What was compared",
+                [Table(f"On the {split} clients that judge", headings, rows, left_out)],
+            ),
+            Section(
+                "tried",
+                "What was tried",
+                [Table("One trial of each setting", ["row-setting", content["objective"]], tried)],
+            ),
+            Section("again", "How to train it again", command_blocks(content["command"], False)),
+        ],
+    )
+
+
+def write_page(path: Path) -> Path:
+    """Writes report.html of a recommendation, and that of its last runs; returns its path."""
+    content = read_json(path / FILE)
+    write_comparison_report(path / FINAL)
+    page = recommendation_page(content, f"Recommendation for {content['task']}", content["split"])
+    write_text(path / REPORT_FILE, rendered(page))
+    return path / REPORT_FILE
+
+
+def shown(recommended: Recommended) -> list[str]:
+    """Returns what a terminal shows."""
+    return [
+        *recommended.sentences,
+        *recommended.verdict,
+        f"model: {recommended.model}",
+        f"to train it again: {shlex.join(recommended.command)}",
+    ]
