@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
+import subprocess
+from pathlib import Path
 
 __version__ = "0.4.0.dev0"
 # The first and the last CPython; pyproject.toml has them, too.
@@ -27,6 +30,20 @@ def versions() -> dict[str, str]:
         "tensorflow_federated": _version_if_any("tensorflow-federated"),
         "python": platform.python_version(),
     }
+
+
+@functools.cache
+def of_checkout() -> dict[str, str]:
+    """Returns the commit of a checkout, with a mark if files differ from it; empty without Git."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return {}
+    describe = ("git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        found = subprocess.run(describe, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"commit": found.stdout.strip()}
 
 
 def _version_if_any(package: str) -> str:

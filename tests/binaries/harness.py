@@ -76,7 +76,7 @@ class Caller:
         self._running = running
         self._draw_run = results.draw_run if draws else draw_nothing
         self._draw_comparison = comparison_report.draw_comparison if draws else draw_nothing
-        self._image = page.image_address if draws else _no_image
+        self._image = page.image_of if draws else _no_image
 
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
         """Runs a binary to its end."""
@@ -90,7 +90,7 @@ class Caller:
             mock.patch.object(command_line, "RUNTIMES", self._runtimes()),
             mock.patch.object(results, "draw_run", self._draw_run),
             mock.patch.object(comparison_report, "draw_comparison", self._draw_comparison),
-            mock.patch.object(page, "image_address", self._image),
+            mock.patch.object(page, "image_of", self._image),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             _absl_log(err),
@@ -149,9 +149,9 @@ def draw_nothing(folder: Path, *what: Any) -> None:
     make_folder(folder)
 
 
-def _no_image(draw: Callable[[], Any]) -> str:
+def _no_image(draw: Callable[[], Any]) -> page.Image:
     del draw
-    return "data:,"
+    return page.Image("data:,", 1)
 
 
 @contextlib.contextmanager

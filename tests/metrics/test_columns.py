@@ -240,7 +240,9 @@ def test_many_domains_and_rows_can_be_told_apart(tmp_path, rows, count):
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert len(set(labels)) == len(labels) == min(count, MAX_DOMAINS)
     is_cut = count > MAX_DOMAINS
-    assert axes.get_title() == (f"the worst {MAX_DOMAINS}; 5 more are not drawn" if is_cut else "")
+    assert axes.get_title() == (
+        f"the worst {MAX_DOMAINS}; {count - MAX_DOMAINS} more are not drawn" if is_cut else ""
+    )
     legend = [text.get_text() for of in figure.legends for text in of.get_texts()]
     assert legend == ([f"algorithm {k}" for k in range(rows)] if rows > 1 else [])
     # Labels do not lie over each other.

@@ -35,7 +35,7 @@ _COMMAND = ["./run", "compare", "--task=digits"]
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
     """Figures of comparisons have tests of their own."""
-    monkeypatch.setattr(reports_page, "image_address", lambda draw: "data:,")
+    monkeypatch.setattr(reports_page, "image_of", lambda draw: reports_page.Image("data:,", 1))
 
 
 def _compared(folder: Path, rows: dict, domains=("a", "b", "c"), trials=2) -> Path:

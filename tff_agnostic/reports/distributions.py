@@ -30,7 +30,7 @@ from tff_agnostic.reports.figures import (
 )
 
 # More domains than these are not drawn: those that are worst off are.
-MAX_DOMAINS = 60
+MAX_DOMAINS = 20
 # With more bars than these, dots: bars would be lines.
 _MAX_BARS = 40
 _NAME_WIDTH = 44

@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, ClassVar, NamedTuple, Optional, Union
 from urllib.parse import quote
 
 from tff_agnostic.later import jinja2, matplotlib
@@ -28,6 +28,8 @@ _NO_DATE = {"Date": None, "Creator": None}
 # A drawing of more, as that of a thousand curves, may be smaller as a picture of its pixels.
 _MAX_SVG = 200_000
 _DPI = 150
+# Pixels of a page in an inch.
+_CSS_DPI = 96
 # matplotlib writes millionths of a point, and a page of many domains has thousands of them.
 _TAG = re.compile(r"<[^?!][^>]*>")
 _NUMBER = re.compile(r"(?<![\w#.])-?\d+\.\d+(?![\w.])")
@@ -125,6 +127,18 @@ class Picture:
     kind: ClassVar[str] = "picture"
     draw: Callable[[], matplotlib.figure.Figure]
     caption: str
+
+
+class Image(NamedTuple):
+    """A figure on a page.
+
+    Attributes:
+        address: Its data.
+        width: Pixels of the page, at which its smallest text is 11 of them high.
+    """
+
+    address: str
+    width: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +271,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters["parts"] = _parts
-    environment.filters["address"] = lambda picture: image_address(picture.draw)
+    environment.filters["image"] = lambda picture: image_of(picture.draw)
     environment.tests["name"] = lambda part: isinstance(part, Name)
     environment.tests["a_number"] = lambda part: isinstance(part, Number)
     return environment
@@ -273,23 +287,24 @@ def _shown(value: Any) -> Any:
     return printable(value) if is_plain else value
 
 
-def image_address(draw: Callable[[], matplotlib.figure.Figure]) -> str:
-    """Returns the figure that is drawn, as the address of an image that needs no file."""
+def image_of(draw: Callable[[], matplotlib.figure.Figure]) -> Image:
+    """Returns the figure that is drawn, as an image that needs no file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     figure = draw()
+    width = round(_CSS_DPI * figure.get_figwidth())
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         text = io.StringIO()
         FigureCanvasSVG(figure).print_svg(text, metadata=_NO_DATE)
         svg = _address("image/svg+xml", compact_svg(text.getvalue()).encode())
         if len(svg) <= _MAX_SVG:
-            return svg
+            return Image(svg, width)
         pixels = io.BytesIO()
         figure.set_dpi(_DPI)
         FigureCanvasAgg(figure).print_png(pixels, metadata={"Software": None})
-        return min(svg, _address("image/png", pixels.getvalue()), key=len)
+        return Image(min(svg, _address("image/png", pixels.getvalue()), key=len), width)
 
 
 def _address(kind: str, content: bytes) -> str:

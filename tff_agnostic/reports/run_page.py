@@ -28,9 +28,15 @@ from tff_agnostic.reports.page import (
     Part,
     Section,
     Table,
+    in_line,
     rendered,
 )
-from tff_agnostic.reports.run_record import RunRecord, caveats_section, read_run
+from tff_agnostic.reports.run_record import (
+    RunRecord,
+    caveats_section,
+    metrics_first,
+    read_run,
+)
 from tff_agnostic.reports.run_sections import (
     course_section,
     domains_section,
@@ -75,7 +81,6 @@ def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
             summary_section(run),
             caveats_section(run),
             model_section(run),
-            use_section(run.domains),
             data_section(run, run.is_private),
             measures_section(run),
             domains_section(run),
@@ -86,6 +91,7 @@ def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
             weights_section(run),
             server_section(run),
             reproduction_section(run, command),
+            use_section(run.domains),
         ],
     )
 
@@ -110,7 +116,6 @@ def _price_section(run: RunRecord) -> Section:
 def model_section(run: RunRecord) -> Section:
     """Returns what the model is, and what trained it ("Model Details")."""
     about = run.about
-    classes = about.get("model", "classes")
     rows: list[tuple[str, Line]] = [
         ("Task", _task(run)),
         ("Algorithm", _algorithm(run)),
@@ -120,12 +125,6 @@ def model_section(run: RunRecord) -> Section:
         ("Parameters", about.number("model", "parameters")),
         ("Inputs of an example", _inputs(about.get("model", "inputs"))),
     ]
-    if classes:
-        more = len(classes) - _MAX_CLASSES
-        names: list[Part] = [f"{len(classes)}: "]
-        for name in classes[:_MAX_CLASSES]:
-            names += [Name(str(name)), ", "]
-        rows.append(("Classes", [*names[:-1], *([f" and {more} more"] if more > 0 else [])]))
     return Section("model", "The model", [Facts(rows)])
 
 
@@ -140,7 +139,7 @@ def use_section(domains: Sequence[str]) -> Section:
                 f"{_domains(len(domains))}, and nothing of others. What the model is meant for, "
                 "and whether it is good enough for that, no run can know:"
             ),
-            Blanks(["Meant for", "Not to be used for", "Reviewed by, on"]),
+            Blanks(["Meant for", "Not to be used for", "Approved / rejected", "Name", "Date"]),
         ],
     )
 
@@ -209,14 +208,23 @@ def measures_section(run: RunRecord) -> Section:
 def measure_facts(run: RunRecord) -> Facts:
     """Returns what each measure is."""
     rows: list[tuple[str, Line]] = [
-        (name, f"{measure.better} is better{_in_percent(measure.unit)}")
-        for name, measure in run.measures.items()
+        (measure.name, f"{measure.better} is better{_in_percent(measure.unit)}")
+        for measure in metrics_first(run.measures)
     ]
     share = run.result.get("superquantile_share")
     if share is not None:
         text = f"the mean of the worst {share:.0%} of the clients, each counted once"
         rows.append(("superquantile", text))
+    classes = run.about.get("model", "classes")
+    if classes:
+        rows.append(("Classes", _named(classes)))
     return Facts(rows)
+
+
+def _named(classes: Sequence[Any]) -> list[Part]:
+    more = len(classes) - _MAX_CLASSES
+    names = in_line([str(name) for name in classes[:_MAX_CLASSES]])
+    return [f"{len(classes)}: ", *names, *([f" and {more} more"] if more > 0 else [])]
 
 
 def _task(run: RunRecord) -> Line:

@@ -113,6 +113,11 @@ class RunRecord:
         return [column for column in columns if column.name in self.columns]
 
 
+def metrics_first(measures: Mapping[str, Measure]) -> list[Measure]:
+    """Returns measures as pages have them: what people know before the loss."""
+    return sorted(measures.values(), key=lambda measure: measure.name == "loss")
+
+
 def weight_quantity(run: RunRecord) -> Optional[ReportField]:
     """Returns what domains weigh in a run; None if nothing is known of it."""
     of_role = (q for q in run.quantities if q.role is Role.DOMAIN_WEIGHT)

@@ -36,7 +36,7 @@ from tff_agnostic.reports.page import (
     Table,
     Warnings,
 )
-from tff_agnostic.reports.run_record import RunRecord, harm, weight_quantity
+from tff_agnostic.reports.run_record import RunRecord, harm, metrics_first, weight_quantity
 
 _VALUE = "value"
 _NUM_CLIENTS = "num_clients"
@@ -55,7 +55,8 @@ def summary_section(run: RunRecord) -> Section:
     headings = ["", "worst domain", "its name", "all examples", "best - worst"]
     headings.append("worst tenth of clients")
     rows: list[Sequence[Line]] = []
-    for name, measure in run.measures.items():
+    for measure in metrics_first(run.measures):
+        name = measure.name
         worst = source.get("worst", name, "domain")
         rows.append(
             [
@@ -91,7 +92,7 @@ def summary_section(run: RunRecord) -> Section:
 def domains_section(run: RunRecord) -> Section:
     """Returns every domain's numbers, the worst first ("Quantitative Analyses")."""
     blocks: list[Block] = []
-    for measure in run.measures.values():
+    for measure in metrics_first(run.measures):
         series = domain_series(run, measure)
         blocks.append(_domain_table(run, measure, series))
         blocks.append(
@@ -114,7 +115,8 @@ def domains_section(run: RunRecord) -> Section:
 def tail_section(run: RunRecord) -> Section:
     """Returns how measures are spread over clients, each counted once."""
     blocks: list[Block] = []
-    for name, measure in run.measures.items():
+    for measure in metrics_first(run.measures):
+        name = measure.name
         of = run.source.get("overall", "over_clients", name) or {}
         statistics = [key for key in of if key != _NUM_CLIENTS]
         rows: list[Sequence[Line]] = [
@@ -159,7 +161,8 @@ def models_section(run: RunRecord) -> Section:
             ]
         ),
     ]
-    for name, measure in run.measures.items():
+    for measure in metrics_first(run.measures):
+        name = measure.name
         rows = _model_rows(run, sources, name, measure.unit)
         headings: list[Line] = ["", *map(Name, sources)]
         if len(sources) > _MAX_COLUMNS:

@@ -13,7 +13,7 @@ from typing import Any, Optional
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic import versions
+from tff_agnostic import of_checkout, versions
 from tff_agnostic.algorithms.user_algorithm import algorithm_label, algorithm_named
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.computations.verification import SecurityReport
@@ -183,7 +183,7 @@ def run_facts(
         "remarks": [remark.to_json() for remark in remarks],
         "security": None if security is None else _security_json(security),
         "rounds_skipped": rounds_skipped,
-        "versions": versions(),
+        "versions": {**versions(), **of_checkout()},
     }
 
 

@@ -48,6 +48,7 @@ from tff_agnostic.reports.run_record import (
     RunRecord,
     data_caveats,
     harm,
+    metrics_first,
     training_caveats,
     weight_quantity,
 )
@@ -118,7 +119,6 @@ def comparison_page(
             Section("summary", "In short", [*_harm(record, given_up), *summaries(record)]),
             _caveats(record),
             Section("rows", "What was compared", [_rows(record)]),
-            use_section(comparison.domain_names),
             data_section(first, record.is_private),
             Section("measures", "What was measured", [measure_facts(first)]),
             Section("domains", "Results by domain", by_domain(record)),
@@ -134,6 +134,7 @@ def comparison_page(
                     *versions_blocks(first),
                 ],
             ),
+            use_section(comparison.domain_names),
         ],
     )
 
@@ -289,7 +290,7 @@ def summaries(record: ComparisonRecord) -> list[Block]:
     comparison = record.comparison
     headings = ["", *_SUMMARIES.values(), "worst tenth of clients"]
     blocks: list[Block] = []
-    for measure in comparison.measures.values():
+    for measure in metrics_first(comparison.measures):
         same = {summary: _same(record, measure, summary) for summary in _SUMMARIES}
         rows: list[Sequence[Line]] = [
             [
@@ -308,7 +309,7 @@ def by_domain(record: ComparisonRecord) -> list[Block]:
     """Returns tables and a figure of each measure; the first row's worst domain comes first."""
     comparison = record.comparison
     blocks: list[Block] = []
-    for measure in comparison.measures.values():
+    for measure in metrics_first(comparison.measures):
         first = next(iter(comparison.trials))
         sign = 1.0 if measure.higher_is_better else -1.0
         means = {
@@ -340,7 +341,7 @@ def over_clients(record: ComparisonRecord) -> list[Block]:
     """Returns the statistics of the clients' values, and figures of them all."""
     comparison = record.comparison
     blocks: list[Block] = []
-    for measure in comparison.measures.values():
+    for measure in metrics_first(comparison.measures):
         reported = (name for of in comparison.trials.values() for name in of.over_clients)
         statistics = dict.fromkeys(reported)
         if not statistics:

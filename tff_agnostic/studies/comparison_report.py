@@ -269,7 +269,7 @@ def figure(comparison: Comparison, measure: str) -> matplotlib.figure.Figure:
     is_wide = num_domains <= _MAX_BESIDE
     below = max(3.5, domains_height(num_domains, len(labels)))
     legend = _LEGEND_ROW * math.ceil(len(labels) / 2)
-    size = (12.0, max(4.0, below) + legend) if is_wide else (9.0, 4.0 + below + legend)
+    size = (9.8, max(4.0, below) + legend) if is_wide else (9.0, 4.0 + below + legend)
     result = new_figure(*size)
     if is_wide:
         curves, ends = result.subplots(1, 2)

@@ -29,7 +29,7 @@ from tff_agnostic.studies.frontier import End, Frontier, Mixture
 
 # More panels than these are too small to read: those of the domains that are worst off are drawn.
 _MAX_PANELS = 12
-_MAX_COLUMNS = 4
+_MAX_COLUMNS = 3
 # Thin curves of other domains in a panel.
 _MAX_OTHERS = 20
 _TRAINING = Look("black", "-", "s", "")
@@ -111,7 +111,7 @@ def _panels(frontier: Frontier) -> matplotlib.figure.Figure:
     domains = _drawn_domains(frontier)
     num_columns = min(_MAX_COLUMNS, len(domains))
     num_rows = math.ceil(len(domains) / num_columns)
-    result = new_figure(3.4 * num_columns, 2.8 * num_rows + 0.8)
+    result = new_figure(3.2 * num_columns, 2.8 * num_rows + 0.8)
     grid = result.subplots(num_rows, num_columns, sharey=True, squeeze=False)
     for axes, domain in zip(grid.flat, domains):
         _panel(axes, frontier, domain)
@@ -119,6 +119,9 @@ def _panels(frontier: Frontier) -> matplotlib.figure.Figure:
         axes.set_axis_off()
     is_on_lines = any(mixture.line is not None for mixture in frontier.mixtures)
     what = "way from the training mixture to the domain" if is_on_lines else "weight of the domain"
+    left_out = len(frontier.comparison.domain_names) - len(domains)
+    if left_out:
+        what += f" (the worst {len(domains)} domains; {left_out} more are not drawn)"
     result.supxlabel(what)
     label = f"{_measure_name(frontier)} on the {frontier.comparison.split} clients"
     result.supylabel(with_percent(label, frontier.measure.unit))

@@ -25,7 +25,7 @@ from tff_agnostic.studies.search_space import DECIMALS, Dimension, Objective
 from tff_agnostic.studies.searched_method import SearchedArm
 from tff_agnostic.tasks.registry import option_flags
 
-_MAX_COLUMNS = 3
+_MAX_COLUMNS = 2
 _PANEL_INCHES = (4.2, 3.6)
 _EARLY, _BEST = "0.6", "gold"
 # Of the range of the complete trials, above and below them.

@@ -51,7 +51,7 @@ def verdict_figure(
         Series(label, {d: _estimate(comparison, name, d, measure) for d in comparison.domain_names})
         for label, name in zip(labels, (baseline, row))
     ]
-    figure = new_figure(11.0, max(3.2, domains_height(len(comparison.domain_names), 2)) + 0.25)
+    figure = new_figure(9.8, max(3.2, domains_height(len(comparison.domain_names), 2)) + 0.25)
     before, gained = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
     text = f"{measure.name} on the {comparison.split} clients"
     draw_domains(
