@@ -77,10 +77,9 @@ def test_it_goes_on_to_the_same_bytes_wherever_the_predictors_are(call, there):
     smoother = ("--data=texts.sqlite", "--smoothing_share=0.5", "--output=o.npz")
     assert call(base_predictors, *smoother).status == 0
     other = ("--resume", "--rounds=4", "--output_dir=short", "--base_predictors=o.npz")
-    assert (
-        "expected the base_predictors that the run there was trained with"
-        in call(train, *other).error
-    )
+    error = call(train, *other).error
+    assert "expected the base_predictors that the run there was trained with" in error
+    assert error.endswith("; an ensemble of Keras files goes on with the Keras that it began with")
 
 
 def test_each_predictor_is_evaluated_by_its_name(call, there):

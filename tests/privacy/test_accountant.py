@@ -29,7 +29,11 @@ from tff_agnostic.privacy.accountant import (
     noise_for_epsilon,
     rounds_for_budget,
 )
-from tff_agnostic.privacy.amplification import poisson_sampled, sampled_without_replacement
+from tff_agnostic.privacy.amplification import (
+    poisson_sampled,
+    poisson_sampled_gaussian,
+    sampled_without_replacement,
+)
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanisms import (
     CentralNoise,
@@ -149,6 +153,11 @@ def _sampled(*multipliers):
     return dp.PoissonSampledDpEvent(_Q, dp.ComposedDpEvent(gaussians))
 
 
+def _assert_as_tight(found, expected):
+    """At orders between whole ones dp-accounting 0.6 has a bound where 0.4 has the divergence."""
+    assert expected * (1 - 1e-5) < found <= expected * (1 + 1e-9)
+
+
 # Of shares 0.9, 0.05 and 0.05.
 _GROUPS = (1 / 0.9**0.5, 1 / 0.05**0.5, 1 / 0.05**0.5)
 
@@ -157,7 +166,7 @@ def test_groups_of_one_cohort_are_one_sampled_release():
     mechanism = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
     found = _epsilon(mechanism, 1000, _DELTA, "rdp")
     expected = _by_events(dp.SelfComposedDpEvent(_sampled(*_GROUPS), 1000))
-    assert found == pytest.approx(expected, rel=1e-9)
+    _assert_as_tight(found, expected)
     assert found == pytest.approx(2.1014, rel=1e-4)
 
 
@@ -179,7 +188,7 @@ def test_two_exchanges_with_one_cohort_are_one_release():
     training = dp.GaussianDpEvent(0.9 / 0.8**0.5)
     event = dp.PoissonSampledDpEvent(_Q, dp.ComposedDpEvent([survey, training]))
     expected = _by_events(dp.SelfComposedDpEvent(event, 300))
-    assert _epsilon(mechanism, 300, _DELTA, "rdp") == pytest.approx(expected, rel=1e-9)
+    _assert_as_tight(_epsilon(mechanism, 300, _DELTA, "rdp"), expected)
 
 
 def test_private_evaluation_is_composed_at_its_own_rate():
@@ -421,7 +430,9 @@ def _gaussian(z):
 def test_poisson_cohorts_are_between_the_exact_divergence_and_none(z, rate):
     found = poisson_sampled(_gaussian(z), rate, _ORDERS)
     event = PoissonSampledDpEvent(rate, GaussianDpEvent(z))
-    exact = RdpAccountant(_ORDERS).compose(event).rdp
+    at_whole_ones = RdpAccountant(_ORDERS).compose(event).rdp
+    integrated = poisson_sampled_gaussian(z, rate, _ORDERS)
+    exact = np.where(_ORDERS % 1 == 0, at_whole_ones, integrated)
     assert np.all(found >= exact * (1 - 1e-9))
     assert np.all(found <= _gaussian(z)(_ORDERS))
     # 1 + q^2 (e^eps - 1), which is exact.

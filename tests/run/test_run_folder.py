@@ -174,6 +174,12 @@ def test_another_execution_is_no_other_run_but_is_told(tmp_path):
         "--client_mode was auto until now and is streamed: numbers may differ in their last bits "
         "from those of an uninterrupted run"
     ]
+    # There was one TensorFlow when none was named.
+    assert changes(folder.read(), spec, {**_EXECUTION, "tensorflow": "2.14"}) == []
+    assert changes(folder.read(), spec, {**_EXECUTION, "tensorflow": "2.21"}) == [
+        "tensorflow was 2.14 until now and is 2.21: numbers may differ in their last bits from "
+        "those of an uninterrupted run"
+    ]
     # A release that did not write it down cannot be asked.
     _change(folder, ["format", "execution"])
     assert changes(folder.read(), spec, {"client_mode": "streamed"}) == []

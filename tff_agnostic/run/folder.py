@@ -40,6 +40,7 @@ from tff_agnostic.run.spec import (
     from_flags,
 )
 from tff_agnostic.run.trained_with import check_trained_with
+from tff_agnostic.runtimes.options import TENSORFLOW
 from tff_agnostic.saving.checkpoints import (
     CHECKPOINTS,
     Checkpoint,
@@ -53,7 +54,13 @@ CHECKPOINT = ".npz"
 # Suffixes of what a run can start from.
 FILES = (CHECKPOINT, *KERAS_FILES)
 # In config.json: how rounds were executed, as far as it can change last bits.
+# What to know of a part that is another one, by its name in the fingerprint.
+_HINTS = {
+    "base_predictors": "; an ensemble of Keras files goes on with the Keras that it began with",
+}
 _EXECUTION = "execution"
+# Of folders that say how rounds were executed, and not with which release: there was one.
+_UNNAMED_TENSORFLOW = "2.14"
 FINGERPRINT = "fingerprint.json"
 # The setting that names the model; its digest in the fingerprint is called so, too, and the copy.
 INITIAL_MODEL = "initial_model"
@@ -94,6 +101,8 @@ class RunFolder:
                 f"{self.config}: expected format {FORMAT} at most, found {file_format}: it was "
                 "written by a later release"
             )
+        if execution:
+            execution = {TENSORFLOW: _UNNAMED_TENSORFLOW, **execution}
         return SavedRun(self, flags, file_format, execution)
 
     def read(self) -> Optional[SavedRun]:
@@ -231,10 +240,10 @@ class SavedRun:
         for name in dict.fromkeys((*fingerprint, *there)) if knows_all else there:
             if name not in others and fingerprint.get(name) != there.get(name):
                 kept = kept_model(path) if name == INITIAL_MODEL else None
+                hint = f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else _HINTS.get(name, "")
                 raise UserError(
                     f"{path}: expected the {name} that the run there was trained with "
-                    f"({there.get(name)}), found another one ({fingerprint.get(name)})"
-                    + (f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else "")
+                    f"({there.get(name)}), found another one ({fingerprint.get(name)}){hint}"
                 )
 
     def check_executed_alike(self, spec: RunSpec, execution: Mapping[str, Any]) -> None:
@@ -251,9 +260,10 @@ class SavedRun:
         for name in there:
             if there[name] != here.get(name, there[name]):
                 raise UserError(
-                    f"--{name}: expected {flag_text(there[name])}, with which the private run in "
-                    f"{self.folder.path} was executed, found {flag_text(here[name])}: a round that "
-                    "is run again has the same noise, and other last bits would show the difference"
+                    f"{_label(name)}: expected {flag_text(there[name])}, with which the private "
+                    f"run in {self.folder.path} was executed, found {flag_text(here[name])}: a "
+                    "round that is run again has the same noise, and other last bits would show "
+                    "the difference"
                 )
 
     def epsilon_warning(self) -> Optional[str]:
@@ -311,6 +321,10 @@ def adopted(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
     )
 
 
+def _label(name: str) -> str:
+    return name if name == TENSORFLOW else f"--{name}"
+
+
 def changes(saved: Optional[SavedRun], spec: RunSpec, execution: Mapping[str, Any]) -> list[str]:
     """Returns a line for each change that is to be known when a run goes on.
 
@@ -322,8 +336,8 @@ def changes(saved: Optional[SavedRun], spec: RunSpec, execution: Mapping[str, An
         return []
     there = saved.execution
     return changes_of_settings(saved.spec(spec.config.algorithm), spec) + [
-        f"--{name} was {there[name]} until now and is {value}: numbers may differ in their last "
-        "bits from those of an uninterrupted run"
+        f"{_label(name)} was {there[name]} until now and is {value}: numbers may differ in their "
+        "last bits from those of an uninterrupted run"
         for name, value in execution.items()
         if name in there and there[name] != value
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import types
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -17,6 +18,8 @@ _ON_RAY = ("ray",)
 # Each is a thread: systems refuse to start tens of thousands, in the middle of a run.
 _MAX_LANES = 1024
 _DAY = 86_400.0  # seconds
+TENSORFLOW = "tensorflow"
+"""Name of the release in `RuntimeOptions.execution`; it is no flag."""
 _OF_LAST_BITS = ("client_mode", "max_clients_in_step", "xla")
 
 
@@ -92,8 +95,10 @@ class RuntimeOptions(Settings):
     )
 
     def execution(self) -> dict[str, Any]:
-        """Returns the settings that may change the last bits of numbers."""
-        return {name: getattr(self, name) for name in _OF_LAST_BITS}
+        """Returns what may change the last bits of numbers: settings, and TensorFlow's release."""
+        major, minor, *_ = importlib.metadata.version(TENSORFLOW).split(".")
+        settings = {name: getattr(self, name) for name in _OF_LAST_BITS}
+        return {**settings, TENSORFLOW: f"{major}.{minor}"}
 
 
 def options_of(

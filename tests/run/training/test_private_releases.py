@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import dataclasses
+import importlib.metadata
 import json
 import math
 import os
@@ -427,7 +428,9 @@ def test_checkpoints_of_private_runs_are_for_their_owner(cohort_runtime, crashed
     assert 0o600 not in _modes(other)
 
 
-def test_a_private_run_goes_on_as_it_was_executed(streaming_runtime, tff_runtime, folder):
+def test_a_private_run_goes_on_as_it_was_executed(
+    cohort_runtime, streaming_runtime, tff_runtime, folder, monkeypatch
+):
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
     def refused(on: Any, **changed: Any) -> str:
@@ -441,8 +444,15 @@ def test_a_private_run_goes_on_as_it_was_executed(streaming_runtime, tff_runtime
         "the difference"
     )
     assert refused(tff_runtime, runtime="tff").startswith("--runtime: expected cohort, with which")
-    # A release that did not write how it executed rounds is not asked.
     config = json.loads((folder / "config.json").read_text())
+    version = importlib.metadata.version("tensorflow")
+    assert version.startswith(config["execution"]["tensorflow"])
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("importlib.metadata.version", lambda _: "3.1.0")
+        message = refused(cohort_runtime)
+    assert message.startswith(f"tensorflow: expected {version[:4]}, with which the private run in")
+    assert ", found 3.1: a round that is run again has the same noise" in message
+    # A release that did not write how it executed rounds is not asked.
     del config["execution"]
     (folder / "config.json").write_text(json.dumps(config))
     TrainingRun(_spec(**_TRAINING_ONLY), RunFolder(folder), streaming_runtime, True)
