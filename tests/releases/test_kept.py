@@ -18,6 +18,7 @@ from binaries import train
 from tests.binaries.harness import Caller
 from tests.plan_runner.harness import call as run_plan
 from tests.releases.kept import EXPORTS, KEPT, RUNS, SEARCHES, copy_of
+from tests.selection import has_tff
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.saving.checkpoints import read_checkpoint
 
@@ -60,6 +61,16 @@ def call(cohort_runtime) -> Caller:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_was_interrupted_goes_on_to_the_same_end(call: Caller, tmp_path, name):
+    _assert_goes_on(call, tmp_path, name)
+
+
+@pytest.mark.skipif(has_tff(), reason="for the platform that these runs are not of")
+@pytest.mark.parametrize("name", ["delta_fl", "private_tree"])
+def test_a_run_of_the_other_platform_goes_on(call: Caller, tmp_path, name):
+    _assert_goes_on(call, tmp_path, name)
+
+
+def _assert_goes_on(call: Caller, tmp_path: Path, name: str) -> None:
     run = copy_of(name, tmp_path)
     for path in (run / _LAST, run / "result.json"):
         path.unlink()
