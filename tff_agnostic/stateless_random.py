@@ -67,7 +67,8 @@ def poisson_one(seed: tf.Tensor, count: int) -> tf.Tensor:
     bits = uniform_bits(seed[..., tf.newaxis], np.arange(count))
     below = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(MOST_POISSON)])
     steps = np.floor(below * 2.0**UNIFORM_BITS).astype(np.int64)
-    return tf.add_n([tf.cast(bits >= step, tf.float32) for step in steps.tolist()])
+    reached = tf.searchsorted(steps, tf.reshape(bits, [-1]), side="right")
+    return tf.cast(tf.reshape(reached, tf.shape(bits)), tf.float32)
 
 
 def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) -> tf.Tensor:

@@ -16,6 +16,8 @@ from tff_agnostic.run.evaluation import (
     check_readable,
     prepared_evaluation,
 )
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
 
 _NUM_CLIENTS = 7
 
@@ -206,11 +208,16 @@ def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_run
     summed = evaluate(weights, [clients]).output
     # Each client's own weights, from what it sends alone.
     alone = [evaluate(weights, [[client]]).output for client in clients]
-    counts = [of.resampled.counts.sum(axis=1) / len(c["y"]) for c, of in zip(clients, alone)]
+    counts = [of.resampled[:, 1].sum(axis=1) / len(c["y"]) for c, of in zip(clients, alone)]
     assert all(np.array_equal(w, np.round(w)) and w.max() > 1 for w in counts)
     losses = np.array([of.sums.losses for of in alone])
     expected = np.einsum("cb,cd->bd", np.array(counts), losses)
-    np.testing.assert_allclose(summed.resampled.losses, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(summed.resampled[:, 0], expected, rtol=1e-5, atol=1e-5)
+    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as one_by_one:
+        streamed = prepared_evaluation(one_by_one, task, PlainSum(), None)
+        found = streamed(weights, [clients[:3]]).output.resampled
+    expected = sum(of.resampled for of in alone[:3])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     report = Evaluator(task, evaluate)(weights, on_all=True)
     total = losses.sum() / summed.sums.counts.sum()
     sizes = np.array([len(client["y"]) for client in clients])

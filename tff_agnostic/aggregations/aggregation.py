@@ -178,6 +178,11 @@ class Aggregation:
         return False
 
     @property
+    def encodes(self) -> bool:
+        """Whether clients send something else than their output as it is."""
+        return type(self).encode is not Aggregation.encode
+
+    @property
     def numbers_clients(self) -> bool:
         """Whether simulated clients get their place in the cohort, as a part of their seeds."""
         return False

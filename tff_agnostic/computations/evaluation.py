@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Optional
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
 from tff_agnostic.computations.client_output import all_finite
-from tff_agnostic.computations.clients import Clients, client_seeds
+from tff_agnostic.computations.clients import Clients, client_hashes
 from tff_agnostic.computations.domain_losses import (
     DomainSums,
     Holdout,
@@ -42,7 +42,7 @@ _REPLICATES = 200
 _MOST_RESAMPLED = 10_000
 # Seeds the weights of the clients. Public, and the same in all runs: replicates of two models on
 # the same clients can be compared one by one.
-_RESAMPLING_SEED = (1907, -1)
+_RESAMPLING_SEED = 1907
 
 
 class ClientDistribution(NamedTuple):
@@ -83,8 +83,8 @@ class EvaluationOutput(NamedTuple):
         by_size: The same measures by the clients' numbers of examples.
         clients: Number of clients that were evaluated, had no examples, or gave values that are not
             finite (which add nothing else), int64 scalars.
-        resampled: The sums with each client's weight in each of B replicates, a `DomainSums` of
-            float32 [B, p]; () where clients are not resampled. See `num_replicates`.
+        resampled: The `stacked` sums with each client's weight in each of B replicates, float32
+            [B, 2 m, p]; () where clients are not resampled. See `num_replicates`.
     """
 
     sums: DomainSums
@@ -130,12 +130,33 @@ def evaluate_clients(
     )
     if not replicates:
         return output
-    seeds = client_seeds(tf.constant(_RESAMPLING_SEED, tf.int32), clients)
-    counted = poisson_one(seeds, replicates)[..., tf.newaxis]
-    resampled = tf.nest.map_structure(
-        lambda of: counted * tf.cast(of, tf.float32)[..., tf.newaxis, :], output.sums
-    )
-    return output._replace(resampled=resampled)
+    counted = poisson_one(client_hashes(_RESAMPLING_SEED, clients), replicates)
+    return output._replace(resampled=_resampled(counted, stacked(output.sums), replicates))
+
+
+def _resampled(counted: tf.Tensor, sums: tf.Tensor, replicates: int) -> tf.Tensor:
+    """Returns a client's sums [2 m, p] times each of its weights [B]: float32 [B, 2 m, p].
+
+    Of vectorised clients, [G, B] and [G, 2 m, p], it is the sum over them, [1, B, 2 m, p]: plain
+    sums send it as it is, and the runtime has one entry to add up where it would have had G.
+    """
+    rows, num_domains = sums.shape[-2:].as_list()
+    of_client = tf.reshape(sums, [-1, rows * num_domains])
+    weights = tf.reshape(counted, [-1, replicates])
+    total = tf.matmul(weights, of_client, transpose_a=True)
+    shape = [replicates, rows, num_domains]
+    return tf.reshape(total, shape if counted.shape.rank == 1 else [1, *shape])
+
+
+def stacked(sums: DomainSums) -> tf.Tensor:
+    """Returns sums [..., p] of m measures as one tensor, float32 [..., 2 m, p].
+
+    Losses and counts come first, then the numerator and the denominator of each metric.
+    """
+    ratios = [sums.losses, tf.cast(sums.counts, tf.float32)]
+    for metric_sums in sums.metric_sums.values():
+        ratios.extend(metric_sums)
+    return tf.stack(ratios, axis=-2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +271,8 @@ def evaluation_bounds(
     sums = domain_sums_bounds(model, limits)
     resampled: Any = ()
     if is_resampled:
-        resampled = tf.nest.map_structure(lambda of: Bound(MOST_POISSON * of.limit), sums)
+        largest_sum = max(bound.limit for bound in tf.nest.flatten(sums))
+        resampled = Bound(MOST_POISSON * largest_sum)
     return EvaluationOutput(
         sums=sums,
         over_clients=OrderedDict(

@@ -9,8 +9,9 @@ one at most 2.74% of the number itself.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import Union
+from typing import Callable, Union
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class LinearGrid:
 
     def centers(self) -> np.ndarray:
         """Returns the centres, float64 [num_bins]."""
-        return np.linspace(0.0, self.upper, self.num_bins)
+        return _fixed(np.linspace, 0.0, self.upper, self.num_bins)
 
     def edge(self, positions: np.ndarray) -> np.ndarray:
         """Returns where bins begin, float64, of positions of any shape; those outside go on."""
@@ -55,7 +56,7 @@ class LogGrid:
 
     def centers(self) -> np.ndarray:
         """Returns the centres, float64 [num_bins]."""
-        return np.geomspace(self.lower, self.upper, self.num_bins)
+        return _fixed(np.geomspace, self.lower, self.upper, self.num_bins)
 
     def edge(self, positions: np.ndarray) -> np.ndarray:
         """Returns where bins begin, float64, of positions of any shape; those outside go on."""
@@ -64,6 +65,14 @@ class LogGrid:
 
 
 Grid = Union[LinearGrid, LogGrid]
+
+
+@functools.lru_cache(maxsize=32)
+def _fixed(space: Callable[..., np.ndarray], lower: float, upper: float, num: int) -> np.ndarray:
+    # A report asks for the same ones some thousand times.
+    found = space(lower, upper, num)
+    found.flags.writeable = False
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

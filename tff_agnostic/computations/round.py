@@ -99,6 +99,9 @@ class RoundStep:
         check_bounds(self.step.name, output, bounds)
         examples_cut = tf.cast(clients.num_examples - used.num_examples, tf.int64)
 
+        if not aggregation.encodes:
+            return ClientResult(output, state)
+
         def encode(output: Any, facts: ClientFacts) -> Any:
             return aggregation.encode(message.aggregation, output, bounds, facts)
 

@@ -9,13 +9,13 @@ enough for result.json.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.computations.domain_losses import DomainSums
 from tff_agnostic.computations.evaluation import (
     SIZES,
     ClientDistribution,
@@ -299,7 +299,7 @@ class EvaluationReport:
         lambda_set: The mixtures of domains that the algorithm has in view; None if it has none, or
             if they are all mixtures, of which the worst is the worst domain.
         client_values: The clients' values of each measure, to be drawn.
-        resampled: Its values with other samples of clients; None where they are not resampled.
+        replicates: What works out `resampled`; None where clients are not resampled.
         class_counts: Examples of each class in each domain; empty where they were not counted.
     """
 
@@ -312,8 +312,13 @@ class EvaluationReport:
     worst_min_examples: int = 1
     lambda_set: Optional[LambdaSet] = None
     client_values: Mapping[str, ClientValues] = dataclasses.field(default_factory=dict)
-    resampled: Optional[Resampled] = dataclasses.field(default=None, compare=False)
+    replicates: Optional[Callable[[], Resampled]] = dataclasses.field(default=None, compare=False)
     class_counts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def resampled(self) -> Optional[Resampled]:
+        """The values with other samples of clients; None where they are not resampled."""
+        return None if self.replicates is None else self.replicates()
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -463,28 +468,24 @@ def evaluation_report(
             name: client_values(measure, summed.over_clients[name], summed.by_size[name])
             for name, measure in measures.items()
         },
-        resampled=_resampled(measures, ratios, sums.counts, summed.resampled),
+        replicates=None
+        if isinstance(summed.resampled, tuple)
+        else functools.partial(_resampled, measures, ratios, summed.resampled),
     )
 
 
 def _resampled(
-    measures: Mapping[str, Measure], ratios: Mapping[str, Any], counts: Any, replicates: Any
-) -> Optional[Resampled]:
-    """Returns the values of replicates from their sums, `DomainSums` [B, p] or ()."""
-    if not isinstance(replicates, DomainSums):
-        return None
-    drawn = {"loss": (replicates.losses, replicates.counts)}
-    drawn.update((n, (m.numerator, m.denominator)) for n, m in replicates.metric_sums.items())
+    measures: Mapping[str, Measure], ratios: Mapping[str, Any], replicates: np.ndarray
+) -> Resampled:
+    """Returns the values of replicates from their sums, [B, 2 m, p]."""
+    drawn = _with_all(replicates)
+    numerators, denominators = (_with_all(np.stack(of)) for of in zip(*ratios.values()))
+    found = replicate_ratios(numerators, denominators, drawn[:, 0::2], drawn[:, 1::2])
+    # Ratios are none below 0; the first order goes there in few replicates.
+    found = np.maximum(0.0, found)
     return Resampled(
-        values={
-            name: values_of(
-                measures[name].metric,
-                # Ratios are none below 0; the first order goes there in few replicates.
-                np.maximum(0.0, replicate_ratios(*map(_with_all, (*of, *drawn[name])))),
-            )
-            for name, of in ratios.items()
-        },
-        clients=effective_clients(_with_all(counts), _with_all(replicates.counts)),
+        values={n: values_of(measures[n].metric, found[:, i]) for i, n in enumerate(ratios)},
+        clients=effective_clients(denominators[0], drawn[:, 1]),
     )
 
 

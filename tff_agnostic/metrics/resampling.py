@@ -145,13 +145,13 @@ def replicate_ratios(
     by_numerators: np.ndarray,
     by_counts: np.ndarray,
 ) -> np.ndarray:
-    """Returns the ratio of each set of examples in each replicate, [B, sets].
+    """Returns the ratio of each set of examples in each replicate, [B, *sets].
 
     Args:
-        numerators: S of each set, [sets].
-        denominators: N of each set, [sets]; of a set without examples the ratio is NaN.
-        by_numerators: S_b, [B, sets].
-        by_counts: N_b, [B, sets].
+        numerators: S of each set, [*sets].
+        denominators: N of each set, [*sets]; of a set without examples the ratio is NaN.
+        by_numerators: S_b, [B, *sets].
+        by_counts: N_b, [B, *sets].
     """
     total = np.asarray(denominators, np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):

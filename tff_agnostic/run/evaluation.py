@@ -102,7 +102,7 @@ class Evaluator:
         """
         classes = ClassCounter(self._task.model, self._task.num_domains)
         report = self.report(self.measure(weights, on_all, state, classes))
-        if report.resampled is None:
+        if report.replicates is None:
             # What the server sees of clients is not to be more than their sums.
             return report
         return dataclasses.replace(report, class_counts=classes.counts(self._task.domain_names))
