@@ -105,6 +105,7 @@ def test_the_result(digits):
         "clients",
         "client_values",
         "class_counts",
+        "confusion",
         "domain_weights",
         "about",
     ]
@@ -118,6 +119,9 @@ def test_the_result(digits):
     # Each domain of digits is a class.
     counts = [[n for n in of if n] for of in result["class_counts"].values()]
     assert counts == [[d["num_examples"]] for d in result["domains"].values()]
+    tables = [np.array(of) for of in result["confusion"].values()]
+    for domain, table in zip(result["domains"].values(), tables):
+        assert np.trace(table) / table.sum() == pytest.approx(domain["accuracy"])
     losses = {name: report["loss"] for name, report in result["domains"].items()}
     assert result["worst_domain"] == max(losses, key=lambda name: losses[name])
     assert sum(result["domain_weights"].values()) == pytest.approx(1, abs=1e-5)

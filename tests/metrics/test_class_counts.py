@@ -1,41 +1,86 @@
-"""Class counts of clients that pass by, and what a constant answer attains."""
-
-import types
+"""Answers by class, curves and calibration of counts, and what a constant answer attains."""
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from sklearn import calibration as reference
+from sklearn import metrics
 
-from tests.computations.harness import make_client
+from tff_agnostic.computations.class_sums import ClassSums
 from tff_agnostic.metrics.class_counts import (
-    ClassCounter,
+    ClassReport,
+    calibration,
+    class_report,
     constant_accuracies,
     constant_line,
     not_above_constant,
+    roc_curve,
 )
-from tff_agnostic.models import logistic_regression
+
+_BINS = 50
 
 
-def _client(labels, domains):
-    client = make_client(np.zeros([len(labels), 4]), domains)
-    return {**client, "y": np.array(labels, np.int32)}
+@pytest.fixture(scope="module")
+def scored():
+    """Labels, and probabilities of class 1 that lie in the middles of bins."""
+    rng = np.random.default_rng(0)
+    labels = (rng.uniform(size=400) < 0.3).astype(int)
+    bins = np.clip(rng.normal(18 + 12 * labels, 9), 0, _BINS - 1).astype(int)
+    return labels, bins
 
 
-def test_clients_pass_by_and_are_counted():
-    counter = ClassCounter(logistic_regression(4, 3), 2)
-    clients = [_client([0, 1], [0, 1]), _client([], []), _client([2, 2, 0], [1, 1, 1])]
-    assert list(counter.counting(clients)) == clients
-    assert counter.counts(("a", "b")) == {"a": [1, 0, 0], "b": [1, 1, 2]}
+def _counts(labels, bins):
+    return np.stack([np.bincount(bins[labels == k], minlength=_BINS) for k in (0, 1)])
 
 
-def test_numbers_and_too_many_classes_are_not_counted():
-    wide = ClassCounter(logistic_regression(4, 3), 2)
-    list(wide.counting([_client([5000], [0])]))
-    assert wide.counts(("a", "b")) == {}
-    spec = {"y": tf.TensorSpec([None], tf.float32)}
-    numbers = ClassCounter(types.SimpleNamespace(example_spec=spec, metrics=()), 1)
-    list(numbers.counting([{"y": np.array([0.5]), "domain_id": np.array([0])}]))
-    assert numbers.counts(("a",)) == {}
+def test_the_area_is_that_of_pairs_with_ties_counted_half(scored):
+    labels, bins = scored
+    curve = roc_curve(_counts(labels, bins))
+    ours, others = bins[labels == 1][:, np.newaxis], bins[labels == 0]
+    assert curve.area == pytest.approx(np.mean(ours > others) + np.mean(ours == others) / 2)
+    assert curve.area == pytest.approx(metrics.roc_auc_score(labels, bins))
+    false, true, _ = metrics.roc_curve(labels, bins, drop_intermediate=False)
+    np.testing.assert_allclose(np.interp(false, *curve), true, atol=1e-12)
+
+
+def test_a_curve_needs_both_classes():
+    assert roc_curve([[0, 3], [0, 0]]) is None
+    assert roc_curve([[3, 0], [0, 2]]).area == 1.0
+    assert calibration(np.zeros([2, _BINS])) is None
+
+
+def test_calibration_is_the_share_of_class_1_by_its_probability(scored):
+    labels, bins = scored
+    found = calibration(_counts(labels, bins))
+    share, _ = reference.calibration_curve(labels, (bins + 0.5) / _BINS, n_bins=10)
+    np.testing.assert_allclose(found.share, share)
+    assert found.count.sum() == len(labels)
+    tenths = bins // 5
+    errors = [
+        np.mean(tenths == k) * abs(np.mean(labels[tenths == k]) - (k + 0.5) / 10)
+        for k in np.unique(tenths)
+    ]
+    assert found.error == pytest.approx(sum(errors))
+
+
+def test_a_report_has_what_was_counted():
+    rng = np.random.default_rng(1)
+    labels, answers = rng.integers(3, size=(2, 60))
+    table = metrics.confusion_matrix(labels, answers)
+    noisy = table.copy()
+    noisy[0, 1] = -4
+    found = class_report(("a", "b"), ClassSums(confusion=np.stack([table, noisy])))
+    assert found.counts["a"] == np.bincount(labels).tolist()
+    assert found.confusion["b"][0][1] == 0
+    assert [*found.to_json()] == ["class_counts", "confusion"]
+    by_class = np.stack([[table.sum(axis=1), table.sum(axis=0), np.diag(table)]])
+    of_many = class_report(("a",), ClassSums(by_class=by_class))
+    assert of_many.counts == {"a": found.counts["a"]}
+    assert of_many.by_class["a"] == {
+        "examples": np.bincount(labels).tolist(),
+        "answers": np.bincount(answers).tolist(),
+        "right_answers": np.diag(table).tolist(),
+    }
+    assert class_report(("a",), ()) == ClassReport()
 
 
 def test_a_constant_answer_is_as_good_as_the_share_of_the_largest_class():

@@ -73,6 +73,35 @@ def result(domains: Sequence[str], seed: int = 0, **changes: Any) -> dict[str, A
     return {**content, **changes}
 
 
+def of_two_classes(domains: Sequence[str], seed: int = 0) -> dict[str, Any]:
+    """Returns what result.json has of the answers of a model with two classes."""
+    rng = np.random.default_rng(seed)
+    scores = {name: rng.integers(0, 9, size=(2, 50)) for name in domains}
+    halves = {name: of.reshape(2, 2, 25).sum(axis=2) for name, of in scores.items()}
+    return {
+        "class_counts": {name: of.sum(axis=1).tolist() for name, of in halves.items()},
+        "confusion": {name: of.tolist() for name, of in halves.items()},
+        "score_counts": {name: of.tolist() for name, of in scores.items()},
+    }
+
+
+def of_many_classes(domains: Sequence[str], seed: int = 0) -> dict[str, Any]:
+    """Returns the same of a model with 30 classes."""
+    rng = np.random.default_rng(seed)
+    right = {name: rng.integers(0, 9, size=30) for name in domains}
+    by_class = {
+        name: {"examples": of + 2, "answers": of + rng.integers(0, 4, size=30), "right_answers": of}
+        for name, of in right.items()
+    }
+    return {
+        "class_counts": {name: of["examples"].tolist() for name, of in by_class.items()},
+        "answers_by_class": {
+            name: {key: values.tolist() for key, values in of.items()}
+            for name, of in by_class.items()
+        },
+    }
+
+
 def one_set(rng: np.random.Generator, num_examples: int) -> dict[str, Any]:
     """Returns what result.json has of a domain."""
     values = {"loss": rng.random() * 3, "accuracy": rng.random(), "perplexity": rng.random() * 99}

@@ -20,6 +20,8 @@ from tests.reports.made_up import (
     Reader,
     about,
     at,
+    of_many_classes,
+    of_two_classes,
     one_set,
     reads_as,
     result,
@@ -56,6 +58,8 @@ def _cases() -> dict[str, Any]:
         "private": result(two, privacy=PRIVACY),
         "without noise": result(two, privacy={**PRIVACY, "epsilon": None}),
         "clipped": result(two, clipped={"sums": 3, "examples": 0}),
+        "two classes": result(AWKWARD, **of_two_classes(AWKWARD)),
+        "thirty classes": result(two, **of_many_classes(two)),
     }
 
 
@@ -80,6 +84,29 @@ def test_every_number_is_that_of_the_result(tmp_path, without_pictures, name):
         assert of_set["num_examples"] in {datum.value for datum in page.data}
     assert {"result.json#/worst/accuracy/value", "result.json#/seed"} <= shown
     assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
+
+
+def test_answers_by_class_begin_with_the_worst_domain(tmp_path, without_pictures):
+    two = ["phone", "tablet"]
+    content = result(two, **of_two_classes(two))
+    content["domains"]["phone"]["accuracy"], content["domains"]["tablet"]["accuracy"] = 0.9, 0.2
+    page = Reader(write_run_report(write_run(tmp_path, content)).read_text(encoding="utf-8"))
+    sources = [d.source for d in page.data if "#/confusion/" in d.source]
+    cells = [f"{name}/{i}/{j}" for name in ("tablet", "phone") for i in (0, 1) for j in (0, 1)]
+    assert sources == [f"result.json#/confusion/{cell}" for cell in cells]
+    (no, wrong), _ = content["confusion"]["tablet"]
+    shown = {round(datum.value, 9) for datum in page.data if datum.value is not None}
+    assert round(no / (no + wrong), 9) in shown
+    # Pairs of an example of each class, those in one bin counted half.
+    first, second = np.array(content["score_counts"]["tablet"])
+    pairs = np.outer(second, first)
+    area = (np.tril(pairs, -1).sum() + np.trace(pairs) / 2) / pairs.sum()
+    assert round(area, 9) in shown
+    many = result(two, **of_many_classes(two))
+    page = Reader(write_run_report(write_run(tmp_path / "many", many)).read_text(encoding="utf-8"))
+    assert "#/answers_by_class/phone/right_answers/" in "".join(d.source for d in page.data)
+    plain = Reader(write_run_report(write_run(tmp_path / "old", result(two))).read_text())
+    assert "Answers by class" not in plain.text and "Answers by class" in page.text
 
 
 def test_names_are_shown_and_never_obeyed(tmp_path, without_pictures):

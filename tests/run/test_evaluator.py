@@ -227,4 +227,14 @@ def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_run
     assert report.resampled.clients[-1] == pytest.approx(_NUM_CLIENTS, rel=0.3)
     secure = SecureSum(SecureSumOptions(max_examples=20))
     of_secure = prepared_evaluation(cohort_runtime, task, secure, None)
-    assert Evaluator(task, of_secure)(weights, on_all=True).resampled is None
+    in_secret = Evaluator(task, of_secure)(weights, on_all=True)
+    assert in_secret.resampled is None
+    # Both count answers by class.
+    assert in_secret.classes == report.classes
+    kernel, bias = weights.trainable
+    table = np.zeros([2, 3, 3], int)
+    for client in clients:
+        answers = (client["x"] @ kernel + bias).argmax(axis=1)
+        np.add.at(table, (client["domain_id"], client["y"], answers), 1)
+    assert [*report.classes.confusion.values()] == table.tolist()
+    assert report.classes.counts == dict(zip(("a", "b"), table.sum(axis=2).tolist()))

@@ -127,6 +127,42 @@ def test_nothing_is_asked_of_clients_that_is_not_said(task):
     assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(1.0)
 
 
+def test_answers_are_counted_where_that_is_asked_for_and_are_in_the_account(
+    streaming_runtime, task, evaluate
+):
+    z = 2.0
+    assert not any(name.startswith("classes") for name in _private(task, z).statement(1).split)
+    assert _output(evaluate, task, _private(task, 0.0)).classes == ()
+    noise = _private(task, z, evaluation_statistics=True)
+    split = noise.statement(1).split
+    # The other groups have as much more noise: epsilon is that of z, whatever is asked.
+    assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(z)
+    assert noise.epsilon(2) == _private(task, z).epsilon(2)
+    assert (
+        split["classes"] == split["sums/losses"] > _private(task, z).statement(1).split["clients"]
+    )
+    counting = streaming_runtime.measurement(noise.measurement, noise.aggregation)
+    silent = _private(task, 0.0, evaluation_statistics=True)
+    table = _output(counting, task, silent).classes.confusion
+    kernel, bias = task.model.initial_weights.trainable
+    expected = np.zeros([3, 3, 3], int)
+    for client in _clients(task):
+        first = {name: column[: _LIMITS["max_examples"]] for name, column in client.items()}
+        answers = (first["x"] @ kernel + bias).argmax(axis=1)
+        np.add.at(expected, (first["domain_id"], first["y"], answers), 1)
+    np.testing.assert_array_equal(table, expected)
+    noisy = [_output(counting, task, noise, k).classes.confusion - table for k in range(12)]
+    deviation = split["classes"] * _LIMITS["max_examples"]
+    assert np.std(noisy) == pytest.approx(deviation, rel=0.15)
+    # What no client can exceed is what the noise is for.
+    one = counting(
+        task.model.initial_weights,
+        [_clients(task)[:1]],
+        silent.state(evaluation_key(_KEY, "here"), 0),
+    )
+    assert 0 < np.linalg.norm(one.output.classes.confusion) <= _LIMITS["max_examples"]
+
+
 class _Telling(CentralDpSum):
     """Sends clients the key with the clip norms."""
 

@@ -111,6 +111,7 @@ class ServerNoiseOptions(PrivacyOptions):
         evaluation_target_epsilon: Epsilon of all evaluations of a run together.
         evaluation_clients_share: Share of an evaluation's budget for statistics over clients, such
             as percentiles; the sums over domains have the rest.
+        evaluation_statistics: Whether answers are counted by class, too, as a part of the rest.
     """
 
     joint_clipping: bool = setting(
@@ -143,6 +144,12 @@ class ServerNoiseOptions(PrivacyOptions):
         "domains have the rest. With 0 there are no statistics over clients.",
         at_least=0.0,
         below=1.0,
+        only_with=_WITH_EVALUATION,
+    )
+    evaluation_statistics: bool = setting(
+        False,
+        "Count answers by class in private evaluations, too: they share the budget of the sums "
+        "over domains, which get more noise.",
         only_with=_WITH_EVALUATION,
     )
 

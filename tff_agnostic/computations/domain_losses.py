@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Protocol
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.computations.clients import Batch, Clients, client_seeds
@@ -135,20 +135,53 @@ def domain_sums(
         clients: Whose examples are measured.
         batch_size: Examples of a client per step; bounds the memory only.
     """
+    sums, _ = domain_sums_and_counts(model, num_domains, weights, clients, None, batch_size)
+    return sums
 
-    def add_batch(batch: Batch, sums: DomainSums) -> DomainSums:
+
+class ExampleCounter(Protocol):
+    """Counts something of examples and their predictions, beside their losses."""
+
+    def start(self, clients: Clients) -> Any:
+        """Returns each client's counts over no examples."""
+
+    def of_client(self, examples: Examples, predictions: Any) -> Any:
+        """Returns what is found of one client's batch."""
+
+    def add(self, total: Any, examples: Examples, is_present: tf.Tensor, found: Any) -> Any:
+        """Adds what was found of a batch of all clients to their counts."""
+
+
+def domain_sums_and_counts(
+    model: Model,
+    num_domains: int,
+    weights: ModelWeights,
+    clients: Clients,
+    counter: Optional[ExampleCounter],
+    batch_size: int = _BATCH_SIZE,
+) -> tuple[DomainSums, Any]:
+    """Returns the `domain_sums`, and each client's counts, () without a counter."""
+
+    def add_batch(batch: Batch, state: tuple[DomainSums, Any]) -> tuple[DomainSums, Any]:
         examples = clients.take(batch.positions)
 
-        def of_client(examples: Examples) -> ExampleMeasures:
+        def of_client(examples: Examples) -> tuple[ExampleMeasures, Any]:
             losses, predictions = model.example_losses(
                 weights, examples, training=False, seed=tf.zeros([2], tf.int32)
             )
-            return example_measures(model, examples, losses, predictions)
+            found = () if counter is None else counter.of_client(examples, predictions)
+            return example_measures(model, examples, losses, predictions), found
 
-        measures = clients.map(of_client, examples)
-        return add_to_domains(sums, examples["domain_id"], batch.is_present, measures)
+        sums, total = state
+        measures, found = clients.map(of_client, examples)
+        if counter is not None:
+            total = counter.add(total, examples, batch.is_present, found)
+        return add_to_domains(sums, examples["domain_id"], batch.is_present, measures), total
 
-    return clients.fold_batches(batch_size, add_batch, zero_sums(model, num_domains, clients))
+    counts = () if counter is None else counter.start(clients)
+    initial = zero_sums(model, num_domains, clients), counts
+    found: tuple[DomainSums, Any] = clients.fold_batches(batch_size, add_batch, initial)
+    return found
 
 
 class ExampleMeasures(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
+from tff_agnostic.computations.class_sums import ClassCounting
 from tff_agnostic.computations.client_output import all_finite
 from tff_agnostic.computations.clients import Clients, client_hashes
 from tff_agnostic.computations.domain_losses import (
@@ -28,6 +29,7 @@ from tff_agnostic.computations.domain_losses import (
     MetricSums,
     add_at,
     domain_sums,
+    domain_sums_and_counts,
     domain_sums_bounds,
 )
 from tff_agnostic.computations.histograms import Grid, LinearGrid, LogGrid, SizeGrid
@@ -85,6 +87,7 @@ class EvaluationOutput(NamedTuple):
             finite (which add nothing else), int64 scalars.
         resampled: The `stacked` sums with each client's weight in each of B replicates, float32
             [B, 2 m, p]; () where clients are not resampled. See `num_replicates`.
+        classes: Answers by class, a `ClassSums`; () where they are not counted.
     """
 
     sums: DomainSums
@@ -92,6 +95,7 @@ class EvaluationOutput(NamedTuple):
     by_size: OrderedDict[str, SizeSums]
     clients: OrderedDict[str, tf.Tensor]
     resampled: Any = ()
+    classes: Any = ()
 
 
 def num_replicates(num_domains: int) -> int:
@@ -116,18 +120,28 @@ def grid_of(metric: Optional[Metric]) -> Grid:
 
 
 def evaluate_clients(
-    weights: ModelWeights, clients: Clients, *, model: Model, num_domains: int, replicates: int = 0
+    weights: ModelWeights,
+    clients: Clients,
+    *,
+    model: Model,
+    num_domains: int,
+    replicates: int = 0,
+    counting: Optional[ClassCounting] = None,
 ) -> EvaluationOutput:
     """Client work: measures the weights that are broadcast; nothing in it is random.
 
     Args:
         num_domains: p.
         replicates: B, how often clients are resampled.
+        counting: Counts answers by class; None if nothing does.
     """
-    sums = domain_sums(model, num_domains, weights, clients)
+    sums, counts = domain_sums_and_counts(model, num_domains, weights, clients, counting)
     output: EvaluationOutput = clients.map(
         lambda sums, n: evaluation_output(model, sums, tf.equal(n, 0)), sums, clients.num_examples
     )
+    if counting is not None:
+        is_finite = 1 - output.clients["non_finite"]
+        output = output._replace(classes=counting.sums(counts * is_finite[..., tf.newaxis]))
     if not replicates:
         return output
     counted = poisson_one(client_hashes(_RESAMPLING_SEED, clients), replicates)
@@ -174,22 +188,32 @@ class Measurement:
     client_data_spec: Any
 
 
-def measurement_of_model(model: Model, num_domains: int, replicates: int = 0) -> Measurement:
+def measurement_of_model(
+    model: Model,
+    num_domains: int,
+    replicates: int = 0,
+    counting: Optional[ClassCounting] = None,
+) -> Measurement:
     """Returns the evaluation of one model's weights; its sums are an `EvaluationOutput`.
 
     Args:
         num_domains: p.
         replicates: How often clients are resampled. For plain sums only: of fewer clients than
             that, secure sums with known weights would tell the server each one's numbers.
+        counting: Counts answers by class; None if nothing does.
     """
     return Measurement(
         CommunicationStep(
             name="evaluation",
             broadcast=lambda weights: weights,
             client_work=HashablePartial(
-                evaluate_clients, model=model, num_domains=num_domains, replicates=replicates
+                evaluate_clients,
+                model=model,
+                num_domains=num_domains,
+                replicates=replicates,
+                counting=counting,
             ),
-            bounds=lambda limits: evaluation_bounds(model, limits, bool(replicates)),
+            bounds=lambda limits: evaluation_bounds(model, limits, bool(replicates), counting),
             bytes_per_example=model.bytes_per_example,
         ),
         weights_spec(model),
@@ -256,7 +280,10 @@ def _by_size(
 
 
 def evaluation_bounds(
-    model: Model, limits: ClientLimits, is_resampled: bool = False
+    model: Model,
+    limits: ClientLimits,
+    is_resampled: bool = False,
+    counting: Optional[ClassCounting] = None,
 ) -> EvaluationOutput:
     """Returns the bounds of what one client contributes, for secure sums.
 
@@ -264,6 +291,7 @@ def evaluation_bounds(
         model: What is evaluated.
         limits: Of a client's examples and losses.
         is_resampled: Whether clients are resampled.
+        counting: Counts answers by class.
     """
     one = Bound(1, integer=True)
     largest = {"loss": limits.max_loss}
@@ -281,6 +309,7 @@ def evaluation_bounds(
         by_size=OrderedDict((name, SizeSums(one, Bound(limit))) for name, limit in largest.items()),
         clients=OrderedDict(evaluated=one, empty=one, non_finite=one),
         resampled=resampled,
+        classes=() if counting is None else counting.bounds(limits),
     )
 
 

@@ -26,6 +26,7 @@ from tff_agnostic.computations.evaluation import (
 from tff_agnostic.computations.histograms import LinearGrid, quantile, superquantile
 from tff_agnostic.domain_weights import LambdaSet, Simplex
 from tff_agnostic.files import finite_or_none
+from tff_agnostic.metrics.class_counts import ClassReport, class_report
 from tff_agnostic.metrics.intervals import (
     LEVEL,
     Interval,
@@ -300,7 +301,7 @@ class EvaluationReport:
             if they are all mixtures, of which the worst is the worst domain.
         client_values: The clients' values of each measure, to be drawn.
         replicates: What works out `resampled`; None where clients are not resampled.
-        class_counts: Examples of each class in each domain; empty where they were not counted.
+        classes: Answers by domain and class.
     """
 
     domains: Mapping[str, SetReport]
@@ -313,7 +314,7 @@ class EvaluationReport:
     lambda_set: Optional[LambdaSet] = None
     client_values: Mapping[str, ClientValues] = dataclasses.field(default_factory=dict)
     replicates: Optional[Callable[[], Resampled]] = dataclasses.field(default=None, compare=False)
-    class_counts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    classes: ClassReport = ClassReport()
 
     @functools.cached_property
     def resampled(self) -> Optional[Resampled]:
@@ -401,7 +402,7 @@ class EvaluationReport:
             "not_counted": list(self.not_counted),
             "clients": dict(self.clients),
             "client_values": {name: of.to_json() for name, of in self.client_values.items()},
-            **({"class_counts": dict(self.class_counts)} if self.class_counts else {}),
+            **self.classes.to_json(),
             **({"clipped": dict(self.clipped)} if self.clipped else {}),
         }
 
@@ -471,6 +472,7 @@ def evaluation_report(
         replicates=None
         if isinstance(summed.resampled, tuple)
         else functools.partial(_resampled, measures, ratios, summed.resampled),
+        classes=class_report(domain_names, summed.classes),
     )
 
 

@@ -32,6 +32,21 @@ PerExampleFn = Callable[["tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", "tf.Tenso
 
 
 @dataclasses.dataclass(frozen=True)
+class ClassScores:
+    """How predictions score classes.
+
+    Attributes:
+        of: Maps predictions to scores of the classes, float [n, classes]; the class of the largest,
+            the first of equal ones, is the answer.
+        from_logits: Whether a softmax makes probabilities of them, or they are probabilities; None
+            if the model's loss has to say it.
+    """
+
+    of: Callable[[tf.Tensor], tf.Tensor]
+    from_logits: Optional[bool] = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Metric:
     """A metric made of the ratio sum(numerator) / sum(denominator) over any set of examples.
 
@@ -53,6 +68,8 @@ class Metric:
         num_bins: Number of points of the grid from 0 to `upper`.
         shown_as: "none" for plain numbers, "share" for numbers in [0, 1] that people read in
             percent, "factor" for numbers that are compared by ratios, on logarithmic axes.
+        classes: How predictions score classes, where labels are classes; None if nothing is to be
+            told of them.
     """
 
     name: str
@@ -64,6 +81,7 @@ class Metric:
     transform: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
     num_bins: int = 201
     shown_as: Literal["none", "share", "factor"] = "none"
+    classes: Optional[ClassScores] = None
 
     def value(self, ratio: tf.Tensor) -> tf.Tensor:
         """Returns the metric's values from ratios of any shape; too large ones are infinite."""
@@ -77,9 +95,16 @@ def _correct_class(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor
     return correct, tf.ones(tf.shape(correct))
 
 
+def _as_they_are(predictions: tf.Tensor) -> tf.Tensor:
+    return predictions
+
+
+_SCORES = ClassScores(_as_they_are)
+
+
 def accuracy() -> Metric:
     """Fraction of examples with the label's score largest: labels int [n], scores [n, classes]."""
-    return Metric("accuracy", _correct_class, shown_as="share")
+    return Metric("accuracy", _correct_class, shown_as="share", classes=_SCORES)
 
 
 def mean_absolute_error(label_range: float) -> Metric:
@@ -120,7 +145,13 @@ def binary_accuracy(from_logits: bool) -> Metric:
         correct = tf.cast(tf.equal(is_one, tf.equal(labels, 1)), tf.float32)
         return correct, tf.ones(tf.shape(correct))
 
-    return Metric("accuracy", per_example, shown_as="share")
+    def of_both(predictions: tf.Tensor) -> tf.Tensor:
+        of_one = _column(predictions)
+        of_zero = tf.zeros_like(of_one) if from_logits else 1.0 - of_one
+        return tf.stack([of_zero, of_one], axis=-1)
+
+    classes = ClassScores(of_both, from_logits)
+    return Metric("accuracy", per_example, shown_as="share", classes=classes)
 
 
 def _error(

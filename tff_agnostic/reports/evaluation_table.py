@@ -134,7 +134,7 @@ def _notes(report: EvaluationReport) -> list[str]:
         notes.append(f"worst mixture of Lambda: loss {worst.loss:.4g} at {of_domains}")
     if ACCURACY in report.measures:
         accuracies = {name: of.measures[ACCURACY].value for name, of in report.domains.items()}
-        found = not_above_constant(report.class_counts, accuracies)
+        found = not_above_constant(report.classes.counts, accuracies)
         if found:
             notes.append(constant_line(found, len(report.domains)))
     return [*notes, *clipped_lines(report)]

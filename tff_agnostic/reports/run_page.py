@@ -13,6 +13,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_text
 from tff_agnostic.metrics.formatting import UNDEFINED, cell
 from tff_agnostic.report_fields import Unit
+from tff_agnostic.reports.class_section import classes_section
 from tff_agnostic.reports.page import (
     NOT_RECORDED,
     Blanks,
@@ -84,6 +85,7 @@ def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
             data_section(run, run.is_private),
             measures_section(run),
             domains_section(run),
+            classes_section(run),
             tail_section(run),
             models_section(run),
             _price_section(run),

@@ -51,6 +51,7 @@ _SETTINGS = (
     "private_evaluation",
     *_NOISE,
     "evaluation_clients_share",
+    "evaluation_statistics",
 )
 
 _OF_THIS_CALL = (

@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.algorithm import Algorithm, RunState
+from tff_agnostic.computations.class_sums import class_counting
 from tff_agnostic.computations.domain_losses import Holdout, example_measures
 from tff_agnostic.computations.evaluation import (
     ChoiceOutput,
@@ -25,7 +26,6 @@ from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest_of
 from tff_agnostic.later import tf
-from tff_agnostic.metrics.class_counts import ClassCounter
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,
     EvaluationReport,
@@ -100,37 +100,22 @@ class Evaluator:
             on_all: Whether to use all test clients, or the sample.
             state: Of a private evaluation; see `PrivateEvaluation.state`.
         """
-        classes = ClassCounter(self._task.model, self._task.num_domains)
-        report = self.report(self.measure(weights, on_all, state, classes))
-        if report.replicates is None:
-            # What the server sees of clients is not to be more than their sums.
-            return report
-        return dataclasses.replace(report, class_counts=classes.counts(self._task.domain_names))
+        return self.report(self.measure(weights, on_all, state))
 
-    def measure(
-        self,
-        weights: ModelWeights,
-        on_all: bool,
-        state: Any = None,
-        classes: Optional[ClassCounter] = None,
-    ) -> Evaluated:
+    def measure(self, weights: ModelWeights, on_all: bool, state: Any = None) -> Evaluated:
         """Returns the sums of which a report is made; see `__call__`.
 
         Args:
             weights: The model's weights.
             on_all: Whether to use all test clients, or the sample.
             state: Of a private evaluation.
-            classes: Counts the classes of the clients, if it is given.
         """
-        clients: Iterable[Examples] = self._clients(on_all)
-        if classes is not None:
-            clients = classes.counting(clients)
-        return self._evaluate(weights, in_parts(clients), state)
+        return self._evaluate(weights, in_parts(self._clients(on_all)), state)
 
     def report(self, evaluated: Evaluated) -> EvaluationReport:
         """Returns the report of what was measured."""
         output = evaluated.output if self.noise is None else self.noise.consistent(evaluated.output)
-        return evaluation_report(
+        report = evaluation_report(
             self._task.model,
             self._task.domain_names,
             output,
@@ -140,6 +125,10 @@ class Evaluator:
             self._lambda_set,
             self._percentiles,
         )
+        if self.noise is None:
+            return report
+        # The largest of several noisy counts is too large: it is no answer to compare a model with.
+        return dataclasses.replace(report, classes=dataclasses.replace(report.classes, counts={}))
 
     def diverged(self, round_num: int, report: EvaluationReport, on_all: bool) -> UserError:
         """Returns the error of an evaluation in which no client's numbers were finite."""
@@ -268,7 +257,9 @@ class RunEvaluations:
 def prepared_evaluation(
     runtime: Runtime, task: Task, aggregation: Aggregation, noise: Optional[PrivateEvaluation]
 ) -> Evaluation:
-    """Returns what an `Evaluator` evaluates with; plain sums resample the clients, too.
+    """Returns what an `Evaluator` evaluates with: it counts answers by class, too.
+
+    Plain sums resample the clients as well.
 
     Args:
         runtime: Executes it.
@@ -280,7 +271,8 @@ def prepared_evaluation(
         return runtime.measurement(noise.measurement, noise.aggregation)
     # Secure sums are to hide what known weights would uncover.
     replicates = num_replicates(task.num_domains) if isinstance(aggregation, PlainSum) else 0
-    measurement = measurement_of_model(task.model, task.num_domains, replicates)
+    counting = class_counting(task.model, task.num_domains)
+    measurement = measurement_of_model(task.model, task.num_domains, replicates, counting)
     return runtime.measurement(measurement, aggregation)
 
 

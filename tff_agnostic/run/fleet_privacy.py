@@ -183,6 +183,12 @@ def _of_evaluation(
             "noise, which a run with --private_evaluation gives them"
         )
 
+    if private.counts_answers:
+        raise UserError(
+            "--kind: expected the evaluation of a run without --evaluation_statistics, found one "
+            "with it: exports do not count answers by class"
+        )
+
     def restored(initial: RunState) -> RunState:
         # The weights of training, and none of its secrets.
         return trained(_sums(privacy))._replace(aggregations=initial.aggregations)

@@ -1,0 +1,125 @@
+"""Counts of answers by class, beside those of NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.computations.class_sums import ClassCounting, ClassSums, class_counting
+from tff_agnostic.computations.clients import Clients, arrays_of_client
+from tff_agnostic.computations.domain_losses import domain_sums_and_counts
+from tff_agnostic.models import Metric, binary_accuracy, logistic_regression
+from tff_agnostic.models.model import Model, ModelWeights
+
+_DOMAINS = 2
+
+
+def _client(rng, labels, num_features):
+    return {
+        "x": rng.normal(size=[len(labels), num_features]).astype(np.float32),
+        "y": np.array(labels, np.int32),
+        "domain_id": rng.integers(_DOMAINS, size=len(labels)).astype(np.int32),
+    }
+
+
+def _counted(model, weights, client, batch_size=7):
+    counting = class_counting(model, _DOMAINS)
+    clients = Clients.of(arrays_of_client(client))
+    _, counts = domain_sums_and_counts(model, _DOMAINS, weights, clients, counting, batch_size)
+    return tf.nest.map_structure(np.asarray, counting.sums(counts))
+
+
+def _scores(client, weights):
+    kernel, bias = weights.trainable
+    return client["x"] @ kernel + bias
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 25])
+def test_answers_are_counted_by_domain_and_class(num_classes):
+    rng = np.random.default_rng(num_classes)
+    model = logistic_regression(4, num_classes)
+    weights = ModelWeights(
+        [rng.normal(size=w.shape).astype(np.float32) for w in model.initial_weights.trainable], []
+    )
+    client = _client(rng, rng.integers(num_classes, size=30), 4)
+    found = _counted(model, weights, client)
+    scores = _scores(client, weights)
+    answers = scores.argmax(axis=1)
+    tables = np.zeros([_DOMAINS, num_classes, num_classes], int)
+    np.add.at(tables, (client["domain_id"], client["y"], answers), 1)
+    if num_classes == 25:
+        assert isinstance(found.confusion, tuple)
+        right = np.diagonal(tables, axis1=1, axis2=2)
+        expected = np.stack([tables.sum(axis=2), tables.sum(axis=1), right], axis=1)
+        np.testing.assert_array_equal(found.by_class, expected)
+        return
+    np.testing.assert_array_equal(found.confusion, tables)
+    assert isinstance(found.by_class, tuple)
+    if num_classes == 3:
+        assert isinstance(found.scores, tuple)
+        return
+    exp = np.exp(scores)
+    bins = np.floor(50 * exp[:, 1] / exp.sum(axis=1)).astype(int)
+    expected = np.zeros([_DOMAINS, 2, 50], int)
+    np.add.at(expected, (client["domain_id"], client["y"], bins), 1)
+    np.testing.assert_array_equal(found.scores, expected)
+    # A threshold of 1/2 lies between bins: both counts say the same of it.
+    np.testing.assert_array_equal(found.scores[..., 25:].sum(axis=2), tables[..., 1])
+
+
+def _of_one_output(from_logits, metrics):
+    """A model whose only output is the input."""
+    return Model(
+        initial_weights=ModelWeights([], []),
+        example_spec={
+            "x": tf.TensorSpec([None, 1], tf.float32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+        predict=lambda weights, x, training, seed: x,
+        loss=lambda labels, outputs: tf.zeros(tf.shape(labels)),
+        metrics=metrics,
+    )
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_one_output_is_the_second_class(from_logits):
+    model = _of_one_output(from_logits, (binary_accuracy(from_logits),))
+    probabilities = np.array([0.0, 0.011, 0.5, 0.51, 0.999, 1.0], np.float32)
+    x = probabilities
+    if from_logits:
+        with np.errstate(divide="ignore"):
+            x = np.log(probabilities) - np.log1p(-probabilities)
+    client = {
+        "x": np.asarray(x, np.float32)[:, np.newaxis],
+        # One label is no class: it counts nowhere.
+        "y": np.array([0, 1, 0, 1, 1, 7], np.int32),
+        "domain_id": np.zeros([6], np.int32),
+    }
+    found = _counted(model, model.initial_weights, client)
+    # Not above the threshold is class 0, as in the accuracy.
+    assert found.confusion[0].tolist() == [[2, 0], [1, 2]]
+    assert found.confusion[1].sum() == 0
+    held = {label: np.flatnonzero(found.scores[0, label]).tolist() for label in (0, 1)}
+    assert held == {0: [0, 25], 1: [0, 25, 49]}
+
+
+def test_where_nothing_says_what_classes_are_nothing_is_counted():
+    assert (
+        class_counting(_of_one_output(True, (Metric("accuracy", lambda y, p: (y, y)),)), 2) is None
+    )
+    # 3 numbers of each class and domain.
+    assert class_counting(logistic_regression(4, 1000), 20) is None
+    assert class_counting(logistic_regression(4, 1000), 10).num_classes == 1000
+
+
+def test_a_client_adds_each_example_once():
+    model = logistic_regression(4, 2)
+    bounds = ClassCounting(model, 2, 2).bounds(ClientLimits(max_examples=30))
+    assert isinstance(bounds, ClassSums)
+    assert {(b.limit, b.integer, b.norm) for b in (bounds.confusion, bounds.scores)} == {
+        (30, True, 30.0)
+    }
+    assert bounds.by_class == ()
+    # The largest: all of a class that always is the answer.
+    of_many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(ClientLimits(max_examples=30))
+    assert of_many.by_class.norm == pytest.approx(np.linalg.norm([30, 30, 30]))
