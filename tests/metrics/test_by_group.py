@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from tests.run.harness import measures
 from tff_agnostic.metrics.by_group import by_group_of
@@ -35,6 +36,21 @@ def test_the_numbers_of_a_run():
     np.testing.assert_allclose(list(found.difference().values()), [0.6, 0.3])
     np.testing.assert_allclose(list(found.ratio().values()), [0.25, 2 / 3])
     assert found.worst() == {"loss": "b", "accuracy": "b"}
+
+
+def test_a_line_makes_a_data_frame_of_it_where_pandas_is():
+    pandas = pytest.importorskip("pandas")
+    found = by_group_of(_RESULT, _MEASURES)
+    frame = pandas.DataFrame(found.by_group)
+    assert list(frame.index) == [*_RESULT["domains"]] and list(frame.columns) == [*_MEASURES]
+    assert frame.loc["b", "accuracy"] == 0.6 and frame["loss"].isna()["none"]
+    # fairlearn's numbers are these of the domains that count.
+    counted = frame.drop(index=list(found.not_counted))
+    assert (counted.max() - counted.min()).to_dict() == pytest.approx(found.difference())
+    assert (counted.min() / counted.max()).to_dict() == pytest.approx(found.ratio())
+    rows = {"FedAvg": found, "AgnosticFedAvg": found}
+    both = pandas.concat({row: pandas.DataFrame(of.by_group) for row, of in rows.items()})
+    assert both.loc[("FedAvg", "a"), "loss"] == 0.2 and len(both) == 2 * len(frame)
 
 
 def test_no_domain_that_counts_is_no_worst_one():

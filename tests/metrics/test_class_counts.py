@@ -53,7 +53,7 @@ def test_calibration_is_the_share_of_class_1_by_its_probability(scored):
     found = calibration(_counts(labels, bins))
     share, _ = reference.calibration_curve(labels, (bins + 0.5) / _BINS, n_bins=10)
     np.testing.assert_allclose(found.share, share)
-    assert found.count.sum() == len(labels)
+    assert found.examples.sum() == len(labels)
     tenths = bins // 5
     errors = [
         np.mean(tenths == k) * abs(np.mean(labels[tenths == k]) - (k + 0.5) / 10)

@@ -117,17 +117,17 @@ class Calibration(NamedTuple):
     Attributes:
         probability: The middle of each bin.
         share: The share of its examples that are of class 1.
-        count: Its examples.
+        examples: How many these are.
     """
 
     probability: np.ndarray
     share: np.ndarray
-    count: np.ndarray
+    examples: np.ndarray
 
     @property
     def error(self) -> float:
         """The expected calibration error (Naeini et al. 2015), of the middles of the bins."""
-        weights = self.count / self.count.sum()
+        weights = self.examples / self.examples.sum()
         return float(np.sum(weights * np.abs(self.share - self.probability)))
 
 

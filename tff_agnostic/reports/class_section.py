@@ -112,8 +112,7 @@ def _class_table(run: RunRecord, names: Sequence[str]) -> Table:
     classes = _class_names(run, len(next(iter(by_domain.values()))[HAVE]))
     all_rows = []
     for name in names:
-        have, right = (np.asarray(by_domain[name][key], np.float64) for key in (HAVE, RIGHT))
-        wrong = have - right
+        wrong = np.subtract(by_domain[name][HAVE], by_domain[name][RIGHT])
         order = [i for i in np.argsort(-wrong, kind="stable").tolist() if wrong[i] > 0]
         all_rows += [(name, i) for i in order[:_CLASSES_OF_DOMAIN]]
     rows: list[Sequence[Line]] = []
