@@ -155,6 +155,29 @@ def test_the_verdict_comes_first_and_says_what_it_does_not_prove(searched):
     assert page.index(sentences[0]) < page.index("<h2>The best settings</h2>")
 
 
+def test_of_two_stages_the_second_is_searched_and_the_first_is_trained_once(call, folder):
+    further = ("--algorithms=last_layer", "--preset=none", "--rounds=3", "--pruner=none")
+    search = ("--search=server_learning_rate=choice:0.1,1", "--trials=2", "--output_dir=search")
+    outcome = call(tune, *_FLAGS, *further, *search)
+    assert outcome.status == 0, outcome
+    first = folder / "search" / "first_stages" / "last_layer" / "seed_7" / "run"
+    config = json.loads((first / "config.json").read_text())
+    assert (config["algorithm"], config["rounds"], config["seed"]) == ("fed_avg", 2, 7)
+    trained = (first / "checkpoints" / "round_00000002.npz").read_bytes()
+    for row in _rows(folder / "search"):
+        second = folder / "search" / "last_layer" / f"trial_00{row['trial']}" / "seed_7"
+        config = json.loads((second / "config.json").read_text())
+        assert (config["domain_weight_update"], config["rounds"]) == ("fixed", 1)
+        assert config["server_learning_rate"] == float(row["server_learning_rate"])
+        assert (second / "initial_model.npz").read_bytes() == trained
+    assert "./run compare --flagfile=search/last_layer/best.flags" in outcome.out
+    best = json.loads((folder / "search" / "tuned.json").read_text())["algorithms"]["last_layer"]
+    (trials,) = compared_specs("--flagfile=search/last_layer/best.flags").values()
+    config = trials[0].settings()
+    assert config["server_learning_rate"] == float(best["best"]["settings"]["server_learning_rate"])
+    assert (config["domain_weight_update"], config["rounds"]) == ("fixed", 3)
+
+
 def test_the_plots_are_images(searched):
     paths = sorted((searched[0] / "plots").iterdir())
     assert [path.name for path in paths] == ["fed_avg_importance.png", "fed_avg_slices.png"]

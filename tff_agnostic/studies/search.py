@@ -12,7 +12,9 @@ from typing import Callable, Optional
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import folder_lock, make_folder
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.models.keras import last_layer
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.evaluation import Diverged
 from tff_agnostic.run.folder import RunFolder
@@ -20,6 +22,7 @@ from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.run.training import AfterRound, TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.studies.comparison import FIRST_STAGES
 from tff_agnostic.studies.optuna_studies import (
     COUNTED,
     ENDED,
@@ -35,6 +38,7 @@ from tff_agnostic.studies.optuna_studies import (
 )
 from tff_agnostic.studies.search_space import Objective
 from tff_agnostic.studies.searched_method import SearchedArm, check_run
+from tff_agnostic.studies.stages import going_on
 from tff_agnostic.tasks.registry import check_heldout
 from tff_agnostic.tasks.task import Task
 
@@ -63,12 +67,14 @@ class TrialRunner:
         seeds: Of the runs of each trial, of which the mean counts.
         runtime: Executes the rounds; entered by the caller.
         load_task: Returns the task of a run.
+        folder: Of the search, which has the first stages of trials with two.
     """
 
     objective: Objective
     seeds: tuple[int, ...]
     runtime: Runtime
     load_task: Callable[[RunSpec], Task]
+    folder: Path
 
     def __call__(
         self, arm: SearchedArm, claim: Claim, stop: StopRequest, after_round: AfterRound
@@ -96,9 +102,12 @@ class TrialRunner:
             # not even that is so any more, as where a file is gone, the search ends.
             arm.check(self.seeds[0], self.load_task(arm.spec({}, self.seeds[0])))
             return Outcome(TrialState.PRUNED, text=f"refused: {e}")
-        watch = Watch(claim, self.objective, specs[0].config.rounds, len(specs))
+        stages = list(map(arm.stages, specs))
+        watch = Watch(claim, self.objective, stages[0][1].config.rounds, len(specs))
         try:
-            for k, spec in enumerate(specs):
+            for k, (first, spec) in enumerate(stages):
+                if first is not None:
+                    spec = self._after_first(arm, first, spec, stop)
                 folder = RunFolder(claim.folder / f"seed_{spec.config.seed}")
                 of_all = _of_all(after_round, k, len(specs))
                 run = TrainingRun(spec, folder, self.runtime, True, self.load_task)
@@ -112,6 +121,19 @@ class TrialRunner:
         finally:
             watch.note_time()
         return Outcome(TrialState.COMPLETE, watch.mean())
+
+    def _after_first(
+        self, arm: SearchedArm, first: RunSpec, second: RunSpec, stop: StopRequest
+    ) -> RunSpec:
+        """Returns a second stage; the trials of a seed share the first one, in all processes."""
+        path = self.folder / FIRST_STAGES / arm.name / f"seed_{first.config.seed}"
+        make_folder(path)
+        with folder_lock(path, wait=True):
+            folder = RunFolder(path / "run")
+            run = TrainingRun(first, folder, self.runtime, True, self.load_task)
+            if not run.is_complete():
+                run.run(stop, show_progress=False)
+            return going_on(second, folder, last_layer(run.parts.task.model))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,8 +29,10 @@ from tff_agnostic.run.spec import (
     resolve,
 )
 from tff_agnostic.settings import check_values
+from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.optuna_studies import Method
 from tff_agnostic.studies.search_space import Dimension, task_settings
+from tff_agnostic.studies.stages import halves
 from tff_agnostic.tasks.registry import TASKS, option_flags, what_decides_the_split
 from tff_agnostic.tasks.task import Task, option_flag
 
@@ -53,7 +55,8 @@ class SearchedArm:
             is evaluated on held-out examples.
         data_dir: Folder with the task's files.
         data: The client store.
-        dimensions: What is varied, by flag.
+        dimensions: What is varied, by flag; of two stages, of the second one.
+        has_two_stages: Whether a trial is the second stage after FedAvg; see `studies.stages`.
     """
 
     name: str
@@ -65,10 +68,13 @@ class SearchedArm:
     data_dir: Optional[Path] = None
     data: Optional[Path] = None
     dimensions: Mapping[str, Dimension] = dataclasses.field(default_factory=dict)
+    has_two_stages: bool = False
 
     @property
     def file_or_name(self) -> str:
         """The algorithm: its name, or its Python file, wherever it is looked for from."""
+        if self.has_two_stages:
+            return LAST_LAYER
         algorithm = str(self.given["algorithm"])
         return str(Path(algorithm).resolve()) if is_user_file(algorithm) else algorithm
 
@@ -81,6 +87,26 @@ class SearchedArm:
             seed: Of the run.
         """
         return self._resolved({f: self.dimensions[f].value(v) for f, v in sampled.items()}, seed)
+
+    def stages(self, spec: RunSpec) -> tuple[Optional[RunSpec], RunSpec]:
+        """Returns what a trial trains: its first stage, if it has two, and what is searched of.
+
+        The first stage is FedAvg with what was given for all, whatever is drawn.
+
+        Args:
+            spec: A run of the algorithm, with all its rounds.
+        """
+        if not self.has_two_stages:
+            return None, spec
+        first = resolve(
+            self.task,
+            {"algorithm": BASELINE, "seed": spec.config.seed},
+            self.task_options,
+            self.data_dir,
+            self.data,
+            shared=self.shared,
+        )
+        return halves(first, spec)
 
     def start(self, seed: int) -> tuple[dict[str, Any], list[str]]:
         """Returns Optuna's values of what is given without the search, as a first trial.
@@ -143,7 +169,9 @@ class SearchedArm:
             if name in self.task_options and name not in fixed
         }
         wanted = [*self.shared, *self.given, *sorted(options), *self.dimensions]
-        kept = [name for name in dict.fromkeys(wanted) if name not in ("algorithm", "seed")]
+        of_word = WORDS[LAST_LAYER].settings if self.has_two_stages else {}
+        left_out = {"algorithm", "seed", *of_word}
+        kept = [name for name in dict.fromkeys(wanted) if name not in left_out]
         return {
             name: flags[name] for name in kept if name in flags and _has_effect(spec, name, self)
         }

@@ -156,14 +156,13 @@ def begun(
             for k, (first, second) in enumerate(zip(of_row.first, of_row.second)):
                 path = trial_folder(folder / FIRST_STAGES, row, k)
                 run = TrainingRun(first, path, runtime, resume=True, load_task=load_task)
-                layer = last_layer(run.parts.task.model)
                 if k == 0:
-                    remarks[row] = _remark(first, second, layer)
+                    remarks[row] = _remark(first, second, last_layer(run.parts.task.model))
                     work.note(f"{row}: {remarks[row]}")
                 if not run.is_complete():
                     run.run(stop, show_progress=False, after_round=work.within)
                     work.update()
-                found[row].append(going_on(second, path, layer))
+                found[row].append(going_on(second, path, last_layer(run.parts.task.model)))
     return Begun(found, remarks)
 
 

@@ -31,6 +31,7 @@ from tff_agnostic.studies.search_space import (
     parse_objective,
     parse_search,
     searchable,
+    task_settings,
 )
 from tff_agnostic.studies.searched_method import (
     SearchedArm,
@@ -128,7 +129,7 @@ def tune(given: GivenRun) -> None:
                 f"{', '.join(arms)} on {first.task}, by {objective.name} on the "
                 f"{task.test_split} clients: {at.path}"
             )
-            runner = TrialRunner(objective, seeds, runtime, load_task)
+            runner = TrialRunner(objective, seeds, runtime, load_task, at.path)
             search = Search(arms, Studies(at.path, method), runner, _budget(own), at.path)
             search.begin(seeds[0])
             if config.privacy != "none":
@@ -142,12 +143,6 @@ def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
     own, shared = given.own, given.settings
     options = heldout_options(own.task, given.task_options(own.task))
     rows = given_arms(given)
-    staged = next((name for name, row in rows.items() if row.word == LAST_LAYER), None)
-    if staged is not None:
-        raise UserError(
-            f"--arms: {staged}: expected rows of one stage, found {LAST_LAYER}: search for the "
-            "settings of uniform, and compare"
-        )
     further = overrides(given, list(rows))
     arms = {
         name: SearchedArm(
@@ -159,6 +154,7 @@ def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
             options,
             own.data_dir,
             own.data,
+            has_two_stages=row.word == LAST_LAYER,
         )
         for name, row in rows.items()
     }
@@ -175,10 +171,20 @@ def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
     useless = next((flag for flag in search.shared if flag not in of_any), None)
     if useless is not None:
         raise UserError(f"--search: {useless} has no effect: none of {', '.join(arms)} has it")
-    return {
+    arms = {
         name: dataclasses.replace(arm, dimensions=search.of(name, list(specs[name].flags())))
         for name, arm in arms.items()
     }
+    for name, arm in arms.items():
+        # What two stages cannot be is refused before anything runs.
+        first, _ = arm.stages(specs[name])
+        of_both = arm.dimensions.keys() & task_settings(own.task).keys()
+        if first is not None and of_both:
+            raise UserError(
+                f"--search: {name}: expected settings of its second stage, found "
+                f"{sorted(of_both)[0]}, which the first one has, too"
+            )
+    return arms
 
 
 def _seeds(given: GivenRun) -> tuple[int, ...]:
@@ -201,7 +207,7 @@ def _method(given: GivenRun, arms: Mapping[str, SearchedArm], higher_is_better: 
         higher_is_better: Which direction of the objective is good.
     """
     own, seed = given.own, _seeds(given)[0]
-    rounds = min(arm.spec({}, seed).config.rounds for arm in arms.values())
+    rounds = min(arm.stages(arm.spec({}, seed))[1].config.rounds for arm in arms.values())
     if own.prune_after is not None and own.pruner == NO_PRUNER:
         raise UserError(f"--prune_after has no effect with --pruner={NO_PRUNER}")
     warm_up = round(_WARM_UP * rounds * own.repeats)

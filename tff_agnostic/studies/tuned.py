@@ -127,7 +127,8 @@ def _write_flags(
         )
         file = path / name / BEST_FLAGS
         write_text(file, flags_of_one(arm, settings[name], f"{arm.label} on {arm.task}: {which}."))
-        print(f"{name}: {which}: ./run train --flagfile={file}")
+        command = "compare" if arm.has_two_stages else "train"
+        print(f"{name}: {which}: ./run {command} --flagfile={file}")
     # One of other trials is worse than none.
     with write_errors(path):
         (path / COMPARE_FLAGS).unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -247,6 +247,11 @@ def flags_of_one(arm: SearchedArm, settings: Mapping[str, Any], remark: str) -> 
         settings: Its settings; see `SearchedArm.settings`.
         remark: A line that says what they are.
     """
+    if arm.has_two_stages:
+        # A run has one stage, a row may have two.
+        of_all = {*option_flags(arm.task), *OF_ALL_ROWS, *arm.shared}
+        common = {flag: value for flag, value in settings.items() if flag in of_all}
+        return _file(remark, {**_of_task(arm), **common, "arms": _row(arm, settings, of_all)})
     # Each of the two commands has one of these flags, and is told to overlook the other.
     which = {"undefok": "algorithm,algorithms", "algorithm": arm.file_or_name}
     which["algorithms"] = arm.file_or_name
@@ -271,12 +276,15 @@ def flags_of_all(arms: Mapping[str, SearchedArm], settings: Settings, remark: st
         for flag, value in of.items():
             if flag in of_all and common.setdefault(flag, value) != value:
                 return None
-    rows = []
-    for name, arm in arms.items():
-        label = "" if name == algorithm_label(arm.file_or_name) else f"{name}="
-        own = [f"{f}={flag_text(v)}" for f, v in settings[name].items() if f not in of_all]
-        rows.append(f"{label}{arm.file_or_name}{':' * bool(own)}{','.join(own)}")
+    rows = [_row(arm, settings[name], of_all) for name, arm in arms.items()]
     return _file(remark, {**_of_task(first), **common, "arms": ";".join(rows)})
+
+
+def _row(arm: SearchedArm, settings: Mapping[str, Any], of_all: Collection[str]) -> str:
+    """Returns what --arms has of an algorithm: what its settings are, but for those of all rows."""
+    label = "" if arm.name == algorithm_label(arm.file_or_name) else f"{arm.name}="
+    own = [f"{f}={flag_text(v)}" for f, v in settings.items() if f not in of_all]
+    return f"{label}{arm.file_or_name}{':' * bool(own)}{','.join(own)}"
 
 
 def _of_task(arm: SearchedArm) -> dict[str, Any]:

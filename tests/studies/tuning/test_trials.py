@@ -238,7 +238,8 @@ def _outcome(arm: SearchedArm, folder, first):
     studies = Studies(folder, Method(False, seed=0, sampler="random", pruner="none", warm_up=1))
     studies.add(arm.name, first)
     claim = studies.taken({arm.name: tuple(arm.dimensions.values())}, Budget(20, None))
-    runner = TrialRunner(_OBJECTIVE_OF_TRIALS, (0,), CohortRuntime(RuntimeOptions()), LoadedTasks())
+    runtime = CohortRuntime(RuntimeOptions())
+    runner = TrialRunner(_OBJECTIVE_OF_TRIALS, (0,), runtime, LoadedTasks(), folder)
     with claim.held, StopRequest() as stop:
         return runner(arm, claim, stop, lambda *_: None)
 
