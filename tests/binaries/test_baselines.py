@@ -180,6 +180,24 @@ def store(tmp_path) -> Path:
     return write_store(tmp_path / "sites.sqlite", records, "features", class_names=("no", "yes"))
 
 
+def test_trivial_baselines_are_made_in_a_new_folder_and_fixed_weights_take_none(store, tmp_path):
+    options = {"model": str(tmp_path / "linear.py")}
+    given = {"domain_baselines": "trivial"}
+    spec = resolve("custom", given, options, data=store)
+    path = tmp_path / "run"
+    with StopRequest() as stop:
+        (found,) = baselines.with_baselines([spec], path, None, stop)
+    train_clients, expected = spec.load_task().train, []
+    for domain in ("dark", "light"):
+        ids = [name for name in train_clients.client_ids if name.startswith(domain)]
+        ones = np.concatenate([train_clients.read(name)["y"] for name in ids]).mean()
+        expected.append(-(ones * np.log(ones) + (1 - ones) * np.log(1 - ones)))
+    assert found.algorithm.domain_baselines == pytest.approx(expected)
+    assert json.loads((path / "baselines" / "baselines.json").read_text())["task"] == "custom"
+    with pytest.raises(UserError, match=r"^--domain_baselines has no effect with --domain_weight_"):
+        resolve("custom", {**given, "domain_weight_update": "fixed"}, options, data=store)
+
+
 def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tmp_path):
     path = tmp_path / "runs"
     data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")

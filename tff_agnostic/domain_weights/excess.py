@@ -31,6 +31,11 @@ BASELINE_LOSSES: Registry[str] = Registry(
         HELDOUT: "on those that are held out",
     },
 )
+# Every update but that of fixed weights, which follow no losses.
+_MOVING = (
+    "domain_weight_update",
+    ("exponentiated_gradient", "projected_gradient", "cvar"),
+)
 
 
 def excess_losses(
@@ -71,12 +76,14 @@ class BaselineOptions(Settings):
         "(train, compare): class shares, means or unigrams of each domain.",
         short="b of excess losses: numbers, a run, own or trivial; see docs/algorithms.",
         or_text=True,
+        only_with=_MOVING,
     )
     baseline_losses: str = setting(
         TRAINING,
         "Which losses of runs are baselines.",
         choices=BASELINE_LOSSES,
         short="Which losses of runs are baselines: training or heldout ones.",
+        only_with=_MOVING,
     )
 
     def baselines(self, num_domains: int) -> Optional[tuple[float, ...]]:
