@@ -1,11 +1,12 @@
 """Writes digits.csv and linear.py into a folder: a usual, a noisy and a rare domain.
 
-    .venv/bin/python -m benchmarks.hard_domains.digits FOLDER
+    .venv/bin/python -m benchmarks.hard_domains.digits FOLDER [SEED]
 
 scikit-learn's digits, 8x8: 360 training images as they are (usual), 360 of whose labels three in
 ten are drawn at random (noisy), and 54 whose images are transposed (rare), each in 12 clients. Each
-domain has 120 held-out and 119 test images of its own kind. The page on absent domains and excess
-losses, docs/algorithms/excess_losses.md, has the commands that go on from here.
+domain has 120 held-out and 119 test images of its own kind. SEED, 0 if not given, draws images and
+wrong labels. The page on absent domains and excess losses, docs/algorithms/excess_losses.md, has
+the commands that go on from here.
 """
 
 import csv
@@ -55,15 +56,15 @@ def rows(seed: int = 0) -> Iterator[list]:
                 yield [client, domain, split, label, *image.round(4).tolist()]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, seed: int = 0) -> None:
     """Writes both files."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "digits.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["user", "kind", "split", "digit", *(f"p{i}" for i in range(64))])
-        writer.writerows(rows())
+        writer.writerows(rows(seed))
     (folder / "linear.py").write_text(MODEL)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:3]))
