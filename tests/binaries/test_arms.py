@@ -1,5 +1,6 @@
 """`compare --arms`: one algorithm several times, with settings of its own each time."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -110,9 +111,13 @@ def test_a_comparison_of_arms_goes_on_with_a_further_one(call, folder, compared)
 
 
 def test_words_are_rows_of_their_own():
-    flags = [*_SHORT, "--arms=fed_avg;uniform;slow=frozen:domain_learning_rate=0.001"]
+    words = "fed_avg;uniform;slow=frozen:domain_learning_rate=0.001;domain_input"
+    flags = [*_SHORT, f"--arms={words}"]
     specs = compared_specs(*flags)
-    assert list(specs) == ["fed_avg", "uniform", "slow"]
+    assert list(specs) == ["fed_avg", "uniform", "slow", "domain_input"]
+    (plain,), (told,) = specs["fed_avg"], specs["domain_input"]
+    config = dataclasses.replace(plain.config, domain_input="embedding")
+    assert dataclasses.replace(plain, config=config) == told
     uniform, frozen = specs["uniform"][0], specs["slow"][0]
     assert {run.config.algorithm for run in (uniform, frozen)} == {"agnostic_fed_avg"}
     assert uniform.algorithm.domain_weight_update == "fixed"

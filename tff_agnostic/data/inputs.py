@@ -23,6 +23,8 @@ ONLY = "x"
 NUMBER, MARK, CATEGORY = "number", "missing", "category"
 # What an input can be as a whole; the ids of categories count from 1, and 0 is any other one.
 IDS, TEXT, SENTENCE, IMAGE = "category ids", "text", "begin of a sentence", "image"
+# The number of the example's domain, from 0.
+DOMAIN = "domain"
 # Of stores that do not say what their numbers are.
 UNKNOWN = "unknown"
 
@@ -79,9 +81,9 @@ class Whole:
     """An input that is made of one column.
 
     Attributes:
-        kind: `IDS`, `TEXT`, `SENTENCE`, `IMAGE` or `UNKNOWN`.
+        kind: `IDS`, `TEXT`, `SENTENCE`, `IMAGE`, `DOMAIN` or `UNKNOWN`.
         column: The column; None if that is not known.
-        values: The categories, in the order of their ids.
+        values: The categories in the order of their ids, or the domains in that of their numbers.
     """
 
     kind: str
@@ -90,7 +92,7 @@ class Whole:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the same as JSON values."""
-        values = {"values": list(self.values)} if self.kind == IDS else {}
+        values = {"values": list(self.values)} if self.kind in (IDS, DOMAIN) else {}
         return {"is": self.kind, "column": self.column, **values}
 
 
@@ -119,6 +121,12 @@ class ModelInputs:
             else all(entry.column is not None for entry in one)
             for one in self.inputs.values()
         )
+
+    @property
+    def tell_the_domain(self) -> bool:
+        """Whether one of them is the number of the domain."""
+        kinds = [one.kind for one in self.inputs.values() if isinstance(one, Whole)]
+        return DOMAIN in kinds
 
     def of_vectors(self) -> list[Entry]:
         """Returns the numbers of all inputs that are vectors."""
@@ -178,6 +186,8 @@ def inputs_json(
         found["missing_category"] = inputs.missing_category
         if columns.words:
             found["words"] = dict(columns.words)
+    if inputs is not None and inputs.tell_the_domain:
+        found["domain_is_an_input"] = True
     found["classes"] = None if class_names is None else list(class_names)
     if words is not None:
         found["vocabulary"] = list(words)

@@ -383,8 +383,9 @@ def last_layer(model: Model) -> LastLayer:
     layers, frozen = _weights_of_layers(model), set(model.frozen)
     trained = set().union(*layers.values()) - frozen
     last = max(trained)
-    # The innermost one, where layers are in layers.
-    name = min((n for n in layers if last in layers[n]), key=lambda n: len(layers[n]))
+    # The innermost one, where layers are in layers; it stands behind those that it is in.
+    holders = [n for n in layers if last in layers[n]]
+    name = min(reversed(holders), key=lambda n: len(layers[n]))
     others = [n for n, of in layers.items() if of.isdisjoint(layers[name]) and of - frozen]
     left = trained - layers[name] - set().union(*(layers[n] for n in others))
     if left:

@@ -29,6 +29,7 @@ from tff_agnostic.settings import (
     setting,
     settings_in,
 )
+from tff_agnostic.tasks.domain_input import DOMAIN_INPUTS, NO_DOMAIN_INPUT
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import option_flag
 
@@ -106,6 +107,13 @@ class RunConfig(Settings):
         "Layers that are not trained and whose updates are not sent: names or patterns such as "
         "block_*, comma-separated.",
         short="Layers that are not trained: names or patterns such as block_*.",
+    )
+    domain_input: str = setting(
+        NO_DOMAIN_INPUT,
+        "Whether the domain of an example is an input of the model, which then needs it wherever "
+        "it is used: embedding adds a learnt vector of the domain to the scores.",
+        choices=DOMAIN_INPUTS,
+        short="Whether the domain is an input of the model: none or embedding.",
     )
     precision: str = setting(
         "float32",

@@ -48,6 +48,7 @@ from tff_agnostic.settings import (
     make,
     without_aliases,
 )
+from tff_agnostic.tasks.domain_input import with_domain_input
 from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_flags
 from tff_agnostic.tasks.task import DATA, Task, TaskContext, option_flag
 
@@ -164,6 +165,7 @@ class RunSpec:
             task = load_task(self.task, self.task_options, context)
             mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
             task = with_base_predictors(mixing, self.algorithm)
+            task = with_domain_input(task, self.config.domain_input)
         model = freeze(task.model, self.config.frozen_layers)
         task = dataclasses.replace(task, model=model)
         if self.config.max_examples is None:

@@ -14,6 +14,7 @@ from tff_agnostic.algorithms.user_algorithm import (
 )
 from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
+from tff_agnostic.tasks.domain_input import EMBEDDING
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
 # Settings that all rows of a comparison share, or it would compare something else.
@@ -79,6 +80,7 @@ WORDS: Mapping[str, Word] = {
         {"algorithm": "agnostic_fed_avg", "domain_baselines": TRIVIAL},
     ),
     LAST_LAYER: Word("last layer balanced", _UNIFORM),
+    "domain_input": Word("domain as an input", {"algorithm": BASELINE, "domain_input": EMBEDDING}),
     "pooled": Word("pooled, not federated", {"algorithm": BASELINE, **_POOLED}),
     "pooled_balanced": Word("pooled, uniform lambda, not federated", {**_UNIFORM, **_POOLED}),
 }

@@ -338,7 +338,7 @@ class LoadedTasks:
         wanted = (
             (spec.task, spec.task_options, spec.data_dir, spec.data),
             (spec.config.seed, spec.config.precision, spec.config.max_examples),
-            spec.config.frozen_layers,
+            (spec.config.frozen_layers, spec.config.domain_input),
             _mixed(spec),
         )
         for kept, task in self._kept:

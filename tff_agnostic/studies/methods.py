@@ -43,7 +43,8 @@ class ArmOptions(TaskOptions):
         "Instead of --algorithms: the same algorithm several times, with settings of their own, as "
         "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a word: "
         "uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains frozen), "
-        "last_layer (half of the rounds FedAvg, then its last layer alone, as uniform), or "
+        "last_layer (half of the rounds FedAvg, then its last layer alone, as uniform), "
+        "domain_input (FedAvg of a model with the domain as an input), or "
         "pooled and pooled_balanced (no federated training: FedAvg's and uniform's model, of all "
         "examples in one place).",
         also=Mapping,
