@@ -25,7 +25,7 @@ from tff_agnostic.saving.checkpoints import read_checkpoint
 # Elsewhere numbers have other last bits, which would tell what noise hides.
 _RELEASE_THEN = "2.14"
 _LAST = "checkpoints/round_00000006.npz"
-# What says when, how long, with which versions, by which command, or what follows by rules of today.
+# What says when, how long, with which versions, by which command, or follows from rules of today.
 _OF_A_RUN = re.compile("seconds|versions|command|trained_with|sentence|outcome")
 # What results did not say then.
 _NEW = {"library"}
