@@ -57,7 +57,8 @@ def classes_section(run: RunRecord) -> Section:
         blocks.append(_class_table(run, names))
     scores: Mapping[str, Any] = run.result.get(SCORES) or {}
     if scores:
-        blocks += [_score_table(scores, names), _picture(run, scores, names)]
+        second = _class_names(run, 2)[1]
+        blocks += [_score_table(scores, names, second), _picture(run, scores, names)]
     return Section("classes", "Answers by class", blocks)
 
 
@@ -145,7 +146,7 @@ def _of_all(scores: Mapping[str, Any]) -> np.ndarray:
     return np.sum([np.asarray(of) for of in scores.values()], axis=0)
 
 
-def _score_table(scores: Mapping[str, Any], names: Sequence[str]) -> Table:
+def _score_table(scores: Mapping[str, Any], names: Sequence[str], second: str) -> Table:
     rows: list[Sequence[Line]] = []
     for name in [*names[:_MOST_ROWS], _ALL]:
         of = _of_all(scores) if name == _ALL else scores[name]
@@ -163,12 +164,15 @@ def _score_table(scores: Mapping[str, Any], names: Sequence[str]) -> Table:
     notes: list[Line] = [
         "From counts of the probability of the second class in 50 bins (result.json: "
         f"{SCORES}). AUC: the area below the ROC curve, the probability that an example of the "
-        "second class has a larger probability than one of the first; - where a domain has one "
-        "class only. Calibration error: by how much probability and frequency differ in ten bins, "
-        "on average over the examples."
+        "second class has a larger probability than one of the first, those in one bin counted "
+        "half; - where a domain has one class only. Calibration error: by how much probability and "
+        "frequency differ in ten bins, on average over the examples."
     ]
     return Table(
-        "Probabilities of the second class", ["domain", "AUC", "calibration error"], rows, notes
+        ["Probabilities of the second class, ", Name(second)],
+        ["domain", "AUC", "calibration error"],
+        rows,
+        notes,
     )
 
 
