@@ -25,7 +25,7 @@ COMMANDS: Registry[str] = Registry(
         "import_state": "run.import_state:IMPORT_STATE",
         "privacy": "studies.privacy_planning:PRIVACY",
         "recommend": "studies.recommend:RECOMMEND",
-        "report": "studies.comparison_page:REPORT",
+        "report": "studies.report:REPORT",
         "reproduce": "experiments.reproduce:REPRODUCE",
         "save_model": "run.save_model:SAVE_MODEL",
         "train": "run.train:TRAIN",

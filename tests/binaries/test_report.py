@@ -53,6 +53,14 @@ def test_a_comparison_leaves_its_report_whose_numbers_are_its_own(compared):
         assert not datum.source or at(datum.source, compared) == datum.value
     assert {"price", "domains", "server"} <= set(page.ids)
     assert "FedAvg (uniform)" in page.names and "AgnosticFedAvg" in page.names
+    # Each run has a page of its own, with numbers of its own files.
+    rows = ("fed_avg", "agnostic_fed_avg")
+    assert page.pages == [f"{row}/trial_{k:02d}/report.html" for row in rows for k in range(2)]
+    for path in page.pages:
+        run = Reader((compared / path).read_text())
+        assert "./run train --task=toy_regression" in run.text
+        for datum in run.data:
+            assert not datum.source or at(datum.source, (compared / path).parent) == datum.value
 
 
 def test_the_report_is_made_again_byte_for_byte(call, call_that_draws, trained, compared):
@@ -62,6 +70,18 @@ def test_the_report_is_made_again_byte_for_byte(call, call_that_draws, trained, 
         outcome = caller(report, f"--run={path}")
         assert (outcome.status, outcome.out) == (0, f"report: {path / 'report.html'}\n"), outcome
         assert tree(path) == before
+
+
+def test_a_title_stays_until_there_is_another(call, compared, folder):
+    shutil.copytree(compared, folder / "runs")
+    for given, title in (("--title=Planes & <carriers>", "Planes &amp; &lt;carriers&gt;"),):
+        for flags in ([given], []):
+            assert call(report, "--run=runs", *flags).status == 0
+            page = (folder / "runs" / "report.html").read_text()
+            assert f"<title>{title}</title>" in page and f"<h1>{title}</h1>" in page
+    # Runs are called as before.
+    one = (folder / "runs" / "fed_avg" / "trial_00" / "report.html").read_text()
+    assert "<title>FedAvg (uniform) on toy_regression</title>" in one
 
 
 def test_a_run_of_the_first_release_has_a_report_of_what_is_known(call, tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +17,8 @@ MEASURES = {
     "accuracy": {"unit": "share", "higher_is_better": True},
     "perplexity": {"unit": "factor", "higher_is_better": False},
 }
+# Links lead to places of the page, and from a comparison to the pages of its runs.
+_HREF = re.compile(r"#.*|[\w%.~-]+/trial_\d\d+/report\.html")
 # What pages must neither break on nor obey.
 AWKWARD = (
     "<script>alert(1)</script>",
@@ -230,6 +233,7 @@ class Reader(HTMLParser):
         self.text = ""
         self.ids: list[str] = []
         self.links: list[str] = []
+        self.pages: list[str] = []
         self.elements: set[str] = set()
         self._open: list[str] = []
         assert html.startswith("<!DOCTYPE html>\n<html")
@@ -242,7 +246,8 @@ class Reader(HTMLParser):
         assert len(of) == len(attrs)
         # Nothing acts, and nothing is fetched.
         assert not any(name.startswith("on") for name in of)
-        assert all(of[name].startswith(("#", "data:")) for name in ("href", "src") if name in of)
+        assert of.get("src", "data:").startswith("data:")
+        assert _HREF.fullmatch(of.get("href", "#"))
         assert tag not in ("script", "iframe", "object", "form", "base")
         self.elements.add(tag)
         if tag not in self._VOID:
@@ -256,7 +261,9 @@ class Reader(HTMLParser):
             self.images.append(of["src"])
             assert of["alt"]
         self.ids += [of["id"]] if "id" in of else []
-        self.links += [of["href"][1:]] if tag == "a" else []
+        href = of.get("href", "")
+        self.links += [href[1:]] if href.startswith("#") else []
+        self.pages += [href] if href and not href.startswith("#") else []
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag

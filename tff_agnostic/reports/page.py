@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import html
 import io
 import re
 import warnings
@@ -21,6 +22,9 @@ NOT_RECORDED = "not recorded by the release that wrote this run"
 # Digits after the point of a plain number.
 DECIMALS = 4
 _TEMPLATE = "page.html.j2"
+_TITLE = re.compile("<title>(.*?)</title>", re.DOTALL)
+# What --title is, in every command that has it.
+TITLE = "Heading of report.html. [that of the page that is replaced, or what was run]"
 # Text stays text: the reader's browser has letters that matplotlib's font lacks, and knows which
 # way they are written. Equal figures have equal files.
 _STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tff_agnostic"}
@@ -59,8 +63,21 @@ class Name:
     text: str
 
 
-# A line of text, with numbers and names in it.
-Part = Union[str, Number, Name]
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A link to a page beside this one.
+
+    Attributes:
+        text: What is read.
+        path: Where it is, from this page's folder.
+    """
+
+    text: str
+    path: str
+
+
+# A line of text, with numbers, names and links in it.
+Part = Union[str, Number, Name, Link]
 
 Line = Union[Part, Sequence[Part]]
 
@@ -116,6 +133,15 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
+class Fold:
+    """A list that is read by those who open it."""
+
+    kind: ClassVar[str] = "fold"
+    title: str
+    lines: Sequence[Line]
+
+
+@dataclasses.dataclass(frozen=True)
 class Picture:
     """A figure.
 
@@ -157,7 +183,7 @@ class Blanks:
     labels: Sequence[str]
 
 
-Block = Union[Paragraph, Bullets, Warnings, Facts, Table, Picture, Command, Blanks]
+Block = Union[Paragraph, Bullets, Warnings, Facts, Table, Fold, Picture, Command, Blanks]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,11 +278,27 @@ def _escaped(token: str) -> str:
     )
 
 
+def title_of(path: Path, given: Optional[str], usual: str) -> str:
+    """Returns the title of a page: the given one, that of the page that it replaces, or the usual.
+
+    Args:
+        path: Where the page is written.
+        given: --title, if it was given.
+        usual: What it is called otherwise.
+    """
+    if given:
+        return given
+    if not path.is_file():
+        return usual
+    found = _TITLE.search(path.read_text(encoding="utf-8", errors="replace"))
+    return usual if found is None else html.unescape(found[1])
+
+
 def rendered(page: Page) -> str:
     """Returns a page as HTML; whatever came from a user is escaped."""
     sections = [section for section in page.sections if section.blocks]
-    html: str = _environment().get_template(_TEMPLATE).render(page=page, sections=sections)
-    return html
+    text: str = _environment().get_template(_TEMPLATE).render(page=page, sections=sections)
+    return text
 
 
 @functools.cache
@@ -272,13 +314,15 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["parts"] = _parts
     environment.filters["image"] = lambda picture: image_of(picture.draw)
+    environment.filters["quoted"] = quote
+    environment.tests["link"] = lambda part: isinstance(part, Link)
     environment.tests["name"] = lambda part: isinstance(part, Name)
     environment.tests["a_number"] = lambda part: isinstance(part, Number)
     return environment
 
 
 def _parts(line: Line) -> tuple[Any, ...]:
-    return (line,) if isinstance(line, (str, Number, Name)) else tuple(line)
+    return (line,) if isinstance(line, (str, Number, Name, Link)) else tuple(line)
 
 
 def _shown(value: Any) -> Any:

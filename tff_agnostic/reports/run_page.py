@@ -31,6 +31,7 @@ from tff_agnostic.reports.page import (
     Table,
     in_line,
     rendered,
+    title_of,
 )
 from tff_agnostic.reports.run_record import (
     RunRecord,
@@ -60,15 +61,17 @@ _DISTRIBUTED = "distributed"
 REPORT = "report.html"
 
 
-def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
+def run_page(
+    run: RunRecord, command: Optional[Sequence[str]] = None, title: Optional[str] = None
+) -> Page:
     """Returns the page.
 
     Args:
         command: What trains it again; None if that is not known.
+        title: Its heading; what was trained if None.
     """
-    task = str(run.result["task"])
     return Page(
-        f"{run.label} on {task}",
+        title or usual_title(run),
         [
             "A report of one run, laid out after model cards (Mitchell et al. 2019). Its numbers "
             "are those of result.json; seed ",
@@ -96,6 +99,11 @@ def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
             use_section(run.domains),
         ],
     )
+
+
+def usual_title(run: RunRecord) -> str:
+    """Returns what the page of a run is called where nobody says."""
+    return f"{run.label} on {run.result['task']}"
 
 
 def verdict_section(run: RunRecord) -> Section:
@@ -447,6 +455,7 @@ def write_run_report(
     folder: Path,
     measures: Optional[Mapping[str, Any]] = None,
     command: Optional[Sequence[str]] = None,
+    title: Optional[str] = None,
 ) -> Path:
     """Writes the report of the run in a folder, and returns its path.
 
@@ -454,9 +463,11 @@ def write_run_report(
         folder: The folder of a complete run.
         measures: See `read_run`.
         command: What trains it again; None if that is not known.
+        title: Its heading, if one was given.
     """
-    path = folder / REPORT
-    write_text(path, rendered(run_page(read_run(folder, measures), command)))
+    path, run = folder / REPORT, read_run(folder, measures)
+    heading = title_of(path, title, usual_title(run))
+    write_text(path, rendered(run_page(run, command, heading)))
     return path
 
 

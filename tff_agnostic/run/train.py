@@ -16,6 +16,7 @@ from tff_agnostic.later import tf
 from tff_agnostic.metrics.by_group import ByGroup, by_group_of
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.reports.page import TITLE
 from tff_agnostic.reports.run_page import with_results_kept, write_run_report
 from tff_agnostic.reports.run_record import read_run
 from tff_agnostic.reports.run_verdict import run_verdict
@@ -46,12 +47,14 @@ class TrainedRun:
         spec: Its settings.
         report: The evaluation of its main model after the last round.
         table: The same as text, with the weights of the domains.
+        title: Of its page, if one was given.
     """
 
     path: Path
     spec: RunSpec
     report: EvaluationReport
     table: str
+    title: Optional[str] = None
 
     @property
     def result(self) -> dict[str, Any]:
@@ -97,6 +100,7 @@ class TrainOptions(TaskOptions):
     output_dir: Optional[Path] = command_setting(
         None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
     )
+    title: Optional[str] = command_setting(None, TITLE)
     resume: bool = command_setting(
         False,
         "Go on with the run in --output_dir, or with the newest one of its name. All settings are "
@@ -134,7 +138,7 @@ def _train(given: GivenRun, at: Session) -> TrainedRun:
             print(f"note: {remark.text}")
         for line in run.left_out:
             print(f"note: {line}")
-    trained = TrainedRun(folder.path, run.spec, report, run.table(report))
+    trained = TrainedRun(folder.path, run.spec, report, run.table(report), given.own.title)
     result = trained.result
     if "models" in result:
         main, others = result["main_model"], ", ".join(result["models"])
@@ -154,7 +158,7 @@ def _show(run: TrainedRun) -> None:
 
 def _report(run: TrainedRun) -> Path:
     with with_results_kept(run.path):
-        return write_run_report(run.path, command=train_command(run.spec))
+        return write_run_report(run.path, command=train_command(run.spec), title=run.title)
 
 
 TRAIN = RunCommand("train", TrainOptions, train, _show, _report)

@@ -1,21 +1,19 @@
-"""report.html of a comparison, and any report again."""
+"""report.html of a comparison."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import read_json, write_text
 from tff_agnostic.metrics.formatting import with_percent
 from tff_agnostic.models.model import Measure
 from tff_agnostic.reports.page import (
     Block,
     Bullets,
+    Fold,
     Line,
+    Link,
     Name,
     Number,
     Page,
@@ -26,7 +24,6 @@ from tff_agnostic.reports.page import (
     Table,
     Warnings,
     in_line,
-    rendered,
 )
 from tff_agnostic.reports.run_page import (
     NOT_FLAGS,
@@ -37,14 +34,11 @@ from tff_agnostic.reports.run_page import (
     setting_value,
     use_section,
     versions_blocks,
-    write_run_report,
 )
 from tff_agnostic.reports.run_page import (
     REPORT as REPORT_FILE,
 )
 from tff_agnostic.reports.run_record import (
-    ABOUT,
-    RESULT,
     RunRecord,
     data_caveats,
     harm,
@@ -53,30 +47,19 @@ from tff_agnostic.reports.run_record import (
     weight_quantity,
 )
 from tff_agnostic.reports.run_sections import curves_of
-from tff_agnostic.run.command import Command
-from tff_agnostic.run.command_line import compare_command, train_command
-from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.results import measures_json
-from tff_agnostic.settings import Settings, command_setting
-from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, WORDS
+from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import (
     DIFFERENCE,
-    FIRST_STAGES,
     OVER_CLIENTS,
     OVERALL,
     WORST,
-    trial_folder,
 )
 from tff_agnostic.studies.comparison_record import (
-    COMPARE,
     ComparisonRecord,
     price_section,
-    read_comparison,
 )
 from tff_agnostic.studies.comparison_report import ALIKE, alike_notes, client_figures, figure
 from tff_agnostic.studies.gains import alike, gains
-from tff_agnostic.studies.harmed import harmed
-from tff_agnostic.studies.stages import joined
 from tff_agnostic.studies.verdict import (
     baseline_row,
     main_measure,
@@ -96,19 +79,23 @@ _SUMMARIES = {WORST: "worst domain", OVERALL: "all examples", DIFFERENCE: "best 
 
 
 def comparison_page(
-    record: ComparisonRecord, command: Sequence[str], given_up: Sequence[str] = ()
+    record: ComparisonRecord,
+    command: Sequence[str],
+    given_up: Sequence[str] = (),
+    title: Optional[str] = None,
 ) -> Page:
     """Returns the page.
 
     Args:
         command: The command that makes it again.
+        title: Its heading; what was compared if None.
         given_up: A line for each domain that a row gave up; see `harmed`.
     """
     comparison, first = record.comparison, record.first
     names = [comparison.label(row) for row in comparison.trials]
     count = max(len(runs) for runs in record.runs.values())
     return Page(
-        f"Comparison on {first.result['task']}",
+        title or usual_title(record),
         [
             *in_line(names),
             f": {count} trial{'s' * (count > 1)} each. Numbers are those of compare.json: means "
@@ -118,7 +105,7 @@ def comparison_page(
             Section("verdict", "The verdict", _verdict(record)),
             Section("summary", "In short", [*_harm(record, given_up), *summaries(record)]),
             _caveats(record),
-            Section("rows", "What was compared", [_rows(record)]),
+            Section("rows", "What was compared", _rows(record)),
             data_section(first, record.is_private),
             Section("measures", "What was measured", [measure_facts(first)]),
             Section("domains", "Results by domain", by_domain(record)),
@@ -137,6 +124,11 @@ def comparison_page(
             use_section(comparison.domain_names),
         ],
     )
+
+
+def usual_title(record: ComparisonRecord) -> str:
+    """Returns what the page of a comparison is called where nobody says."""
+    return f"Comparison on {record.first.result['task']}"
 
 
 def _verdict(record: ComparisonRecord) -> list[Block]:
@@ -181,7 +173,7 @@ def _of_rows(
         of_row: list[Line] = []
         for k, run in enumerate(runs):
             for line in lines_of(run):
-                parts = [line] if isinstance(line, (str, Name, Number)) else list(line)
+                parts = [line] if isinstance(line, (str, Name, Number, Link)) else list(line)
                 label = Name(record.comparison.label(row))
                 of_row.append([label, f", trial {k + 1} (seed {run.result['seed']}): ", *parts])
         more = len(of_row) - _MAX_OF_ROW
@@ -204,18 +196,18 @@ def _caveats(record: ComparisonRecord) -> Section:
     return Section("caveats", "What to know first", [Warnings(lines)] if lines else [])
 
 
-def _rows(record: ComparisonRecord) -> Table:
+def _rows(record: ComparisonRecord) -> list[Block]:
     settings = {row: dict(runs[0].config) for row, runs in record.runs.items()}
     told_elsewhere = ("algorithm", "seed", *NOT_FLAGS)
     names = dict.fromkeys(n for of in settings.values() for n in of if n not in told_elsewhere)
-    # What only some algorithms have, and all of them alike, hides what differs.
+    # What rows have alike hides what differs.
     folded: dict[tuple[str, ...], list[str]] = {}
     different = []
     for name in names:
         having = tuple(row for row, of in settings.items() if name in of)
         if any(settings[row][name] != settings[having[0]][name] for row in having):
             different.append(name)
-        elif len(having) < len(settings):
+        else:
             folded.setdefault(having, []).append(name)
     rows: list[Sequence[Line]] = []
     for row, runs in record.runs.items():
@@ -225,21 +217,33 @@ def _rows(record: ComparisonRecord) -> Table:
                 Name(record.comparison.label(row)),
                 f"{runs[0].result['algorithm']}"
                 + (f" ({about.get('algorithm', 'paper')})" if about.get("algorithm") else ""),
-                ", ".join(str(run.result["seed"]) for run in runs),
+                _seeds(runs),
                 _flags(settings[row], different) or "-",
             ]
         )
-    notes: list[Line] = [
-        [
-            *in_line([record.comparison.label(row) for row in having]),
-            f" alone {'have' if len(having) > 1 else 'has'} ",
-            *_flags(settings[having[0]], of),
-            ".",
-        ]
+    alike: list[Line] = [
+        [*_having(record, having), *_flags(settings[having[0]], of), "."]
         for having, of in folded.items()
     ]
-    headings = ["", "algorithm", "seeds", "settings that differ"]
-    return Table("Every row trains on the same data", headings, rows, notes)
+    headings = ["", "algorithm", "seeds (each a page)", "settings that differ"]
+    table = Table("Every row trains on the same data", headings, rows)
+    return [table, *([Fold("Settings that do not differ", alike)] if alike else [])]
+
+
+def _seeds(runs: Sequence[RunRecord]) -> list[Part]:
+    """Returns the seeds of a row, with a link to the page of each run."""
+    parts: list[Part] = []
+    for run in runs:
+        parts += [", "] if parts else []
+        parts.append(Link(str(run.result["seed"]), f"{run.where}{REPORT_FILE}"))
+    return parts
+
+
+def _having(record: ComparisonRecord, rows: Sequence[str]) -> list[Part]:
+    if len(rows) == len(record.runs):
+        return ["All rows have "]
+    names = in_line([record.comparison.label(row) for row in rows])
+    return [*names, f" alone {'have' if len(rows) > 1 else 'has'} "]
 
 
 def _flags(settings: Mapping[str, Any], names: Sequence[str]) -> list[Part]:
@@ -407,72 +411,3 @@ def _same(record: ComparisonRecord, measure: Measure, *keys: str) -> Collection[
 def _caption(measure: Measure, split: str) -> str:
     better = "higher" if measure.higher_is_better else "lower"
     return f"{with_percent(measure.name, measure.unit)} on the {split} clients ({better} is better)"
-
-
-def write_comparison_report(folder: Path) -> Path:
-    """Writes the report of the comparison in a folder, and returns its path."""
-    row = next(iter(read_json(folder / COMPARE)), "")
-    record = read_comparison(folder, _measures(trial_folder(folder, row, 0).path))
-    specs = {
-        row: [trial_folder(folder, row, k).spec() for k in range(len(runs))]
-        for row, runs in record.runs.items()
-    }
-    path = folder / REPORT_FILE
-    given_up = harmed(record.comparison, {row: runs[0] for row, runs in specs.items()})
-    words = {}
-    for row, runs in specs.items():
-        first = trial_folder(folder / FIRST_STAGES, row, 0)
-        if first.config.exists():
-            specs[row] = [joined(first.spec(), run) for run in runs]
-            words[row] = (LAST_LAYER, WORDS[LAST_LAYER].settings)
-    write_text(path, rendered(comparison_page(record, compare_command(specs, words), given_up)))
-    return path
-
-
-def write_report_again(folder: Path) -> Path:
-    """Writes the report of a complete run or comparison, and returns its path."""
-    if (folder / COMPARE).exists():
-        return write_comparison_report(folder)
-    return write_run_report(folder, _measures(folder), _command(folder))
-
-
-def _command(folder: Path) -> Optional[list[str]]:
-    """Returns the command of a run; None if the user's algorithm is not where it was."""
-    try:
-        return train_command(RunFolder(folder).spec())
-    except UserError:
-        return None
-
-
-def _measures(folder: Path) -> Optional[Mapping[str, Any]]:
-    """Returns what a run measured; None if it did not end.
-
-    Those of earlier releases do not say it: their task, which knows, is loaded from where its files
-    were then.
-    """
-    path = folder / RESULT
-    if not path.is_file():
-        return None
-    about = read_json(path).get(ABOUT)
-    if about is not None:
-        return about.get("measures") if isinstance(about, dict) else None
-    return measures_json(RunFolder(folder).spec().load_task())
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportOptions(Settings):
-    """The flags of `report`."""
-
-    run: Optional[Path] = command_setting(
-        None,
-        "Folder of a complete run or comparison.",
-        required="the folder of a run or a comparison",
-    )
-
-
-REPORT = Command(
-    "report",
-    ReportOptions,
-    run=lambda given: write_report_again(given.own.run),
-    show=lambda page: print(f"report: {page}"),
-)

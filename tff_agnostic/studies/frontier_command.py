@@ -131,7 +131,7 @@ def draw_frontier(given: GivenRun) -> None:
             command="frontier",
         )
     harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
-    _report(Frontier(comparison, points, measure), own.task, at.path, given.typed, harm)
+    _report(Frontier(comparison, points, measure), own, at.path, given.typed, harm)
 
 
 def _task(given: GivenRun) -> Task:
@@ -176,7 +176,9 @@ def _mixture_arms(own: FrontierOptions, points: Sequence[Mixture]) -> Mapping[st
     }
 
 
-def _report(frontier: Frontier, task: str, path: Path, command: str, harm: Sequence[str]) -> None:
+def _report(
+    frontier: Frontier, own: FrontierOptions, path: Path, command: str, harm: Sequence[str]
+) -> None:
     """Prints the verdict and the table; writes frontier.json, .csv, .md, .png and the report."""
     measure, split = frontier.measure, frontier.comparison.split
     files = [path / f"frontier.{ending}" for ending in ("md", "json", "csv", "png")]
@@ -184,7 +186,7 @@ def _report(frontier: Frontier, task: str, path: Path, command: str, harm: Seque
     save(reports.figure(frontier), image)
     write_json(json_file, reports.to_json(frontier, command))
     write_text(csv_file, reports.to_csv(frontier))
-    title = f"What is attainable on {task}"
+    title = own.title or f"What is attainable on {own.task}"
     write_text(page, reports.markdown(frontier, title, command, image.name, harm))
     for line in frontier.sentences:
         print(f"\n{line}")

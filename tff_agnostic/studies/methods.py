@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.errors import UserError
+from tff_agnostic.reports.page import TITLE
 from tff_agnostic.run.command_line import GivenRun, TaskOptions, tasks_help
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.settings import command_setting
@@ -62,6 +63,7 @@ class TrialOptions(ArmOptions):
         at_least=1,
         at_most=MAX_TRIALS,
     )
+    title: Optional[str] = command_setting(None, TITLE)
 
 
 def given_arms(given: GivenRun) -> dict[str, Arm]:

@@ -29,9 +29,9 @@ from tff_agnostic.run.command_line import train_command
 from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.choice import Judged, attained
 from tff_agnostic.studies.comparison import Comparison, trial_folder
-from tff_agnostic.studies.comparison_page import write_comparison_report
 from tff_agnostic.studies.gains import Gain
 from tff_agnostic.studies.portfolio import Schedule
+from tff_agnostic.studies.report import write_comparison_report
 from tff_agnostic.studies.search_space import Objective
 from tff_agnostic.studies.verdict import verdicts
 

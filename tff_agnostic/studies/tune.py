@@ -9,6 +9,7 @@ from typing import Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import measures_of
+from tff_agnostic.reports.page import TITLE
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
 from tff_agnostic.run.spec import check_given_somewhere
 from tff_agnostic.settings import command_setting
@@ -96,6 +97,7 @@ class TuneOptions(ArmOptions):
         "Rounds of a trial, those of all its repeats, after which it may end early. [a quarter]",
         at_least=1,
     )
+    title: Optional[str] = command_setting(None, TITLE)
     output_dir: Optional[Path] = command_setting(
         None, "Folder of the search. [runs/tune-TASK-NUMBER, a new one]"
     )
@@ -135,7 +137,7 @@ def tune(given: GivenRun) -> None:
             if config.privacy != "none":
                 print("note: epsilon is that of one run; the choice among several is not covered")
             search.run(stop, given.show_progress)
-        report(search, task.test_split, given.typed)
+        report(search, task.test_split, given.typed, own.title)
 
 
 def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:

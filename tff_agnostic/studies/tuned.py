@@ -31,20 +31,21 @@ BEST_FLAGS, COMPARE_FLAGS = "best.flags", "compare.flags"
 TRIALS_CSV, RESULT = "trials.csv", "tuned.json"
 
 
-def report(search: Search, split: str, command: str) -> None:
+def report(search: Search, split: str, command: str, title: Optional[str]) -> None:
     """Prints the trials and the best of them, and writes all that a search leaves.
 
     Args:
         search: The search, ended; other processes may still run trials of it.
         split: Whose clients were evaluated.
         command: What made it.
+        title: Of its page, if one was given.
     """
     # What one process writes is of the same trials, and not replaced by what another saw before.
     with folder_lock(search.folder, wait=True):
-        _report(search, split, command)
+        _report(search, split, command, title)
 
 
-def _report(search: Search, split: str, command: str) -> None:
+def _report(search: Search, split: str, command: str, title: Optional[str]) -> None:
     objective, path = search.runner.objective, search.folder
     trials = {name: search.studies.trials(name, FINISHED) for name in search.arms}
     shares = {name: importances(search.studies.study(name)) for name in search.arms}
@@ -89,7 +90,7 @@ def _report(search: Search, split: str, command: str) -> None:
         print(f"note: {line}")
     _write_flags(search, trials, found.best, split)
     if found.best_runs is not None:
-        page = tuning_page(search, found, trials, sentences, shares, command)
+        page = tuning_page(search, found, trials, sentences, shares, command, title)
         write_text(path / REPORT, rendered(page))
         print(f"report: {path / REPORT}")
     none = [name for name in trials if name not in found.best]

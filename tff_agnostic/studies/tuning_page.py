@@ -45,6 +45,7 @@ def tuning_page(
     sentences: Sequence[str],
     shares: Mapping[str, Optional[Mapping[str, float]]],
     command: str,
+    title: Optional[str] = None,
 ) -> Page:
     """Returns the page.
 
@@ -55,6 +56,7 @@ def tuning_page(
         sentences: The verdict.
         shares: What each setting has in the variance of the objective, by algorithm.
         command: What made it.
+        title: Its heading, if one was given.
     """
     objective, arms = search.runner.objective, search.arms
     name, trial = next(iter(found.best.items()))
@@ -65,7 +67,7 @@ def tuning_page(
     verdict += [Warnings([f"{line}." for line in found.harm])] if found.harm else []
     caveats = data_caveats(first)
     return Page(
-        f"Search on {first.result['task']}",
+        title or f"Search on {first.result['task']}",
         [
             *in_line([arm.label for arm in arms.values()]),
             f": {sum(map(len, trials.values()))} trials, judged by {objective.name} on the "

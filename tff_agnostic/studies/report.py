@@ -1,0 +1,138 @@
+"""Reports of what lies in a folder, again: of a run, or of a comparison and its runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_json, write_text
+from tff_agnostic.progress import LongWork
+from tff_agnostic.reports.page import (
+    TITLE,
+    rendered,
+    title_of,
+)
+from tff_agnostic.reports.run_page import (
+    REPORT as REPORT_FILE,
+)
+from tff_agnostic.reports.run_page import (
+    run_page,
+    write_run_report,
+)
+from tff_agnostic.reports.run_record import (
+    ABOUT,
+    RESULT,
+)
+from tff_agnostic.run.command import Command
+from tff_agnostic.run.command_line import compare_command, train_command
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.results import measures_json
+from tff_agnostic.settings import Settings, command_setting
+from tff_agnostic.studies.arms import LAST_LAYER, WORDS
+from tff_agnostic.studies.comparison import (
+    FIRST_STAGES,
+    trial_folder,
+)
+from tff_agnostic.studies.comparison_page import comparison_page, usual_title
+from tff_agnostic.studies.comparison_record import (
+    COMPARE,
+    read_comparison,
+)
+from tff_agnostic.studies.harmed import harmed
+from tff_agnostic.studies.stages import joined
+
+
+def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
+    """Writes the report of the comparison in a folder, and one for each of its runs.
+
+    Args:
+        folder: Its folder.
+        title: Its heading, if one was given.
+
+    Returns:
+        Its path.
+    """
+    row = next(iter(read_json(folder / COMPARE)), "")
+    record = read_comparison(folder, _measures(trial_folder(folder, row, 0).path))
+    specs = {
+        row: [trial_folder(folder, row, k).spec() for k in range(len(runs))]
+        for row, runs in record.runs.items()
+    }
+    path = folder / REPORT_FILE
+    given_up = harmed(record.comparison, {row: runs[0] for row, runs in specs.items()})
+    words = {}
+    for row, runs in specs.items():
+        first = trial_folder(folder / FIRST_STAGES, row, 0)
+        if first.config.exists():
+            specs[row] = [joined(first.spec(), run) for run in runs]
+            words[row] = (LAST_LAYER, WORDS[LAST_LAYER].settings)
+    heading = title_of(path, title, usual_title(record))
+    command = compare_command(specs, words)
+    write_text(path, rendered(comparison_page(record, command, given_up, heading)))
+    count = sum(map(len, record.runs.values()))
+    with LongWork("report", count, "pages of runs") as work:
+        for row, of_row in record.runs.items():
+            for k, run in enumerate(of_row):
+                own = trial_folder(folder, row, k).path
+                page = run_page(dataclasses.replace(run, where=""), _command(own))
+                write_text(own / REPORT_FILE, rendered(page))
+                work.update()
+    return path
+
+
+def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
+    """Writes the report of a complete run or comparison, and returns its path.
+
+    Args:
+        folder: Its folder.
+        title: Its heading, if one was given.
+    """
+    if (folder / COMPARE).exists():
+        return write_comparison_report(folder, title)
+    return write_run_report(folder, _measures(folder), _command(folder), title)
+
+
+def _command(folder: Path) -> Optional[list[str]]:
+    """Returns the command of a run; None if the user's algorithm is not where it was."""
+    try:
+        return train_command(RunFolder(folder).spec())
+    except UserError:
+        return None
+
+
+def _measures(folder: Path) -> Optional[Mapping[str, Any]]:
+    """Returns what a run measured; None if it did not end.
+
+    Those of earlier releases do not say it: their task, which knows, is loaded from where its files
+    were then.
+    """
+    path = folder / RESULT
+    if not path.is_file():
+        return None
+    about = read_json(path).get(ABOUT)
+    if about is not None:
+        return about.get("measures") if isinstance(about, dict) else None
+    return measures_json(RunFolder(folder).spec().load_task())
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions(Settings):
+    """The flags of `report`."""
+
+    run: Optional[Path] = command_setting(
+        None,
+        "Folder of a complete run or comparison.",
+        required="the folder of a run or a comparison",
+    )
+    title: Optional[str] = command_setting(None, TITLE)
+
+
+REPORT = Command(
+    "report",
+    ReportOptions,
+    run=lambda given: write_report_again(given.own.run, given.own.title),
+    show=lambda page: print(f"report: {page}"),
+)
