@@ -19,7 +19,7 @@ _CLIENTS = np.array([25.0, 25.0, 25.0, 2.0, 77.0])
 _ERROR = 0.03
 
 
-def _run(resampled=True, counts=_COUNTS, accuracies=_ACCURACIES):
+def _run(resampled=True, counts=_COUNTS, accuracies=_ACCURACIES, error=_ERROR):
     result = made_up.result(_NAMES, class_counts=counts)
     for name, accuracy in accuracies.items():
         result["domains"][name]["accuracy"] = accuracy
@@ -27,7 +27,7 @@ def _run(resampled=True, counts=_COUNTS, accuracies=_ACCURACIES):
     drawn = None
     if resampled:
         noise = np.random.default_rng(0).normal(size=(200, len(_NAMES) + 1))
-        noise = _ERROR * (noise - noise.mean(0)) / noise.std(0, ddof=1)
+        noise = error * (noise - noise.mean(0)) / noise.std(0, ddof=1)
         means = np.array([*accuracies.values(), 0.7])
         drawn = Resampled({"accuracy": means + noise}, _CLIENTS)
     measures = {"accuracy": Measure("accuracy", Unit.SHARE, True)}
@@ -60,6 +60,16 @@ def test_without_intervals_nothing_is_told():
     assert lines[0].startswith("Whether AgnosticFedAvg is better than always answering the most ")
     assert any(line.startswith("There is no interval, as the test clients") for line in lines)
     assert not any("is better than" in line and "Whether" not in line for line in lines[:-1])
+
+
+def test_where_all_clients_are_right_it_is_told():
+    lines = run_verdict(_run(accuracies={**_ACCURACIES, "good": 1.0}, error=0.0))
+    # Wilson's of 25: its lower end is 1 / (1 + z^2 / 25).
+    low = 100 / (1 + 1.959964**2 / 25) - 60
+    assert any(
+        f"good: 100.0% against 60.0%, a difference of +40.0 [{low:+.1f}, +40.0]" in line
+        for line in lines
+    )
 
 
 @pytest.mark.parametrize("counts", [{}, {name: [5] for name in _NAMES}])

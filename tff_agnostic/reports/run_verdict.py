@@ -12,7 +12,7 @@ import numpy as np
 from tff_agnostic.errors import some_of
 from tff_agnostic.metrics.class_counts import ACCURACY, constant_accuracies
 from tff_agnostic.metrics.formatting import cell, short_names
-from tff_agnostic.metrics.intervals import Interval
+from tff_agnostic.metrics.intervals import Interval, share_interval
 from tff_agnostic.metrics.resampling import LEAST_CLIENTS, combined, has_enough
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.run_record import RunRecord
@@ -129,18 +129,25 @@ def _leads(run: RunRecord) -> list[Lead]:
             name,
             accuracy,
             constants[name],
-            _interval(run, accuracy - constants[name], place, 1 if place < 0 else tests),
+            _interval(run, accuracy, constants[name], place, 1 if place < 0 else tests),
         )
         for name, accuracy, place in known
     ]
 
 
-def _interval(run: RunRecord, difference: float, place: int, tests: int) -> Interval:
-    """Returns the interval of a difference from a number that stays as it is."""
+def _interval(run: RunRecord, accuracy: float, constant: float, place: int, tests: int) -> Interval:
+    """Returns the interval of the difference from a number that stays as it is.
+
+    Where all clients are right, or none is, resampling finds no spread: it is Wilson's of as many
+    examples as there are clients.
+    """
     if run.resampled is None or ACCURACY not in run.resampled.values:
         return None
     clients = float(run.resampled.clients[place])
     if not has_enough(clients):
         return None
     drawn = run.resampled.values[ACCURACY][:, place]
-    return combined([difference], drawn[np.newaxis], clients).interval(tests)
+    if np.ptp(drawn) > 0:
+        return combined([accuracy - constant], drawn[np.newaxis], clients).interval(tests)
+    found = share_interval(accuracy, clients)
+    return None if found is None else (found[0] - constant, found[1] - constant)
