@@ -18,6 +18,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder, read_json, write_json
 from tff_agnostic.metrics.evaluation_report import statistic_names
+from tff_agnostic.models.keras import last_layer
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.evaluation import Diverged
@@ -26,8 +27,9 @@ from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.studies.arms import BASELINE
-from tff_agnostic.studies.comparison import Comparison, collect, trial_folder
+from tff_agnostic.studies.arms import BASELINE, LAST_LAYER
+from tff_agnostic.studies.comparison import FIRST_STAGES, Comparison, collect, trial_folder
+from tff_agnostic.studies.stages import going_on
 from tff_agnostic.tasks.task import Task
 
 _CLIENT, _DOMAIN = "client_learning_rate", "domain_learning_rate"
@@ -38,6 +40,7 @@ PORTFOLIO: Mapping[str, tuple[str, ...]] = {
     "frozen": (_CLIENT, _DOMAIN),
     "excess_own": (_CLIENT, _DOMAIN),
     "excess_trivial": (_CLIENT, _DOMAIN),
+    LAST_LAYER: (_CLIENT,),
 }
 # By what each setting multiplies the two learning rates: neighbours first.
 FACTORS = (
@@ -141,12 +144,14 @@ class Run(NamedTuple):
     Attributes:
         row: The folder of its row at one setting.
         trial: Its number, from 0.
-        spec: What to run.
+        spec: What to run; of two stages the second one, see `studies.stages`.
+        first: The first stage; None of a run that has one.
     """
 
     row: str
     trial: int
     spec: RunSpec
+    first: Optional[RunSpec] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,15 +206,23 @@ class Runs:
     def _make_one(self, run: Run) -> None:
         with timed(self.folder / run.row):
             try:
-                folder = self._folder(run)
-                training = TrainingRun(
-                    run.spec, folder, self.runtime, True, self.load_task, draws=False
-                )
-                training.run(self.stop, show_progress=False)
+                spec = run.spec if run.first is None else self._after_first(run.first, run)
+                self._train(spec, self._folder(run))
             except Diverged as e:
                 ended = {"trial": run.trial, "why": f"diverged: {e}"}
                 write_json(self.folder / run.row / _ENDED, ended)
         self.stop.check(f"{run.row}, trial {run.trial + 1}")
+
+    def _after_first(self, first: RunSpec, run: Run) -> RunSpec:
+        folder = trial_folder(self.folder / FIRST_STAGES, run.row, run.trial)
+        model = self._train(first, folder).parts.task.model
+        return going_on(run.spec, folder, last_layer(model))
+
+    def _train(self, spec: RunSpec, folder: RunFolder) -> TrainingRun:
+        training = TrainingRun(spec, folder, self.runtime, True, self.load_task, draws=False)
+        if not training.is_complete():
+            training.run(self.stop, show_progress=False)
+        return training
 
     def ended(self, row: str) -> Optional[str]:
         """Returns why a row was given up; None of one that was not."""

@@ -21,6 +21,7 @@ from typing import Any, Optional
 from tff_agnostic.domain_weights.excess import OWN, BaselineOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, is_new_or_empty, make_folder, read_json, write_json
+from tff_agnostic.models.keras import last_layer
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baselines import with_baselines
@@ -29,9 +30,9 @@ from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.settings import command_setting
-from tff_agnostic.studies.arms import BASELINE, Arm, arms_of_algorithms
+from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, Arm, arms_of_algorithms
 from tff_agnostic.studies.choice import REGRET, attained, chosen, hopeless, judged, share_of
-from tff_agnostic.studies.comparison import Comparison, run_trials
+from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, run_trials
 from tff_agnostic.studies.comparison_record import COMPARE
 from tff_agnostic.studies.portfolio import (
     FACTORS,
@@ -54,6 +55,7 @@ from tff_agnostic.studies.recommendation import (
     write_recommendation,
 )
 from tff_agnostic.studies.search_space import Objective, parse_objective
+from tff_agnostic.studies.stages import Stages, begun, halves
 from tff_agnostic.studies.validation_clients import ValidationClients, check_judges
 
 _TRIES, _TRIALS, _MAX_TRIALS = 3, 5, 100
@@ -200,6 +202,15 @@ class Rows:
             shared=shared,
         )
 
+    def stages(
+        self, row: str, changes: Mapping[str, Any], trial: int, is_final: bool = False
+    ) -> tuple[Optional[RunSpec], RunSpec]:
+        """Returns a run's first stage, if it has two, and the one that is evaluated; see `spec`."""
+        spec = self.spec(row, changes, trial, is_final)
+        if row != LAST_LAYER:
+            return None, spec
+        return halves(self.spec(BASELINE, changes, trial, is_final), spec)
+
     def without(self, names: Collection[str]) -> Rows:
         """Returns the other rows; where none needs references, all validation clients judge."""
         arms = {row: arm for row, arm in self.arms.items() if row not in names}
@@ -220,6 +231,10 @@ def _with_baselines(
     for row in rows.arms:
         spec = rows.spec(row, {}, 0)
         options = spec.algorithm
+        if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
+            left_out[row] = "its model has one layer, with which it is almost uniform weights"
+            print(f"note: {row} is left out: {left_out[row]}")
+            continue
         if not isinstance(options, BaselineOptions) or options.domain_baselines is None:
             fixed[row] = {}
             continue
@@ -321,11 +336,11 @@ class Search:
         what: str,
     ) -> None:
         """Makes trials of some rows at one setting."""
-        runs = [
-            Run(_folder(row, setting), trial, self.rows.spec(row, tries[row][setting], trial))
-            for row in rows
-            for trial in trials
-        ]
+        runs = []
+        for row in rows:
+            for trial in trials:
+                first, spec = self.rows.stages(row, tries[row][setting], trial)
+                runs.append(Run(_folder(row, setting), trial, spec, first))
         with LongWork(what, len(runs), "runs", visible=self.show_progress) as work:
             self._runs.make(runs, work)
 
@@ -399,20 +414,34 @@ class Search:
 
     def train_anew(self, choice: Optional[str], found: Found) -> Comparison:
         """Trains FedAvg and the choice on all training clients; evaluates on the test clients."""
-        rows = [BASELINE] if choice is None else [BASELINE, choice]
-        specs = {
-            row: [
-                self.rows.spec(row, found.changes[row], k, is_final=True)
-                for k in range(found.schedule.trials)
-            ]
-            for row in rows
+        stages = {
+            row: Stages(
+                *zip(
+                    *(
+                        self.rows.stages(row, found.changes[row], k, is_final=True)
+                        for k in range(found.schedule.trials)
+                    )
+                )
+            )
+            for row in ([BASELINE] if choice is None else [BASELINE, choice])
         }
-        labels = {row: self.rows.arms[row].label for row in rows}
+        specs = {row: list(of.second) for row, of in stages.items()}
+        of_two = {row: of for row, of in stages.items() if row == LAST_LAYER}
+        labels = {row: self.rows.arms[row].label for row in stages}
         path = self.folder / FINAL
         make_folder(path)
         with folder_lock(path, wait=True):
+            specs, remarks = begun(specs, of_two, path, self.runtime, self.stop, self.show_progress)
             comparison = run_trials(
-                specs, path, self.runtime, True, self.stop, labels, show_progress=False
+                specs,
+                path,
+                self.runtime,
+                True,
+                self.stop,
+                labels,
+                other_files=MADE_FIRST,
+                show_progress=self.show_progress,
+                remarks=remarks,
             )
             write_json(path / COMPARE, comparison.to_json())
         return comparison

@@ -25,14 +25,15 @@ from tff_agnostic.reports.page import (
     rendered,
 )
 from tff_agnostic.reports.run_page import command_blocks
-from tff_agnostic.run.command_line import train_command
-from tff_agnostic.studies.arms import BASELINE
+from tff_agnostic.run.command_line import compare_command, train_command
+from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.choice import Judged, attained
-from tff_agnostic.studies.comparison import Comparison, trial_folder
+from tff_agnostic.studies.comparison import FIRST_STAGES, Comparison, trial_folder
 from tff_agnostic.studies.gains import Gain
 from tff_agnostic.studies.portfolio import Schedule
 from tff_agnostic.studies.report import write_comparison_report
 from tff_agnostic.studies.search_space import Objective
+from tff_agnostic.studies.stages import joined
 from tff_agnostic.studies.verdict import verdicts
 
 FILE, REPORT_FILE = "recommendation.json", "report.html"
@@ -175,7 +176,7 @@ def write_recommendation(
     """
     row = choice or BASELINE
     run = trial_folder(path / FINAL, row, 0)
-    command = train_command(run.spec())
+    command = _command(path / FINAL, row, list(final.trials[row].seeds))
     configs = {r: trial_folder(path / FINAL, r, 0).spec().config.algorithm for r in final.trials}
     lines, verdict = sentences(found, objective, choice, may_lose), verdicts(final, configs)
     write_json(
@@ -193,6 +194,16 @@ def write_recommendation(
         },
     )
     return Recommended(path, row, tuple(lines), tuple(verdict), run.path, tuple(command), final)
+
+
+def _command(final: Path, row: str, seeds: Sequence[int]) -> list[str]:
+    """Returns the command that trains the choice again; of two stages it is a comparison's."""
+    runs = [trial_folder(final, row, k).spec() for k in range(len(seeds))]
+    if row != LAST_LAYER:
+        return train_command(runs[0])
+    firsts = [trial_folder(final / FIRST_STAGES, row, k).spec() for k in range(len(seeds))]
+    whole = [joined(first, second) for first, second in zip(firsts, runs)]
+    return compare_command({row: whole}, {row: (row, WORDS[row].settings)})
 
 
 def _row_json(found: Found, row: str, objective: Objective) -> dict[str, Any]:
