@@ -41,7 +41,10 @@ PORTFOLIO: Mapping[str, tuple[str, ...]] = {
     "excess_own": (_CLIENT, _DOMAIN),
     "excess_trivial": (_CLIENT, _DOMAIN),
     LAST_LAYER: (_CLIENT,),
+    "domain_input": (_CLIENT,),
 }
+# Whose model needs the domain wherever it is used: only where it is named.
+IF_NAMED = ("domain_input",)
 # By what each setting multiplies the two learning rates: neighbours first.
 FACTORS = (
     (1.0, 1.0),

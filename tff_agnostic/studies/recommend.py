@@ -37,6 +37,7 @@ from tff_agnostic.studies.comparison_record import COMPARE
 from tff_agnostic.studies.portfolio import (
     FACTORS,
     FINALISTS,
+    IF_NAMED,
     PORTFOLIO,
     Run,
     Runs,
@@ -74,8 +75,10 @@ class RecommendOptions(TaskOptions):
         "digits", tasks_help, short="What to learn; --help=command says what each is."
     )
     portfolio: tuple[str, ...] = command_setting(
-        tuple(PORTFOLIO),
-        f"What to choose from, FedAvg always among it: words of {', '.join(PORTFOLIO)}.",
+        tuple(row for row in PORTFOLIO if row not in IF_NAMED),
+        f"What to choose from, FedAvg always among it: words of {', '.join(PORTFOLIO)}. "
+        "domain_input is tried only if it is named: its model needs the domain wherever it is "
+        "used.",
     )
     objective: str = command_setting(
         "worst",
