@@ -174,7 +174,7 @@ def _settings() -> set[str]:
 
 
 def test_every_flag_can_be_given():
-    others = {"task", "data_dir", "data", "output_dir", "resume"}
+    others = {"task", "data_dir", "data", "output_dir", "resume", "title"}
     assert defined_flags(train) == {*others, *_settings()}
     # All but what makes the table.
     missing = _settings() - defined_flags(reproduce)
