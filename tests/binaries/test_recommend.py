@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from benchmarks.hard_domains.digits import MODEL
-from binaries import recommend
+from binaries import recommend, report
 from tests.binaries.harness import Caller
 from tests.data.stores import write_store
 from tff_agnostic.data.store_format import Record
+from tff_agnostic.studies import recommend as recommend_command
+
+# Logistic regression on four numbers of its own.
+_MODEL = MODEL.replace(
+    "tf.keras.Input(data.x_shape),", "tf.keras.Input(data.x_shape), tf.keras.layers.Dense(4),"
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +40,14 @@ def data(tmp_path_factory) -> tuple[str, ...]:
                 x += rng.normal(scale=0.1, size=2).astype(np.float32)
                 client = f"{domain}_{split}_{k % count:02d}"
                 records.append((split, Record(client, domain, {"x": x, "label": label})))
-    (path / "linear.py").write_text(MODEL)
+    (path / "two_layers.py").write_text(_MODEL)
     store = write_store(path / "s.sqlite", records, "features", class_names=("no", "yes"))
-    flags = (f"--data={store}", f"--model={path / 'linear.py'}", "--clients_per_round=6")
+    flags = (f"--data={store}", f"--model={path / 'two_layers.py'}", "--clients_per_round=6")
     return ("--task=custom", *flags, "--rounds=2", "--evaluate_every=2")
 
 
-_SHORT = ("--tries=1", "--trials=2", "--portfolio=excess_own")
+_ROWS = ("fed_avg", "excess_own", "last_layer")
+_SHORT = ("--tries=1", "--trials=2", "--portfolio=excess_own,last_layer")
 
 
 def _content(path: Path):
@@ -62,8 +69,8 @@ def test_what_it_says_and_leaves(recommended):
     assert content["sentences"][0].startswith("Recommended: ")
     for line in (*content["sentences"], *content["verdict"]):
         assert line in out
-    assert set(content["rows"]) == {"fed_avg", "excess_own"}
-    assert set(content["tried"]) == {"fed_avg-1", "excess_own-1"}
+    assert set(content["rows"]) == set(_ROWS)
+    assert set(content["tried"]) == {f"{row}-1" for row in _ROWS}
     for row in content["rows"]:
         assert len(list((path / "search" / f"{row}-1").glob("trial_*"))) == 2
     assert (path / content["model"]).is_dir()
@@ -100,12 +107,48 @@ def test_it_goes_on_where_it_was_killed_and_ends_alike(call: Caller, data, recom
     assert told.startswith("--hours: expected ")
 
 
+def test_the_last_layer_is_trained_anew_in_two_stages(call: Caller, data, recommended, tmp_path):
+    """Whatever was chosen in two rounds: this is what follows where it is the last layer."""
+    folder = tmp_path / "runs"
+    shutil.copytree(recommended[0], folder)
+    flags = (*data, *_SHORT, f"--output_dir={folder}", "--resume", "--title=Two stages")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(recommend_command, "chosen", lambda *_: "last_layer")
+        outcome = call(recommend, *flags, "--objective=worst")
+    assert outcome.status == 0, outcome
+    content = _content(folder)
+    assert content["choice"] == "last_layer"
+    first, second = (
+        json.loads((folder / "final" / of / "trial_00" / "config.json").read_text())
+        for of in ("first_stages/last_layer", "last_layer")
+    )
+    assert (first["algorithm"], first["rounds"], second["rounds"]) == ("fed_avg", 1, 1)
+    assert content["command"][:2] == ["./run", "compare"]
+    assert "--arms=last_layer" in content["command"] or "--algorithms=last_layer" in " ".join(
+        content["command"]
+    )
+    page = (folder / "report.html").read_bytes()
+    assert b"<title>Two stages</title>" in page
+    (folder / "report.html").unlink()
+    assert call(report, f"--run={folder}", "--title=Two stages").status == 0
+    assert (folder / "report.html").read_bytes() == page
+
+
+def test_a_row_whose_runs_diverge_is_told(call: Caller, data, tmp_path):
+    flags = ("--portfolio=fed_avg", "--tries=1", "--client_learning_rate=3e38", "--trials=1")
+    message = call(recommend, *data, *flags, f"--output_dir={tmp_path / 'runs'}").error
+    assert message.startswith("expected FedAvg to have a result, with which others are compared")
+    assert "diverged" in message
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
         (("--portfolio=best",), "--portfolio: expected words of fed_avg, "),
+        (("--portfolio=uniform,uniform",), "--portfolio: expected different words, found"),
         (("--objective=best",), "--objective: unknown objective 'best'"),
         (("--average_may_lose=much",), "--average_may_lose: expected a share from 0 to 1"),
+        (("--average_may_lose=",), "--average_may_lose: expected a share from 0 to 1"),
         (("--privacy=central", "--noise_multiplier=1"), "--privacy=central: expected none"),
         (("--custom_test_split=test",), "expected the held-out split, found the test split"),
     ],

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tff_agnostic import refusal_of_python
+from tff_agnostic import of_checkout, refusal_of_python
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 
@@ -336,3 +336,12 @@ def test_the_lock_names_no_place(lock):
     assert "://" not in text
     assert "-url" not in text
     assert not re.search(r"(^|\s)/", text, re.MULTILINE)
+
+
+def test_a_checkout_says_its_commit():
+    if not (ROOT / ".git").exists():
+        assert of_checkout() == {}
+        return
+    read = ("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    commit = subprocess.run(read, capture_output=True, text=True, check=True).stdout.strip()
+    assert commit.startswith(of_checkout()["commit"].removesuffix("-dirty"))

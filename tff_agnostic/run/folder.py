@@ -53,11 +53,11 @@ from tff_agnostic.settings import flag_of, flag_text
 CHECKPOINT = ".npz"
 # Suffixes of what a run can start from.
 FILES = (CHECKPOINT, *KERAS_FILES)
-# In config.json: how rounds were executed, as far as it can change last bits.
 # What to know of a part that is another one, by its name in the fingerprint.
 _HINTS = {
     "base_predictors": "; an ensemble of Keras files goes on with the Keras that it began with",
 }
+# In config.json: how rounds were executed, as far as it can change last bits.
 _EXECUTION = "execution"
 # Of folders that say how rounds were executed, and not with which release: there was one.
 _UNNAMED_TENSORFLOW = "2.14"

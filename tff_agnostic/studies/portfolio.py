@@ -58,7 +58,6 @@ FACTORS = (
 )
 # Rows that get more trials beside FedAvg.
 FINALISTS = 2
-_SECONDS, _ENDED = "seconds.json", "ended.json"
 
 
 def settings_of(row: str, first: RunSpec, number: int) -> list[dict[str, float]]:
@@ -101,7 +100,7 @@ def schedule_within(
 
     Args:
         seconds: All there are.
-        used: What is used of them.
+        used: What the first setting of each row took, with references.
         by_row: How long one run of each row takes, one of each was made.
         most: What is wanted at most.
 
@@ -126,19 +125,18 @@ def schedule_within(
 
 
 @contextlib.contextmanager
-def timed(folder: Path) -> Iterator[None]:
-    """Adds the seconds for which it is entered to those of a folder, which this process holds."""
+def timed(file: Path) -> Iterator[None]:
+    """Adds the seconds for which it is entered to those of a file, which nobody else writes."""
     started = time.monotonic()
     try:
         yield
     finally:
-        write_json(folder / _SECONDS, {"seconds": seconds_of(folder) + time.monotonic() - started})
+        write_json(file, {"seconds": seconds_of(file) + time.monotonic() - started})
 
 
-def seconds_of(folder: Path) -> float:
-    """Returns how long the work in a folder took, in all processes and sessions."""
-    path = folder / _SECONDS
-    return float(read_json(path)["seconds"]) if path.exists() else 0.0
+def seconds_of(file: Path) -> float:
+    """Returns the seconds of a file of `timed`, over all processes and sessions; 0 without it."""
+    return float(read_json(file)["seconds"]) if file.exists() else 0.0
 
 
 class Run(NamedTuple):
@@ -200,20 +198,18 @@ class Runs:
         return folder_lock(self.folder / run.row, wait=wait)
 
     def _is_done(self, run: Run) -> bool:
-        row = self.folder / run.row
-        return self._folder(run).result.exists() or (row / _ENDED).exists()
+        return self._folder(run).result.exists() or self._end(run.row, run.trial).exists()
 
     def _folder(self, run: Run) -> RunFolder:
         return trial_folder(self.folder, run.row, run.trial)
 
     def _make_one(self, run: Run) -> None:
-        with timed(self.folder / run.row):
+        with timed(self._time(run.row, run.trial)):
             try:
                 spec = run.spec if run.first is None else self._after_first(run.first, run)
                 self._train(spec, self._folder(run))
             except Diverged as e:
-                ended = {"trial": run.trial, "why": f"diverged: {e}"}
-                write_json(self.folder / run.row / _ENDED, ended)
+                write_json(self._end(run.row, run.trial), {"why": f"diverged: {e}"})
         self.stop.check(f"{run.row}, trial {run.trial + 1}")
 
     def _after_first(self, first: RunSpec, run: Run) -> RunSpec:
@@ -227,10 +223,24 @@ class Runs:
             training.run(self.stop, show_progress=False)
         return training
 
-    def ended(self, row: str) -> Optional[str]:
-        """Returns why a row was given up; None of one that was not."""
-        path = self.folder / row / _ENDED
+    def _end(self, row: str, trial: int) -> Path:
+        return self.folder / row / f"ended_{trial:02d}.json"
+
+    def _time(self, row: str, trial: int) -> Path:
+        return self.folder / row / f"seconds_{trial:02d}.json"
+
+    def ended(self, row: str, trial: int = 0) -> Optional[str]:
+        """Returns why a trial has no result; None of one that has, or was not made."""
+        path = self._end(row, trial)
         return read_json(path)["why"] if path.exists() else None
+
+    def has(self, row: str, trial: int = 0) -> bool:
+        """Returns whether a trial has a result."""
+        return trial_folder(self.folder, row, trial).result.exists()
+
+    def seconds(self, row: str, trial: int = 0) -> float:
+        """Returns how long a trial took."""
+        return seconds_of(self._time(row, trial))
 
     def comparison(self, rows: Mapping[str, Sequence[RunSpec]]) -> Comparison:
         """Returns the results of rows that were made.

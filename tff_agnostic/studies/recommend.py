@@ -7,16 +7,19 @@
 4. The choice, and FedAvg beside it, train anew on all training clients; the test clients are looked
    at once, after everything was chosen.
 
-Nothing in the choice depends on time, but for how much is tried with --hours, which is written down
-when it is decided: a search that was killed, or that several processes share, ends alike.
+Nothing in the choice depends on time, but for how much is tried with --hours. That follows from the
+seconds of the first settings, which are kept: a search that was killed, or that several processes
+share, ends alike.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from tff_agnostic.domain_weights.excess import OWN, BaselineOptions
 from tff_agnostic.errors import UserError
@@ -24,6 +27,8 @@ from tff_agnostic.files import folder_lock, is_new_or_empty, make_folder, read_j
 from tff_agnostic.models.keras import last_layer
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.progress import LongWork
+from tff_agnostic.reports.page import TITLE
+from tff_agnostic.run.baseline_files import BASELINES, FILE_NAME
 from tff_agnostic.run.baselines import with_baselines
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, session, tasks_help
 from tff_agnostic.run.process import StopRequest
@@ -48,21 +53,21 @@ from tff_agnostic.studies.portfolio import (
     timed,
 )
 from tff_agnostic.studies.recommendation import (
-    FINAL,
+    WORSE,
     Found,
     Recommended,
     shown,
-    write_page,
     write_recommendation,
 )
+from tff_agnostic.studies.recommendation_page import FINAL
+from tff_agnostic.studies.report import write_recommendation_report
 from tff_agnostic.studies.search_space import Objective, parse_objective
 from tff_agnostic.studies.stages import Stages, begun, halves
 from tff_agnostic.studies.validation_clients import ValidationClients, check_judges
 
 _TRIES, _TRIALS, _MAX_TRIALS = 3, 5, 100
-_ALL = range(len(FACTORS))
-# In the folder: what is recommended for what, and how much is tried where time decides it.
-OWN_FILE, _SCHEDULE = "recommend.json", "schedule.json"
+# In the folder: what is recommended for what, and how long references took.
+_OWN_FILE, _SECONDS = "recommend.json", "seconds.json"
 _SEARCH = "search"
 _SECONDS_PER_HOUR = 3600.0
 
@@ -113,6 +118,7 @@ class RecommendOptions(TaskOptions):
     output_dir: Optional[Path] = command_setting(
         None, "Folder of all runs. [runs/recommend-TASK-NUMBER, a new one]"
     )
+    title: Optional[str] = command_setting(None, TITLE)
     resume: bool = command_setting(
         False, "Go on in --output_dir, or join other processes that are at work there."
     )
@@ -121,12 +127,13 @@ class RecommendOptions(TaskOptions):
 def recommend(given: GivenRun) -> Recommended:
     """Trains the portfolio, chooses, trains the choice anew, and writes what was found."""
     own = given.own
-    may_lose = own.average_may_lose and share_of("--average_may_lose", own.average_may_lose)
-    arms = _portfolio(own.portfolio)
-    seed = given.settings.get("seed", 0)
-    rows = Rows(given, arms, ValidationClients(own.task, own.data, seed, _use_references(arms)))
+    text = own.average_may_lose
+    may_lose = None if text is None else share_of("--average_may_lose", text)
+    arms, seed = _portfolio(own.portfolio), given.settings.get("seed", 0)
+    rows = Rows(given, arms, ValidationClients(own.task, own.data, seed, True))
     first = rows.spec(BASELINE, {}, 0)
     _check_private(first)
+    rows = rows.without(())
     check_given_somewhere([rows.spec(row, {}, 0) for row in arms], given.settings)
     task = rows.clients.judging(first)
     check_judges(task)
@@ -144,7 +151,7 @@ def recommend(given: GivenRun) -> Recommended:
         print(f"{', '.join(arms)} on {own.task}, by {objective.name}: {at.path}")
         options = given.runtime_options(first.config.runtime)
         with at.running(first.config.runtime, options) as (runtime, stop):
-            fixed, left_out = _with_baselines(rows, at.path, runtime, stop)
+            fixed, left_out = _prepared(rows, at.path, runtime, stop)
             rows = rows.without(left_out)
             task = rows.clients.judging(first)
             print(rows.clients.described(task))
@@ -165,7 +172,10 @@ def recommend(given: GivenRun) -> Recommended:
             "schedule": found.schedule._asdict(),
             "called": given.typed,
         }
-        return write_recommendation(at.path, found, objective, choice, may_lose, final, facts)
+        recommended = write_recommendation(
+            at.path, found, objective, choice, may_lose, final, facts
+        )
+    return dataclasses.replace(recommended, title=own.title)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,49 +227,57 @@ class Rows:
     def without(self, names: Collection[str]) -> Rows:
         """Returns the other rows; where none needs references, all validation clients judge."""
         arms = {row: arm for row, arm in self.arms.items() if row not in names}
-        clients = dataclasses.replace(self.clients, is_halved=_use_references(arms))
+        # Also a row that has them by what was given for all.
+        options = [self.spec(row, {}, 0).algorithm for row in arms]
+        need = any(isinstance(o, BaselineOptions) and o.domain_baselines == OWN for o in options)
+        clients = dataclasses.replace(self.clients, is_halved=need)
         return dataclasses.replace(self, arms=arms, clients=clients)
 
 
-def _use_references(arms: Mapping[str, Arm]) -> bool:
-    return any(arm.settings.get("domain_baselines") == OWN for arm in arms.values())
-
-
-def _with_baselines(
+def _prepared(
     rows: Rows, folder: Path, runtime: Runtime, stop: StopRequest
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Returns what each row has at all its settings, by flag, and why others are left out."""
     fixed: dict[str, dict[str, Any]] = {}
     left_out = {}
     for row in rows.arms:
-        spec = rows.spec(row, {}, 0)
-        options = spec.algorithm
-        if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
-            left_out[row] = "its model has one layer, with which it is almost uniform weights"
-            print(f"note: {row} is left out: {left_out[row]}")
-            continue
-        if not isinstance(options, BaselineOptions) or options.domain_baselines is None:
-            fixed[row] = {}
-            continue
-        path = folder / row
-        make_folder(path)
-        try:
-            with folder_lock(path, wait=True), timed(path):
-                (made,) = with_baselines([spec], path, runtime, stop, rows.clients.stopping)
-        except UserError as e:
-            # Such as that of a task whose trivial predictors nobody knows.
-            if not str(e).startswith("--domain_baselines"):
-                raise
-            left_out[row] = str(e)
+        found = _fixed(rows, row, folder, runtime, stop)
+        if isinstance(found, str):
+            left_out[row] = found
+            print(f"note: {row} is left out: {found}")
         else:
-            numbers = made.settings()["domain_baselines"]
-            if any(numbers):
-                fixed[row] = {"domain_baselines": numbers}
-            else:
-                left_out[row] = "its baselines are all 0, with which it is AgnosticFedAvg"
-        if row in left_out:
-            print(f"note: {row} is left out: {left_out[row]}")
+            fixed[row] = found
     return fixed, left_out
+
+
+def _fixed(
+    rows: Rows, row: str, folder: Path, runtime: Runtime, stop: StopRequest
+) -> Union[dict[str, Any], str]:
+    """Returns what a row has at all its settings, by flag, or why it is left out."""
+    spec = rows.spec(row, {}, 0)
+    if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
+        return "its model has one layer, with which it is almost uniform weights"
+    options = spec.algorithm
+    if not isinstance(options, BaselineOptions) or options.domain_baselines is None:
+        return {}
+    path = folder / row
+    make_folder(path)
+    # Once they are there, a session adds nothing to the time that they took.
+    are_made = (path / BASELINES / FILE_NAME).exists()
+    try:
+        with folder_lock(path, wait=True):
+            timing = contextlib.nullcontext() if are_made else timed(path / _SECONDS)
+            with timing:
+                (made,) = with_baselines([spec], path, runtime, stop, rows.clients.stopping)
+    except UserError as e:
+        # Such as that of a task whose trivial predictors nobody knows.
+        if str(e).startswith("--domain_baselines"):
+            return str(e)
+        raise
+    numbers = made.settings()["domain_baselines"]
+    if not any(numbers):
+        return "its baselines are all 0, with which it is AgnosticFedAvg"
+    return {"domain_baselines": numbers}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,27 +318,30 @@ class Search:
         }
         self._make(tries, list(tries), 0, [0], "the first settings")
         schedule = self._schedule(own, list(tries))
-        given_up: frozenset[str] = frozenset()
+        given_up: dict[str, str] = {}
         for k in range(1, schedule.tries):
-            given_up |= self._hopeless(tries, k)
+            given_up |= dict.fromkeys(self._hopeless(tries, k), WORSE)
             live = [row for row in tries if row not in given_up]
             self._make(tries, live, k, [0], f"setting {k + 1} of {schedule.tries}")
-        given_up |= self._hopeless(tries, schedule.tries)
+        given_up |= dict.fromkeys(self._hopeless(tries, schedule.tries), WORSE)
         best, tried = self._best(tries, schedule.tries)
         live = self._finalists(best, tried, given_up)
         for row in live:
             k, trials = best[row], range(1, schedule.trials)
             self._make(tries, [row], k, trials, f"more trials of {row}")
-        of_best = {
-            _folder(row, best[row]): [
-                self.rows.spec(row, tries[row][best[row]], t) for t in range(schedule.trials)
-            ]
-            for row in live
-            if self._runs.ended(_folder(row, best[row])) is None
-        }
+        of_best = {}
+        for row in live:
+            name, trials = _folder(row, best[row]), range(schedule.trials)
+            ends = [self._runs.ended(name, t) for t in trials if not self._runs.has(name, t)]
+            if not ends:
+                of_best[name] = [self.rows.spec(row, tries[row][best[row]], t) for t in trials]
+            elif row == BASELINE:
+                raise UserError(_nothing(ends[0]))
+            else:
+                given_up[row] = str(ends[0])
+        for row, why in given_up.items():
+            print(f"note: {row} is given up: {why}")
         confirmed = _by_row(self._runs.comparison(of_best), self.rows.arms)
-        if BASELINE not in confirmed.trials:
-            raise UserError(_nothing(self._runs.ended(_folder(BASELINE, best[BASELINE]))))
         return Found(
             confirmed,
             judged(confirmed, self.objective, BASELINE),
@@ -347,26 +368,14 @@ class Search:
         with LongWork(what, len(runs), "runs", visible=self.show_progress) as work:
             self._runs.make(runs, work)
 
-    def _seconds(self, row: str) -> float:
-        """Returns how long a row has taken at all its settings, with its references."""
-        at_settings = (seconds_of(self.folder / _SEARCH / _folder(row, k)) for k in _ALL)
-        return seconds_of(self.folder / row) + sum(at_settings)
-
     def _schedule(self, own: RecommendOptions, rows: Sequence[str]) -> Schedule:
-        """Returns how much is tried; what time decides is written down."""
-        most = Schedule(own.tries or _TRIES, own.trials)
+        """Returns how much is tried, after the first setting of each row."""
         if own.hours is None:
-            return most
-        path = self.folder / _SCHEDULE
-        with folder_lock(self.folder, wait=True):
-            if path.exists() and read_json(path)["hours"] == own.hours:
-                return Schedule(*read_json(path)["schedule"])
-            one = {row: seconds_of(self.folder / _SEARCH / _folder(row, 0)) for row in rows}
-            used = sum(map(self._seconds, rows))
-            most = Schedule(own.tries or len(FACTORS), own.trials)
-            found = schedule_within(own.hours * _SECONDS_PER_HOUR, used, one, most)
-            write_json(path, {"hours": own.hours, "schedule": list(found)})
-        return found
+            return Schedule(own.tries or _TRIES, own.trials)
+        one = {row: self._runs.seconds(_folder(row, 0)) for row in rows}
+        used = sum(one.values()) + sum(seconds_of(self.folder / r / _SECONDS) for r in rows)
+        most = Schedule(own.tries or len(FACTORS), own.trials)
+        return schedule_within(own.hours * _SECONDS_PER_HOUR, used, one, most)
 
     def _best(
         self, tries: Mapping[str, Sequence[Mapping[str, Any]]], number: int
@@ -376,8 +385,7 @@ class Search:
             (row, k): self.rows.spec(row, changes, 0)
             for row, of_row in tries.items()
             for k, changes in enumerate(of_row[:number])
-            if (self.folder / _SEARCH / _folder(row, k)).exists()
-            and self._runs.ended(_folder(row, k)) is None
+            if self._runs.has(_folder(row, k))
         }
         if not any(row == BASELINE for row, _ in specs):
             raise UserError(_nothing(self._runs.ended(_folder(BASELINE, 0))))
@@ -387,7 +395,12 @@ class Search:
             of: sign * float(attained(tried, _folder(*of), self.objective).values[0])
             for of in specs
         }
-        finite = {of: value for of, value in values.items() if value == value}
+        finite = {of: value for of, value in values.items() if math.isfinite(value)}
+        if not any(row == BASELINE for row, _ in finite):
+            raise UserError(
+                f"--objective={self.objective.name}: expected a number of FedAvg on the "
+                f"{tried.split} clients that judge, found none"
+            )
         return {
             row: max((k for r, k in finite if r == row), key=lambda k: finite[row, k])
             for row in dict.fromkeys(row for row, _ in finite)
@@ -457,18 +470,20 @@ def _folder(row: str, setting: int) -> str:
 def _by_row(comparison: Comparison, arms: Mapping[str, Arm]) -> Comparison:
     """Returns a comparison whose rows, each at one setting, have the names of the rows."""
     trials = {name.rpartition("-")[0]: of for name, of in comparison.trials.items()}
-    labels = {row: arms[row].label for row in trials}
+    labels = {row: arm.label for row, arm in arms.items()}
     return dataclasses.replace(comparison, trials=trials, labels=labels)
 
 
 def _nothing(why: Optional[str]) -> str:
-    return f"expected FedAvg to end at one of its settings, found none: {why}"
+    return f"expected FedAvg to have a result, with which others are compared, found none: {why}"
 
 
 def _portfolio(words: Sequence[str]) -> dict[str, Arm]:
     strange = next((word for word in words if word not in PORTFOLIO), None)
     if strange is not None:
         raise UserError(f"--portfolio: expected words of {', '.join(PORTFOLIO)}, found {strange!r}")
+    if len(set(words)) < len(words):
+        raise UserError(f"--portfolio: expected different words, found {','.join(words)!r}")
     return arms_of_algorithms([BASELINE, *(word for word in words if word != BASELINE)])
 
 
@@ -482,7 +497,7 @@ def _check_private(spec: RunSpec) -> None:
 
 
 def _claim(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
-    path = folder / OWN_FILE
+    path = folder / _OWN_FILE
     if not path.exists():
         if not is_new_or_empty(folder):
             raise UserError(
@@ -515,6 +530,6 @@ RECOMMEND = RunCommand(
     RecommendOptions,
     recommend,
     _show,
-    lambda recommended: write_page(recommended.path),
+    lambda recommended: write_recommendation_report(recommended.path, recommended.title),
     without=("algorithm",),
 )

@@ -1,4 +1,4 @@
-"""What `recommend` found, in sentences, in recommendation.json and in report.html."""
+"""What `recommend` found, in sentences and in recommendation.json."""
 
 from __future__ import annotations
 
@@ -9,36 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.files import finite_or_none, read_json, write_json, write_text
+from tff_agnostic.files import finite_or_none, write_json
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.reports.page import (
-    Block,
-    Bullets,
-    Line,
-    Name,
-    Page,
-    Paragraph,
-    Section,
-    Source,
-    Table,
-    rendered,
-)
-from tff_agnostic.reports.run_page import command_blocks
 from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, WORDS
-from tff_agnostic.studies.choice import Judged, attained
+from tff_agnostic.studies.choice import Judged, attained, judged
 from tff_agnostic.studies.comparison import FIRST_STAGES, Comparison, trial_folder
 from tff_agnostic.studies.gains import Gain
 from tff_agnostic.studies.portfolio import Schedule
-from tff_agnostic.studies.report import write_comparison_report
+from tff_agnostic.studies.recommendation_page import FILE, FINAL
 from tff_agnostic.studies.search_space import Objective
 from tff_agnostic.studies.stages import joined
-from tff_agnostic.studies.verdict import verdicts
+from tff_agnostic.studies.verdict import main_measure, verdicts
 
-FILE, REPORT_FILE = "recommendation.json", "report.html"
-# The folder of what is trained at the end.
-FINAL = "final"
+# Why a row had no more runs.
+WORSE = "worse than FedAvg"
 _DECIMALS = 3
 
 
@@ -51,7 +37,7 @@ class Found:
         judged: Each of them beside FedAvg.
         tried: The first trial of each row at each setting; rows are called ROW-SETTING.
         changes: The best setting of each row, by flag; those that were given up among them.
-        given_up: Rows that were shown to be worse than FedAvg, and had no more runs.
+        given_up: Why rows had no more runs.
         schedule: How much was tried.
     """
 
@@ -59,7 +45,7 @@ class Found:
     judged: Mapping[str, Judged]
     tried: Comparison
     changes: Mapping[str, Mapping[str, Any]]
-    given_up: frozenset[str]
+    given_up: Mapping[str, str]
     schedule: Schedule
 
 
@@ -71,10 +57,11 @@ class Recommended:
         path: The folder of all runs.
         choice: The row: a word of the portfolio, FedAvg's where nothing is shown to be better.
         sentences: What is recommended, and why.
-        verdict: What the test clients say of it; see `verdicts`.
+        verdict: What the test clients say of it; see `on_test`.
         model: The folder of the run whose model is handed over.
         command: The command line that trains it again.
         comparison: The choice and FedAvg on the test clients.
+        title: Of its page, if one was given.
     """
 
     path: Path
@@ -84,6 +71,7 @@ class Recommended:
     model: Path
     command: tuple[str, ...]
     comparison: Comparison
+    title: Optional[str] = None
 
 
 def sentences(
@@ -100,17 +88,20 @@ def sentences(
             f"{_gain(of.gain, objective)}.",
             f"All examples together {_average(of.loss, objective)}.",
         ]
+    allowed = {r: of for r, of in found.judged.items() if may_lose is None or of.loss <= may_lose}
+    of_them = "no other row" if len(allowed) == len(found.judged) else "no row that may be chosen"
     found_text = [
-        f"Recommended: FedAvg{_with(found.changes[BASELINE])}: no other row is shown to be better "
+        f"Recommended: FedAvg{_with(found.changes[BASELINE])}: {of_them} is shown to be better "
         f"for {objective.name} on the {split} clients that judged."
     ]
-    allowed = {r: of for r, of in found.judged.items() if may_lose is None or of.loss <= may_lose}
     if len(allowed) < len(found.judged):
-        lost = [comparison.label(row) for row in found.judged if row not in allowed]
-        found_text.append(
-            f"The average may lose {may_lose:.3g} (--average_may_lose), and loses more with "
-            f"{', '.join(lost)}."
-        )
+        lost = [
+            f"{comparison.label(row)} ({_gain(of.gain, objective)}; all examples together "
+            f"{_average(of.loss, objective)})"
+            for row, of in found.judged.items()
+            if row not in allowed
+        ]
+        found_text.append(f"--average_may_lose excludes {', '.join(lost)}.")
     known = {row: of.gain for row, of in allowed.items() if not math.isnan(of.gain.mean)}
     if known:
         nearest = max(known, key=lambda row: known[row].mean)
@@ -119,6 +110,26 @@ def sentences(
             f"{_gain(known[nearest], objective)}{_needed(known[nearest])}."
         )
     return found_text
+
+
+def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> list[str]:
+    """Returns what the test clients say: of the objective, then of the domains.
+
+    Args:
+        final: FedAvg and the choice on the test clients.
+        objective: What was to be good. Regret is that of these two rows.
+        choice: The row that was chosen; None if it is FedAvg.
+    """
+    algorithms = dict.fromkeys(final.trials, "") | {BASELINE: BASELINE}
+    lines = verdicts(final, algorithms)
+    if choice is None or objective.name == f"worst:{main_measure(final).name}":
+        return lines
+    gain = judged(final, objective, BASELINE)[choice].gain
+    text = (
+        f"On the {final.split} clients {objective.name} is {objective.text(gain.after)}, with "
+        f"FedAvg {objective.text(gain.before)}: {_gain(gain, objective)}."
+    )
+    return [text, *lines]
 
 
 def _with(changes: Mapping[str, Any]) -> str:
@@ -172,13 +183,15 @@ def write_recommendation(
         choice: The row that is shown to be better than FedAvg, if one is.
         may_lose: How much of the average may be lost.
         final: FedAvg and the choice on the test clients.
-        facts: What the file says beside it, of how it was found.
+        facts: How it was found, for the file.
     """
     row = choice or BASELINE
     run = trial_folder(path / FINAL, row, 0)
     command = _command(path / FINAL, row, list(final.trials[row].seeds))
-    configs = {r: trial_folder(path / FINAL, r, 0).spec().config.algorithm for r in final.trials}
-    lines, verdict = sentences(found, objective, choice, may_lose), verdicts(final, configs)
+    lines, verdict = (
+        sentences(found, objective, choice, may_lose),
+        on_test(final, objective, choice),
+    )
     write_json(
         path / FILE,
         {
@@ -208,9 +221,11 @@ def _command(final: Path, row: str, seeds: Sequence[int]) -> list[str]:
 
 def _row_json(found: Found, row: str, objective: Objective) -> dict[str, Any]:
     content: dict[str, Any] = {
+        "objective": None,
         "label": found.confirmed.labels.get(row, row),
         "setting": dict(found.changes[row]),
-        "given_up": row in found.given_up,
+        "setting_text": _with(found.changes[row]).removeprefix(" with ") or "as given",
+        "given_up": found.given_up.get(row),
     }
     if row in found.confirmed.trials:
         values = attained(found.confirmed, row, objective).values
@@ -231,77 +246,6 @@ def _tried_json(found: Found, objective: Objective) -> dict[str, Any]:
         name: finite_or_none(float(attained(found.tried, name, objective).values[0]))
         for name in found.tried.trials
     }
-
-
-def recommendation_page(content: Mapping[str, Any], title: str, split: str) -> Page:
-    """Returns the page of recommendation.json."""
-    source = Source(FILE, content)
-    unit = Unit[content["unit"]]
-    rows: list[Sequence[Line]] = []
-    for row, of in content["rows"].items():
-        at = source.below("rows", row)
-        setting = _with(of["setting"]).removeprefix(" with ") or "as given"
-        status = "given up: worse than FedAvg" if of["given_up"] else ""
-        rows.append(
-            [
-                Name(of["label"]),
-                setting,
-                at.number("objective", unit=unit),
-                at.number("gain", unit=unit),
-                [*at.interval("interval", unit=unit)] or "-",
-                at.number("average_loses", unit=Unit.SHARE),
-                status,
-            ]
-        )
-    headings = [
-        *("", "best setting", content["objective"], "gain over FedAvg", "95% interval"),
-        *("average loses, %", ""),
-    ]
-    tried: list[Sequence[Line]] = [
-        [Name(name), source.number("tried", name, unit=unit)] for name in content["tried"]
-    ]
-    lines: list[Block] = [Bullets(content["sentences"])]
-    left_out = [f"{row} was left out: {why}" for row, why in content["left_out"].items()]
-    return Page(
-        title,
-        content["judges"],
-        [
-            Section("recommendation", "The recommendation", lines),
-            Section(
-                "verdict",
-                "What the test clients say",
-                [
-                    Bullets(content["verdict"]),
-                    Paragraph(
-                        "The test clients were looked at once, after the choice. More of these "
-                        f"runs: {FINAL}/{REPORT_FILE}."
-                    ),
-                ]
-                if content["verdict"]
-                else [],
-            ),
-            Section(
-                "rows",
-                "What was compared",
-                [Table(f"On the {split} clients that judge", headings, rows, left_out)],
-            ),
-            Section(
-                "tried",
-                "What was tried",
-                [Table("One trial of each setting", ["row-setting", content["objective"]], tried)],
-            ),
-            Section("again", "How to train it again", command_blocks(content["command"], False)),
-        ],
-    )
-
-
-def write_page(path: Path) -> Path:
-    """Writes report.html of a recommendation, and that of its last runs; returns its path."""
-    content = read_json(path / FILE)
-    write_comparison_report(path / FINAL)
-    page = recommendation_page(content, f"Recommendation for {content['task']}", content["split"])
-    write_text(path / REPORT_FILE, rendered(page))
-    return path / REPORT_FILE
 
 
 def shown(recommended: Recommended) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reports of what lies in a folder, again: of a run, or of a comparison and its runs."""
+"""Reports of what lies in a folder, again: of a run, a comparison, or a recommendation."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
 from tff_agnostic.settings import Settings, command_setting
+from tff_agnostic.studies import recommendation_page
 from tff_agnostic.studies.arms import LAST_LAYER, WORDS
 from tff_agnostic.studies.comparison import (
     FIRST_STAGES,
@@ -42,6 +43,7 @@ from tff_agnostic.studies.comparison_record import (
     read_comparison,
 )
 from tff_agnostic.studies.harmed import harmed
+from tff_agnostic.studies.recommendation_page import FILE, FINAL
 from tff_agnostic.studies.stages import joined
 
 
@@ -83,13 +85,29 @@ def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
     return path
 
 
-def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
-    """Writes the report of a complete run or comparison, and returns its path.
+def write_recommendation_report(folder: Path, title: Optional[str] = None) -> Path:
+    """Writes the reports of a recommendation and of its last runs, and returns the former's path.
 
     Args:
         folder: Its folder.
         title: Its heading, if one was given.
     """
+    write_comparison_report(folder / FINAL)
+    content, path = read_json(folder / FILE), folder / REPORT_FILE
+    heading = title_of(path, title, recommendation_page.usual_title(content))
+    write_text(path, rendered(recommendation_page.recommendation_page(content, heading)))
+    return path
+
+
+def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
+    """Writes the report of a complete run, comparison or recommendation, and returns its path.
+
+    Args:
+        folder: Its folder.
+        title: Its heading, if one was given.
+    """
+    if (folder / FILE).exists():
+        return write_recommendation_report(folder, title)
     if (folder / COMPARE).exists():
         return write_comparison_report(folder, title)
     return write_run_report(folder, _measures(folder), _command(folder), title)
@@ -124,8 +142,8 @@ class ReportOptions(Settings):
 
     run: Optional[Path] = command_setting(
         None,
-        "Folder of a complete run or comparison.",
-        required="the folder of a run or a comparison",
+        "Folder of a complete run, comparison or recommendation.",
+        required="the folder of a run, a comparison or a recommendation",
     )
     title: Optional[str] = command_setting(None, TITLE)
 
