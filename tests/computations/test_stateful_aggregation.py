@@ -18,8 +18,7 @@ from tests.computations.harness import (
     make_client,
     run_rounds,
 )
-from tff_agnostic.aggregations.aggregation import ClientFacts, FederatedSums, SecurityProperty
-from tff_agnostic.computations import ClientLimits
+from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, FederatedSums
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.report_fields import ReportField, ReportFields, paired
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -36,7 +35,7 @@ class _State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _HalvingNorm:
+class _HalvingNorm(Aggregation):
     """Plain sums of answers that are scaled to a norm, which is half as large in each round.
 
     Attributes:
@@ -46,25 +45,6 @@ class _HalvingNorm:
     first_norm: float = _FIRST_NORM
 
     name = "halving_norm"
-    guarantees = frozenset[SecurityProperty]()
-    limits = ClientLimits()
-    cuts_clients = False
-    numbers_clients = False
-    min_clients = 0
-
-    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        return (self,) * len(bounds)
-
-    def on_clients(self) -> Any:
-        return self
-
-    def secrets(self, state: _State) -> list[Any]:
-        del state
-        return []
-
-    def rounding(self, bound: Any) -> float:
-        del bound
-        return 0.0
 
     def initialize(self, bounds: Any) -> _State:
         return _State(tf.constant(0), tf.constant(self.first_norm * len(bounds._fields)))
