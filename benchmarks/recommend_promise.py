@@ -115,8 +115,6 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
         "clients_per_round": 10,
         "evaluate_every": _ROUNDS,
         "client_learning_rate": _RATE,
-        # Clients of 20 examples are sooner trained one by one than put in step.
-        "client_mode": "streamed",
         "show_progress": False,
     }
     started = time.monotonic()

@@ -48,18 +48,16 @@ _Traced = TypeVar("_Traced")
 
 @dataclasses.dataclass(frozen=True)
 class ShardFunction:
-    """The clients of a shard: calls of one traced function, and a sum of what they return.
+    """The clients of a shard: calls of one traced function, and the sum of what they return.
 
     Attributes:
         traced: Returns the function of (what is broadcast, inputs); it is traced at the first use.
         inputs: Returns the NumPy arrays of each call, from the clients of a shard, what they
             remember, with a leading axis of clients, and their places in the cohort.
-        add: Adds two sums.
     """
 
     traced: Callable[[], Any]
     inputs: Callable[[Sequence[Examples], Any, Shard], Iterator[Any]]
-    add: Callable[[Any, Any], Any]
 
     def __call__(
         self, broadcast: Any, clients: Sequence[Examples], state: Any = (), shard: Shard = ()
@@ -70,7 +68,7 @@ class ShardFunction:
             function(broadcast, tf.nest.map_structure(tf.convert_to_tensor, inputs))
             for inputs in self.inputs(clients, state, shard)
         )
-        return summed_in_order(calls, self.add)
+        return summed_in_order(calls)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,7 +162,6 @@ class CompiledClientWork:
         xla: Whether XLA compiles it.
 
     Attributes:
-        add: Adds two sums.
         streamed: Runs the clients of a shard one after another.
         vectorised: Runs them at once, vectorised.
     """
@@ -173,11 +170,8 @@ class CompiledClientWork:
         self.work = work
         self._columns = dict(work.client_spec)
         self._jit_compile = True if xla else None
-        self.add = tf.function(
-            lambda a, b: tf.nest.map_structure(tf.add, a, b), autograph=False, reduce_retracing=True
-        )
-        self.streamed = ShardFunction(lambda: self._one, self._each_client, self.add)
-        self.vectorised = ShardFunction(lambda: self._many, self._as_one_batch, self.add)
+        self.streamed = ShardFunction(lambda: self._one, self._each_client)
+        self.vectorised = ShardFunction(lambda: self._many, self._as_one_batch)
 
     @_TracedOnce
     def _one(self) -> Any:

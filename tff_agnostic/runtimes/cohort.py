@@ -157,7 +157,7 @@ class SumOnLanes:
             shards,
         )
         try:
-            total, states = summed_in_order(partial_sums, self.compiled.add)
+            total, states = summed_in_order(partial_sums)
         except (tf.errors.ResourceExhaustedError, MemoryError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0]
             raise ExecutionError(

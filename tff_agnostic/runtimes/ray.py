@@ -169,7 +169,7 @@ class SumOnRay:
             return packed
 
         flat_sums = _in_order(schedule.results(len(shards), submit))
-        total, states = summed_in_order(map(result, flat_sums), self.compiled.add)
+        total, states = summed_in_order(map(result, flat_sums))
         return ClientResult(total, in_cohort_order(states, shards))
 
     def _send(self, function: ShardFunction, pool: WorkerPool) -> _Sent:

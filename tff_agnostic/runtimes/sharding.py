@@ -10,7 +10,7 @@ therefore held in the order of the cohort, with a leading axis of clients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -64,12 +64,11 @@ def vectorised_shards(sizes: Sequence[int], max_clients: int) -> list[Shard]:
     return [tuple(shard) for shard in shards]
 
 
-def summed_in_order(parts: Iterable[ClientResult], add: Callable[[Any, Any], Any]) -> ClientResult:
+def summed_in_order(parts: Iterable[ClientResult]) -> ClientResult:
     """Returns the sum from left to right, and what clients remember in the order of the parts.
 
     Args:
         parts: At least one; the state of each has a leading axis of clients.
-        add: Adds two sums.
     """
     states = []
 
@@ -78,10 +77,16 @@ def summed_in_order(parts: Iterable[ClientResult], add: Callable[[Any, Any], Any
             states.append(part.state)
             yield part.output
 
-    total = sum_in_order(outputs(), add)
+    total = sum_in_order(outputs(), _add)
     return ClientResult(
         total, tf.nest.map_structure(lambda *columns: np.concatenate(columns), *states)
     )
+
+
+def _add(a: Any, b: Any) -> Any:
+    # The operation itself: a call of a traced function costs several times as much for the sums of
+    # a small model, and there is one for each client.
+    return tf.nest.map_structure(lambda x, y: tf.raw_ops.AddV2(x=x, y=y), a, b)
 
 
 def in_cohort_order(state: Any, shards: Sequence[Shard]) -> Any:
