@@ -1,14 +1,16 @@
 """What a run says of itself against an answer that looks at nothing, on numbers made up."""
 
+import dataclasses
+import json
+
 import numpy as np
-import pytest
 from scipy import stats
 
 from tests.reports import made_up
 from tff_agnostic.metrics.resampling import Resampled
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.reports.run_record import RunRecord
+from tff_agnostic.reports.run_record import RunRecord, read_run
 from tff_agnostic.reports.run_verdict import run_verdict
 
 _NAMES = ("good", "open", "bad", "few")
@@ -72,9 +74,58 @@ def test_where_all_clients_are_right_it_is_told():
     )
 
 
-@pytest.mark.parametrize("counts", [{}, {name: [5] for name in _NAMES}])
-def test_where_nothing_was_counted_nothing_is_said(counts):
-    assert run_verdict(_run(counts=counts)) == []
+def test_where_a_constant_is_always_right_nothing_is_said():
+    assert run_verdict(_run(counts={name: [5] for name in _NAMES})) == []
+
+
+def test_where_no_constant_answer_is_known_a_sentence_says_so():
+    why, what_next = run_verdict(_run(counts={}))
+    assert why.startswith("Whether AgnosticFedAvg is better than a constant answer (the mean of ")
+    assert "its labels were not counted; --domain_baselines=trivial counts those of" in why
+    assert what_next.startswith("Next: `./run compare`")
+    run = _run(counts={})
+    private = dataclasses.replace(run, result={**run.result, "privacy": {"epsilon": 1.0}})
+    assert (
+        "of classes --evaluation_statistics does, and then in the account"
+        in (run_verdict(private)[0])
+    )
+
+
+_LOSSES = {"good": 0.1, "open": 0.48, "bad": 0.9, "few": 0.1}
+
+
+def _of_losses(tmp_path, source="trivial"):
+    """A run whose trivial predictors have a loss of 0.5 each, read back from its folder."""
+    folder = made_up.write_run(tmp_path / "run", made_up.result(_NAMES))
+    known = {name: {"training": 0.5, "heldout": 0.4, "source": source} for name in _NAMES}
+    (folder / "baselines").mkdir()
+    (folder / "baselines" / "baselines.json").write_text(json.dumps({"domains": known}))
+    run = read_run(folder)
+    for name, loss in _LOSSES.items():
+        run.result["domains"][name]["loss"] = loss
+    noise = np.random.default_rng(0).normal(size=(200, len(_NAMES) + 1))
+    noise = _ERROR * (noise - noise.mean(0)) / noise.std(0, ddof=1)
+    drawn = Resampled({"loss": np.array([*_LOSSES.values(), 0.4]) + noise}, _CLIENTS)
+    return dataclasses.replace(run, resampled=drawn)
+
+
+def test_losses_are_compared_with_trivial_predictors_where_these_are_known(tmp_path):
+    worse, unknown, better, scope, _ = run_verdict(_of_losses(tmp_path))
+    what = "the trivial predictor of a domain (the mean of the numbers, or the shares of the "
+    assert worse.startswith(f"AgnosticFedAvg is worse than {what}")
+    # A smaller loss is better; two clients are too few for an interval.
+    assert " in 1 of 4 domains (loss of bad: 0.900 against 0.500, a difference of +0.400 [" in worse
+    assert "cannot be told in 2 of 4 domains (loss of open: 0.480 against 0.500, a dif" in unknown
+    assert "few: 0.100 against 0.500)" in unknown
+    # Student's, as in points above.
+    half = stats.t.ppf(1 - 0.025 / 4, 1 / (1 / 24 + 1 / 199)) * (_ERROR**2 * 25 / 24) ** 0.5
+    assert f"good: 0.100 against 0.500, a difference of -0.400 [{-0.4 - half:+.3f}, " in better
+    assert f"{-0.4 + half:+.3f}])." in better
+    assert "of 95%, for other test clients; those of single domains hold for all 4" in scope
+
+
+def test_reference_runs_are_no_trivial_predictors(tmp_path):
+    assert "is not known of this run" in run_verdict(_of_losses(tmp_path, "own"))[0]
 
 
 def test_where_domains_are_classes_all_examples_are_told():

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_agnostic.data.data_warnings import FEW_EXAMPLES, OF_TRAINING
+from tff_agnostic.domain_weights.excess import TRAINING, TRIVIAL
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.formatting import cell
@@ -25,6 +26,8 @@ RESULT = "result.json"
 # Under this key result.json says what the run was, beside its numbers.
 ABOUT = "about"
 _RESAMPLED = "resampled.npz"
+# Of excess losses, where the run made them itself.
+_BASELINES = Path("baselines") / "baselines.json"
 # What release 0.1.0, which evaluated nothing else, does not say.
 _SPLIT = "test"
 # A domain's number that rests on fewer clients is one of them.
@@ -50,6 +53,8 @@ class RunRecord:
         measures: What was measured, by name.
         where: What stands before the names of its files, where a page is about several runs.
         resampled: Its values with other test clients; None where clients were not resampled.
+        trivial_losses: The loss of the trivial predictor of domains, on their training examples, by
+            name; empty where its baselines were others.
     """
 
     result: Mapping[str, Any]
@@ -59,6 +64,7 @@ class RunRecord:
     measures: Mapping[str, Measure]
     where: str = ""
     resampled: Optional[Resampled] = None
+    trivial_losses: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -171,7 +177,17 @@ def read_run(
         facts,
         where,
         next(iter(read_resampled([folder / _RESAMPLED])), None),
+        _trivial_losses(folder / _BASELINES),
     )
+
+
+def _trivial_losses(path: Path) -> dict[str, float]:
+    """Returns what baselines that the run made say of trivial predictors."""
+    domains = read_json(path).get("domains") if path.is_file() else None
+    if not isinstance(domains, dict):
+        return {}
+    losses = {n: of.get(TRAINING) for n, of in domains.items() if of.get("source") == TRIVIAL}
+    return {n: float(loss) for n, loss in losses.items() if isinstance(loss, (int, float))}
 
 
 def _check_values(path: Path, result: Mapping[str, Any], facts: Mapping[str, Measure]) -> None:

@@ -1,4 +1,10 @@
-"""A run in sentences: where it is better than an answer that looks at nothing, and where not."""
+"""A run in sentences: where it is better than an answer that looks at nothing, and where not.
+
+Where classes were counted, that answer is the most frequent class of a domain, and what is compared
+is accuracy. Elsewhere it is the trivial predictor of a domain, the mean of its numbers, or the
+shares of its classes or words, and what is compared is the loss; its loss is known of the domains
+whose baselines are `trivial` (`run.baselines`). Where neither is known, a sentence says so.
+"""
 
 from __future__ import annotations
 
@@ -10,86 +16,140 @@ from typing import Any
 import numpy as np
 
 from tff_agnostic.errors import some_of
-from tff_agnostic.metrics.class_counts import ACCURACY, constant_accuracies
+from tff_agnostic.metrics.class_counts import ACCURACY, CLASS_COUNTS, constant_accuracies
 from tff_agnostic.metrics.formatting import cell, short_names
 from tff_agnostic.metrics.intervals import Interval, share_interval
 from tff_agnostic.metrics.resampling import LEAST_CLIENTS, combined, has_enough
+from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.run_record import RunRecord
 
+_ALL = "all examples"
 _NAMED = 3
 _DECIMALS = 3
 _NAME_WIDTH = 40
+_LOSS = "loss"
 _NEXT = (
     "Next: `./run compare` trains FedAvg, too, with several seeds, and says for whom this "
     "algorithm is better or worse."
 )
+_OF_TRIVIAL = "the mean of the numbers, or the shares of the classes or words"
 
 
 @dataclasses.dataclass(frozen=True)
 class Lead:
-    """By how much a model's accuracy is above that of a constant answer.
+    """By how much a model's accuracy, or loss, is above that of a constant answer.
 
     Attributes:
         name: Of a domain, or of all examples.
-        accuracy: The model's.
-        constant: That of always answering the most frequent class.
+        measure: What is compared.
+        value: The model's.
+        constant: That of the constant answer.
         interval: Of the difference, over other test clients; None if there is none.
     """
 
     name: str
-    accuracy: float
+    measure: Measure
+    value: float
     constant: float
     interval: Interval
+
+    @property
+    def gain(self) -> float:
+        """By how much the model is better; negative where it is worse."""
+        return (1 if self.measure.higher_is_better else -1) * (self.value - self.constant)
 
     @property
     def told(self) -> int:
         """1 where the model is better, -1 where it is worse, 0 where that cannot be told."""
         if self.interval is None:
             return 0
-        return int(self.interval[0] > 0) - int(self.interval[1] < 0)
+        above = int(self.interval[0] > 0) - int(self.interval[1] < 0)
+        return above if self.measure.higher_is_better else -above
 
     @property
     def text(self) -> str:
         """The two and the interval of the difference."""
-        own, constant = (cell(v, Unit.SHARE, _DECIMALS) for v in (self.accuracy, self.constant))
+        unit, percent = self.measure.unit, "%" if self.measure.unit is Unit.SHARE else ""
+        own, constant = (cell(v, unit, _DECIMALS) for v in (self.value, self.constant))
         found = ""
         if self.interval is not None:
-            low, high = (f"{100 * end:+.1f}" for end in self.interval)
-            found = (
-                f", a difference of {100 * (self.accuracy - self.constant):+.1f} [{low}, {high}]"
-            )
+            numbers = (self.value - self.constant, *self.interval)
+            difference, low, high = (self._signed(number) for number in numbers)
+            found = f", a difference of {difference} [{low}, {high}]"
         (short,) = short_names([self.name], _NAME_WIDTH)
-        return f"{short}: {own}% against {constant}%{found}"
+        return f"{short}: {own}{percent} against {constant}{percent}{found}"
+
+    def _signed(self, number: float) -> str:
+        if self.measure.unit is Unit.SHARE:
+            return f"{100 * number:+.1f}"
+        return f"{number:+.{_DECIMALS}f}"
 
 
 def run_verdict(run: RunRecord) -> list[str]:
-    """Returns the sentences; none of a run whose classes were not counted."""
-    leads = _leads(run)
+    """Returns the sentences; none where a constant answer is always right."""
+    counts: Mapping[str, Sequence[int]] = run.result.get(CLASS_COUNTS) or {}
+    if ACCURACY in run.measures and counts:
+        return _against_majority(run, counts)
+    return _against_trivial(run)
+
+
+def _against_majority(run: RunRecord, counts: Mapping[str, Sequence[int]]) -> list[str]:
+    of_all = {_ALL: np.sum([counts[name] for name in run.domains], axis=0).tolist()}
+    constants = {**constant_accuracies(of_all), **constant_accuracies(counts)}
+    leads = _leads(run, ACCURACY, constants)
     if not leads:
         return []
     overall, *domains = leads
     what = "always answering the most frequent class"
     lines = [_of_all(run.label, overall, what)]
     lines += _by_domain(run.label, domains, f"{what} of a domain")
-    if run.resampled is None:
-        lines.append(
-            "There is no interval, as the test clients were not resampled: nothing can be told."
+    return [*lines, _scope(run, len(domains), "in points, "), _NEXT]
+
+
+def _against_trivial(run: RunRecord) -> list[str]:
+    leads = _leads(run, _LOSS, run.trivial_losses)
+    if not leads:
+        return [_not_known(run), _NEXT]
+    what = f"the trivial predictor of a domain ({_OF_TRIVIAL} of its training examples)"
+    return [*_by_domain(run.label, leads, what), _scope(run, len(leads)), _NEXT]
+
+
+def _not_known(run: RunRecord) -> str:
+    """Returns why nothing is said of a constant answer, and what would tell it."""
+    if run.is_private:
+        how = (
+            "a private run does not count labels; of classes --evaluation_statistics does, and "
+            "then in the account"
         )
     else:
-        many = f"; those of single domains hold for all {len(domains)} at once" if domains else ""
-        lines.append(
-            f"Intervals are of 95%, in points, for other {run.split} clients{many}; there is none "
-            f"where these are worth fewer than {LEAST_CLIENTS} of equal size. There is one seed: "
-            "another one may say something else."
+        how = (
+            "its labels were not counted; --domain_baselines=trivial counts those of the training "
+            "clients first, in one more pass over them, where the algorithm follows losses of "
+            "domains"
         )
-    return [*lines, _NEXT]
+    return (
+        f"Whether {run.label} is better than a constant answer ({_OF_TRIVIAL}) is not known of "
+        f"this run: {how}."
+    )
+
+
+def _scope(run: RunRecord, count: int, units: str = "") -> str:
+    """Returns what the intervals are over, of so many domains."""
+    if run.resampled is None:
+        return "There is no interval, as the test clients were not resampled: nothing can be told."
+    many = f"; those of single domains hold for all {count} at once" if count else ""
+    return (
+        f"Intervals are of 95%, {units}for other {run.split} clients{many}; there is none where "
+        f"these are worth fewer than {LEAST_CLIENTS} of equal size. There is one seed: another one "
+        "may say something else."
+    )
 
 
 def _of_all(label: str, lead: Lead, what: str) -> str:
     how = {1: f"{label} is better than {what}", -1: f"{label} is worse than {what}"}
     text = how.get(lead.told, f"Whether {label} is better than {what} cannot be told")
-    return f"{text}: accuracy of {lead.text}."
+    return f"{text}: {lead.measure.name} of {lead.text}."
 
 
 def _by_domain(label: str, leads: Sequence[Lead], what: str) -> list[str]:
@@ -100,54 +160,58 @@ def _by_domain(label: str, leads: Sequence[Lead], what: str) -> list[str]:
         (1, f"{label} is better than {what} in"),
     ):
         # The worst first: those are what a reader looks for.
-        found = sorted(
-            (lead for lead in leads if lead.told == told), key=lambda x: x.accuracy - x.constant
-        )
+        found = sorted((lead for lead in leads if lead.told == told), key=lambda x: x.gain)
         if found:
             named = some_of([lead.text for lead in found], _NAMED)
-            lines.append(f"{text} {len(found)} of {count} domains (accuracy of {named}).")
+            (measure,) = {lead.measure.name for lead in found}
+            lines.append(f"{text} {len(found)} of {count} domains ({measure} of {named}).")
     return lines
 
 
-def _leads(run: RunRecord) -> list[Lead]:
-    """Returns that of all examples, then those of the domains that have several classes."""
-    counts: Mapping[str, Sequence[int]] = run.result.get("class_counts") or {}
-    if ACCURACY not in run.measures or not counts:
-        return []
-    of_all = {"all examples": np.sum([counts[name] for name in run.domains], axis=0).tolist()}
-    constants = {**constant_accuracies(of_all), **constant_accuracies(counts)}
-    sets: list[tuple[str, Any, int]] = [("all examples", run.result["overall"], -1)]
+def _leads(run: RunRecord, name: str, constants: Mapping[str, float]) -> list[Lead]:
+    """Returns that of all examples, then those of the domains, of those that have a constant.
+
+    Args:
+        name: Of the measure.
+        constants: What the constant answer attains.
+    """
+    sets: list[tuple[str, Any, int]] = [(_ALL, run.result["overall"], -1)]
     sets += [(n, run.result["domains"][n], i) for i, n in enumerate(run.domains)]
     known = [
-        (name, of[ACCURACY], place)
-        for name, of, place in sets
-        if name in constants and of[ACCURACY] is not None and not math.isnan(of[ACCURACY])
+        (of, found[name], place)
+        for of, found, place in sets
+        if of in constants and found[name] is not None and not math.isnan(found[name])
     ]
     tests = max(1, sum(place >= 0 for _, _, place in known))
     return [
         Lead(
-            name,
-            accuracy,
-            constants[name],
-            _interval(run, accuracy, constants[name], place, 1 if place < 0 else tests),
+            of,
+            run.measures[name],
+            value,
+            constants[of],
+            _interval(run, name, value, constants[of], place, 1 if place < 0 else tests),
         )
-        for name, accuracy, place in known
+        for of, value, place in known
     ]
 
 
-def _interval(run: RunRecord, accuracy: float, constant: float, place: int, tests: int) -> Interval:
+def _interval(
+    run: RunRecord, name: str, value: float, constant: float, place: int, tests: int
+) -> Interval:
     """Returns the interval of the difference from a number that stays as it is.
 
     Where all clients are right, or none is, resampling finds no spread: it is Wilson's of as many
     examples as there are clients.
     """
-    if run.resampled is None or ACCURACY not in run.resampled.values:
+    if run.resampled is None or name not in run.resampled.values:
         return None
     clients = float(run.resampled.clients[place])
     if not has_enough(clients):
         return None
-    drawn = run.resampled.values[ACCURACY][:, place]
+    drawn = run.resampled.values[name][:, place]
     if np.ptp(drawn) > 0:
-        return combined([accuracy - constant], drawn[np.newaxis], clients).interval(tests)
-    found = share_interval(accuracy, clients)
+        return combined([value - constant], drawn[np.newaxis], clients).interval(tests)
+    if run.measures[name].unit is not Unit.SHARE:
+        return None
+    found = share_interval(value, clients)
     return None if found is None else (found[0] - constant, found[1] - constant)
