@@ -3,12 +3,13 @@
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from binaries import frontier
+from binaries import frontier, report
 from tests import golden
 from tests.binaries.harness import TOY, Caller, tree
 from tests.run.harness import is_png
@@ -103,6 +104,33 @@ def test_the_answer(exact):
     assert is_png((path / "frontier.png").read_bytes())
     lines = (path / "frontier.csv").read_text().splitlines()
     assert len(lines) == 1 + len(found["results"])
+
+
+def test_its_report_is_made_again_byte_for_byte(call, exact):
+    path, _ = exact
+    before = tree(path)
+    (path / "report.html").unlink()
+    outcome = call(report, f"--run={path}")
+    assert (outcome.status, outcome.out) == (0, f"report: {path / 'report.html'}\n"), outcome
+    assert tree(path) == before
+
+
+def test_a_frontier_that_is_not_there_has_no_report(call, exact, folder):
+    shutil.copytree(exact[0], folder / "runs")
+    for spoil, what in (
+        (lambda found: found["mixtures"]["only_0"].pop("lambda"), "a frontier"),
+        (lambda found: found["mixtures"]["only_0"].update({"line": "nobody"}), "mixtures of cent"),
+    ):
+        found = _json(exact[0])
+        spoil(found)
+        (folder / "runs" / "frontier.json").write_text(json.dumps(found))
+        message = call.refused(folder, report, "--run=runs")
+        assert message.startswith(f"runs/frontier.json: expected {what}")
+    found = _json(exact[0])
+    found["results"]["only_0"]["(worst)"]["loss"]["mean"] += 1
+    (folder / "runs" / "frontier.json").write_text(json.dumps(found))
+    assert "found " in (message := call.refused(folder, report, "--run=runs"))
+    assert message.endswith("frontier --resume writes the file again")
 
 
 _SHORT = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from binaries import train, tune
+from binaries import report, train, tune
 from tests import golden
 from tests.binaries.harness import Caller, Process, compared_specs, given, python_module, tree
 from tests.data.stores import image, write_store
@@ -153,6 +153,29 @@ def test_the_verdict_comes_first_and_says_what_it_does_not_prove(searched):
     page = html.unescape((path / "report.html").read_text())
     assert f"\nreport: {path / 'report.html'}\n" in printed
     assert page.index(sentences[0]) < page.index("<h2>The best settings</h2>")
+
+
+def test_its_report_is_made_again_byte_for_byte(call, folder, searched):
+    shutil.copytree(searched[0], folder / "search")
+    before = tree(folder / "search")
+    (folder / "search" / "report.html").unlink()
+    outcome = call(report, "--run=search")
+    assert (outcome.status, outcome.out) == (0, "report: search/report.html\n"), outcome
+    assert tree(folder / "search") == before
+    # A title is a new heading, and stays.
+    for flags in (["--title=Digits & <b>"], []):
+        assert call(report, "--run=search", *flags).status == 0
+        assert "<h1>Digits &amp; &lt;b&gt;</h1>" in (folder / "search/report.html").read_text()
+    (folder / "search" / "studies.sqlite").unlink()
+    message = call.refused(folder, report, "--run=search")
+    assert message == (
+        "search/studies.sqlite: expected the trials of the search, found no such file"
+    )
+    shutil.copy(searched[0] / "studies.sqlite", folder / "search")
+    for path in (folder / "search" / "fed_avg").glob("trial_*"):
+        shutil.rmtree(path)
+    message = call.refused(folder, report, "--run=search")
+    assert message.startswith("search: expected the runs of a complete trial, found none")
 
 
 def test_of_two_stages_the_second_is_searched_and_the_first_is_trained_once(call, folder):

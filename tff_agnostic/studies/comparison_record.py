@@ -86,13 +86,32 @@ def read_comparison(folder: Path, measures: Optional[Mapping[str, Any]] = None) 
     Args:
         measures: What was measured, where the trials do not say so; see `read_run`.
     """
-    content, own = read_json(folder / COMPARE), read_json(folder / COMPARISON_FILE)
+    path = folder / COMPARE
+    return read_rows(path, read_json(path), "compare", measures)
+
+
+def read_rows(
+    path: Path,
+    content: Any,
+    command: str,
+    measures: Optional[Mapping[str, Any]] = None,
+) -> ComparisonRecord:
+    """Returns the trials of rows, whose folders are beside a file of their results.
+
+    Args:
+        path: The file.
+        content: What it has of the rows, as `Comparison.to_json` has it.
+        command: What wrote it.
+        measures: What was measured, where the trials do not say so; see `read_run`.
+    """
+    folder = path.parent
+    own = read_json(folder / COMPARISON_FILE)
     try:
         counts = {row: _num_trials(domains) for row, domains in content.items()}
     except (AttributeError, LookupError, StopIteration, TypeError):
         counts = {}
     if not counts or not all(counts.values()):
-        raise UserError(f"{folder / COMPARE}: expected rows of trials, found something else")
+        raise UserError(f"{path}: expected rows of trials, found something else")
     folders = {row: [trial_folder(folder, row, k) for k in range(n)] for row, n in counts.items()}
     runs = {
         row: [read_run(t.path, measures, f"{t.path.relative_to(folder)}/") for t in trials]
@@ -117,24 +136,26 @@ def read_comparison(folder: Path, measures: Optional[Mapping[str, Any]] = None) 
         max(max(numbers) for numbers in fewest.values()),
         {row: str(text) for row, text in (own.get(REMARKS) or {}).items() if row in trials},
     )
-    _check_same_trials(folder, content, comparison)
+    _check_same_trials(path, content, comparison, command)
     return ComparisonRecord(comparison, content, runs)
 
 
-def _check_same_trials(folder: Path, content: Mapping[str, Any], comparison: Comparison) -> None:
-    for row, domains in comparison.to_json().items():
+def _check_same_trials(
+    path: Path, content: Mapping[str, Any], comparison: Comparison, command: str
+) -> None:
+    of_trials = comparison.to_json()
+    for row, domains in of_trials.items():
         if _trials(content[row]) != _trials(domains):
             raise UserError(
-                f"{folder / COMPARE}: expected the results of the trials of {row} that are there, "
-                "found others: let the comparison go on to its end (--resume) first"
+                f"{path}: expected the results of the trials of {row} that are there, found "
+                f"others: let {command} go on to its end (--resume) first"
             )
-    wrong = next(_different(content, comparison.to_json(), ()), None)
+    wrong = next(_different(content, of_trials, ()), None)
     if wrong is not None:
         keys, expected, found = wrong
         raise UserError(
-            f"{folder / COMPARE}: {': '.join(keys):.200}: expected {expected}, which is worked out "
-            f"from the trials that are there, found {found!r:.100}: compare --resume writes the "
-            "file again"
+            f"{path}: {': '.join(keys):.200}: expected {expected}, which is worked out from the "
+            f"trials that are there, found {found!r:.100}: {command} --resume writes the file again"
         )
 
 

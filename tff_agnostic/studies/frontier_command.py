@@ -31,7 +31,7 @@ from tff_agnostic.studies.comparison import (
 )
 from tff_agnostic.studies.comparison_report import notes, title_of
 from tff_agnostic.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
-from tff_agnostic.studies.frontier_page import write_frontier_report
+from tff_agnostic.studies.frontier_page import usual_title, write_frontier_report
 from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
 from tff_agnostic.studies.stages import begun, staged
@@ -186,7 +186,7 @@ def _report(
     save(reports.figure(frontier), image)
     write_json(json_file, reports.to_json(frontier, command))
     write_text(csv_file, reports.to_csv(frontier))
-    title = own.title or f"What is attainable on {own.task}"
+    title = own.title or usual_title(own.task)
     write_text(page, reports.markdown(frontier, title, command, image.name, harm))
     for line in frontier.sentences:
         print(f"\n{line}")

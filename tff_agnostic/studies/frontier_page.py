@@ -37,9 +37,14 @@ from tff_agnostic.studies import frontier_report
 from tff_agnostic.studies.comparison import DIFFERENCE, OVERALL, WORST, trial_folder
 from tff_agnostic.studies.comparison_report import notes
 from tff_agnostic.studies.frontier import Frontier
+from tff_agnostic.studies.frontier_record import FRONTIER
 
 _SUMMARIES = {OVERALL: "all examples", DIFFERENCE: "best - worst"}
-_FILE = "frontier.json"
+
+
+def usual_title(task: str) -> str:
+    """Returns the heading of the page where none was given."""
+    return f"What is attainable on {task}"
 
 
 def frontier_page(
@@ -66,7 +71,7 @@ def frontier_page(
         [
             f"{len(frontier.mixtures)} mixtures of {count} domains, and ",
             *in_line([comparison.label(row) for row in frontier.algorithms]),
-            f". Numbers are those of {_FILE}: means over "
+            f". Numbers are those of {FRONTIER}: means over "
             f"{frontier_report.num_trials(frontier)} seeds and, in parentheses, standard "
             "deviations.",
         ],
@@ -103,7 +108,7 @@ def _rule(frontier: Frontier) -> str:
 
 def _table(frontier: Frontier, command: str) -> Table:
     comparison, measure = frontier.comparison, frontier.measure
-    source = Source(_FILE, frontier_report.to_json(frontier, command))
+    source = Source(FRONTIER, frontier_report.to_json(frontier, command))
     has_all = len(comparison.domain_names) <= frontier_report.MAX_DOMAIN_COLUMNS
     domains = comparison.domain_names if has_all else ()
 

@@ -308,11 +308,18 @@ def to_json(frontier: Frontier, command: str) -> dict[str, Any]:
             mixture.name: {
                 "label": mixture.label,
                 "lambda": dict(zip(comparison.domain_names, mixture.weights)),
+                **_line_json(mixture, comparison.domain_names),
             }
             for mixture in frontier.mixtures
         },
         "results": comparison.to_json(),
     }
+
+
+def _line_json(mixture: Mixture, names: Sequence[str]) -> dict[str, Any]:
+    if mixture.line is None:
+        return {}
+    return {"line": names[mixture.line], "way": mixture.way}
 
 
 def to_csv(frontier: Frontier) -> str:

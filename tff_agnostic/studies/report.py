@@ -1,4 +1,4 @@
-"""Reports of what lies in a folder, again: of a run, a comparison, or a recommendation."""
+"""Reports of what lies in a folder, again: of a run, or of all that is made of several runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
 from tff_agnostic.settings import Settings, command_setting
-from tff_agnostic.studies import recommendation_page
+from tff_agnostic.studies import frontier_page, recommendation_page, tuning_page
 from tff_agnostic.studies.arms import LAST_LAYER, WORDS
 from tff_agnostic.studies.comparison import (
     FIRST_STAGES,
@@ -42,9 +42,13 @@ from tff_agnostic.studies.comparison_record import (
     COMPARE,
     read_comparison,
 )
+from tff_agnostic.studies.frontier_page import write_frontier_report
+from tff_agnostic.studies.frontier_record import FRONTIER, read_frontier
 from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.recommendation_page import FILE, FINAL
 from tff_agnostic.studies.stages import joined
+from tff_agnostic.studies.tuning_record import RESULT as SEARCH
+from tff_agnostic.studies.tuning_record import read_search
 
 
 def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
@@ -99,8 +103,27 @@ def write_recommendation_report(folder: Path, title: Optional[str] = None) -> Pa
     return path
 
 
+def write_frontier_report_again(folder: Path, title: Optional[str] = None) -> Path:
+    """Writes the report of a frontier, and returns its path; see `write_comparison_report`."""
+    content, frontier = read_frontier(folder)
+    specs = {row: trial_folder(folder, row, 0).spec() for row in frontier.comparison.trials}
+    heading = title_of(folder / REPORT_FILE, title, frontier_page.usual_title(content["task"]))
+    given_up = harmed(frontier.comparison, specs)
+    return write_frontier_report(frontier, folder, heading, content["command"], given_up)
+
+
+def write_search_report(folder: Path, title: Optional[str] = None) -> Path:
+    """Writes the report of a search, and returns its path; see `write_comparison_report`."""
+    ended, path = read_search(folder), folder / REPORT_FILE
+    heading = title_of(path, title, tuning_page.usual_title(ended.search))
+    write_text(path, rendered(ended.page(heading)))
+    return path
+
+
 def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
-    """Writes the report of a complete run, comparison or recommendation, and returns its path.
+    """Writes the report of what is in a folder, complete, and returns its path.
+
+    That is a run, a comparison, a frontier, a search or a recommendation.
 
     Args:
         folder: Its folder.
@@ -108,6 +131,10 @@ def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
     """
     if (folder / FILE).exists():
         return write_recommendation_report(folder, title)
+    if (folder / FRONTIER).exists():
+        return write_frontier_report_again(folder, title)
+    if (folder / SEARCH).exists():
+        return write_search_report(folder, title)
     if (folder / COMPARE).exists():
         return write_comparison_report(folder, title)
     return write_run_report(folder, _measures(folder), _command(folder), title)
@@ -142,8 +169,8 @@ class ReportOptions(Settings):
 
     run: Optional[Path] = command_setting(
         None,
-        "Folder of a complete run, comparison or recommendation.",
-        required="the folder of a run, a comparison or a recommendation",
+        "Folder of a complete run, comparison, frontier, search or recommendation.",
+        required="the folder of a run, a comparison, a frontier, a search or a recommendation",
     )
     title: Optional[str] = command_setting(None, TITLE)
 

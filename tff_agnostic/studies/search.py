@@ -35,8 +35,9 @@ from tff_agnostic.studies.optuna_studies import (
     Studies,
     finds_nothing_new,
     seconds_of,
+    trial_folder,
 )
-from tff_agnostic.studies.search_space import Objective
+from tff_agnostic.studies.search_space import Distribution, Objective
 from tff_agnostic.studies.searched_method import SearchedArm, check_run
 from tff_agnostic.studies.stages import going_on
 from tff_agnostic.tasks.registry import check_heldout
@@ -137,6 +138,34 @@ class TrialRunner:
 
 
 @dataclasses.dataclass(frozen=True)
+class SearchRecord:
+    """What a search was, as its folder has it.
+
+    Attributes:
+        folder: Where its trials' runs are.
+        task: Its task.
+        labels: What tables call its algorithms, by their names.
+        objective: What was to be good.
+        seeds: Of the runs of each trial.
+        split: Whose clients were evaluated.
+        distributions: Where each setting was searched, by algorithm and flag.
+    """
+
+    folder: Path
+    task: str
+    labels: Mapping[str, str]
+    objective: Objective
+    seeds: Sequence[int]
+    split: str
+    distributions: Mapping[str, Mapping[str, Distribution]]
+
+    def runs_of(self, name: str, trial: FrozenTrial) -> list[Path]:
+        """Returns the folders of a trial's runs; one with equal settings has those of another."""
+        number = int(trial.user_attrs.get(SAME_AS, trial.number))
+        return [trial_folder(self.folder, name, number) / f"seed_{seed}" for seed in self.seeds]
+
+
+@dataclasses.dataclass(frozen=True)
 class Search:
     """A search for settings of several algorithms.
 
@@ -153,6 +182,23 @@ class Search:
     runner: TrialRunner
     budget: Budget
     folder: Path
+
+    def record(self, split: str) -> SearchRecord:
+        """Returns what its folder is read back as.
+
+        Args:
+            split: Whose clients are evaluated.
+        """
+        arms = self.arms
+        return SearchRecord(
+            self.folder,
+            next(iter(arms.values())).task,
+            {name: arm.label for name, arm in arms.items()},
+            self.runner.objective,
+            self.runner.seeds,
+            split,
+            {n: {f: of.distribution for f, of in a.dimensions.items()} for n, a in arms.items()},
+        )
 
     def run(self, stop: StopRequest, show_progress: bool) -> None:
         """Runs trials until the budget is used, or other processes run what is left of it.

@@ -13,8 +13,9 @@ from tff_agnostic.reports.figures import save
 from tff_agnostic.reports.page import rendered
 from tff_agnostic.reports.run_page import REPORT
 from tff_agnostic.studies.optuna_studies import FINISHED
-from tff_agnostic.studies.search import Search
-from tff_agnostic.studies.tuning_page import tuning_page
+from tff_agnostic.studies.search import Search, SearchRecord
+from tff_agnostic.studies.tuning_page import tuning_page, usual_title
+from tff_agnostic.studies.tuning_record import RESULT
 from tff_agnostic.studies.tuning_report import (
     Trials,
     flags_of_all,
@@ -28,7 +29,7 @@ from tff_agnostic.studies.tuning_report import (
 from tff_agnostic.studies.tuning_verdict import found_by
 
 BEST_FLAGS, COMPARE_FLAGS = "best.flags", "compare.flags"
-TRIALS_CSV, RESULT = "trials.csv", "tuned.json"
+TRIALS_CSV = "trials.csv"
 
 
 def report(search: Search, split: str, command: str, title: Optional[str]) -> None:
@@ -49,7 +50,8 @@ def _report(search: Search, split: str, command: str, title: Optional[str]) -> N
     objective, path = search.runner.objective, search.folder
     trials = {name: search.studies.trials(name, FINISHED) for name in search.arms}
     shares = {name: importances(search.studies.study(name)) for name in search.arms}
-    found = found_by(search, trials, split)
+    record, seed = search.record(split), search.runner.seeds[0]
+    found = found_by(record, trials, lambda name, trial: search.arms[name].spec(trial.params, seed))
     counts = {name: len(of_it) for name, of_it in trials.items()}
     sentences = found.sentences(counts, len(search.runner.seeds), split)
     write_text(path / TRIALS_CSV, to_csv(trials, objective))
@@ -64,6 +66,7 @@ def _report(search: Search, split: str, command: str, title: Optional[str]) -> N
             "verdict": sentences,
             "algorithms": {
                 name: {
+                    "label": record.labels[name],
                     "trials": len(trials[name]),
                     "best": _to_json(found.best.get(name)),
                     "importance": shares[name],
@@ -72,7 +75,7 @@ def _report(search: Search, split: str, command: str, title: Optional[str]) -> N
             },
         },
     )
-    _draw(search, trials, shares)
+    _draw(record, trials, shares)
     for line in sentences:
         print(f"\n{line}")
     for name, of_it in trials.items():
@@ -90,7 +93,8 @@ def _report(search: Search, split: str, command: str, title: Optional[str]) -> N
         print(f"note: {line}")
     _write_flags(search, trials, found.best, split)
     if found.best_runs is not None:
-        page = tuning_page(search, found, trials, sentences, shares, command, title)
+        heading = title or usual_title(record)
+        page = tuning_page(record, found, trials, sentences, shares, command, heading)
         write_text(path / REPORT, rendered(page))
         print(f"report: {path / REPORT}")
     none = [name for name in trials if name not in found.best]
@@ -102,16 +106,16 @@ def _report(search: Search, split: str, command: str, title: Optional[str]) -> N
 
 
 def _draw(
-    search: Search, trials: Trials, shares: Mapping[str, Optional[Mapping[str, float]]]
+    search: SearchRecord, trials: Trials, shares: Mapping[str, Optional[Mapping[str, float]]]
 ) -> None:
     folder = search.folder / "plots"
     make_folder(folder)
-    for name, arm in search.arms.items():
-        figure = slices(arm.label, arm.dimensions, trials[name], search.runner.objective)
+    for name, label in search.labels.items():
+        figure = slices(label, search.distributions[name], trials[name], search.objective)
         save(figure, folder / f"{name}_slices.png")
         of_it = shares[name]
         if of_it is not None:
-            save(importance_figure(arm.label, of_it), folder / f"{name}_importance.png")
+            save(importance_figure(label, of_it), folder / f"{name}_importance.png")
 
 
 def _write_flags(

@@ -28,8 +28,7 @@ from tff_agnostic.reports.run_page import (
 )
 from tff_agnostic.reports.run_record import data_caveats, read_run
 from tff_agnostic.studies.gains import gains
-from tff_agnostic.studies.optuna_studies import SAME_AS, trial_folder
-from tff_agnostic.studies.search import Search, shown_values
+from tff_agnostic.studies.search import SearchRecord, shown_values
 from tff_agnostic.studies.tuning_report import Trials, importance_figure, rows_of, slices
 from tff_agnostic.studies.tuning_verdict import Found, as_given
 from tff_agnostic.studies.verdict import baseline_row, main_measure
@@ -38,14 +37,19 @@ from tff_agnostic.studies.verdict_figure import verdict_figure
 _FILE = "trials.csv"
 
 
+def usual_title(search: SearchRecord) -> str:
+    """Returns the heading of the page where none was given."""
+    return f"Search on {search.task}"
+
+
 def tuning_page(
-    search: Search,
+    search: SearchRecord,
     found: Found,
     trials: Trials,
     sentences: Sequence[str],
     shares: Mapping[str, Optional[Mapping[str, float]]],
     command: str,
-    title: Optional[str] = None,
+    title: str,
 ) -> Page:
     """Returns the page.
 
@@ -56,21 +60,17 @@ def tuning_page(
         sentences: The verdict.
         shares: What each setting has in the variance of the objective, by algorithm.
         command: What made it.
-        title: Its heading, if one was given.
+        title: Its heading.
     """
-    objective, arms = search.runner.objective, search.arms
-    name, trial = next(iter(found.best.items()))
-    number = int(trial.user_attrs.get(SAME_AS, trial.number))
-    folder = trial_folder(search.folder, name, number) / f"seed_{search.runner.seeds[0]}"
-    first = read_run(folder)
+    first = read_run(search.runs_of(*next(iter(found.best.items())))[0])
     verdict: list[Block] = [Bullets(sentences)]
     verdict += [Warnings([f"{line}." for line in found.harm])] if found.harm else []
     caveats = data_caveats(first)
     return Page(
-        title or f"Search on {first.result['task']}",
+        title,
         [
-            *in_line([arm.label for arm in arms.values()]),
-            f": {sum(map(len, trials.values()))} trials, judged by {objective.name} on the "
+            *in_line([*search.labels.values()]),
+            f": {sum(map(len, trials.values()))} trials, judged by {search.objective.name} on the "
             f"{first.split} clients. Numbers are those of {_FILE}.",
         ],
         [
@@ -112,16 +112,16 @@ def _pictures(found: Found) -> list[Block]:
     ]
 
 
-def _best(search: Search, found: Found) -> Table:
-    objective = search.runner.objective
+def _best(search: SearchRecord, found: Found) -> Table:
+    objective = search.objective
     rows: list[Sequence[Line]] = []
-    for name, arm in search.arms.items():
+    for name, label in search.labels.items():
         trial = found.best.get(name)
         if trial is None:
-            rows.append([Name(arm.label), UNDEFINED, UNDEFINED, UNDEFINED])
+            rows.append([Name(label), UNDEFINED, UNDEFINED, UNDEFINED])
             continue
         value = objective.text(float(trial.value or 0.0))
-        rows.append([Name(arm.label), str(trial.number), value, shown_values(trial.params)])
+        rows.append([Name(label), str(trial.number), value, shown_values(trial.params)])
     heading = with_percent(objective.name, objective.unit)
     notes = ["best.flags in the folder of each algorithm holds them as flags of train and compare."]
     return Table(
@@ -130,23 +130,23 @@ def _best(search: Search, found: Found) -> Table:
 
 
 def _trials(
-    search: Search, trials: Trials, shares: Mapping[str, Optional[Mapping[str, float]]]
+    search: SearchRecord, trials: Trials, shares: Mapping[str, Optional[Mapping[str, float]]]
 ) -> list[Block]:
-    objective = search.runner.objective
+    objective = search.objective
     blocks: list[Block] = []
     for name, of_it in trials.items():
-        arm = search.arms[name]
+        label = search.labels[name]
         headings, rows = rows_of(name, of_it, objective)
-        blocks.append(Table([Name(arm.label)], headings, rows))
-        draw = functools.partial(slices, arm.label, arm.dimensions, of_it, objective)
+        blocks.append(Table([Name(label)], headings, rows))
+        draw = functools.partial(slices, label, search.distributions[name], of_it, objective)
         text = "the objective of the trials against each setting; later trials are brighter"
-        blocks.append(Picture(draw, f"{arm.label}: {text}, the best is a star"))
+        blocks.append(Picture(draw, f"{label}: {text}, the best is a star"))
         of_setting = shares[name]
         if of_setting is not None:
             blocks.append(
                 Picture(
-                    functools.partial(importance_figure, arm.label, of_setting),
-                    f"{arm.label}: the share of each setting in the variance of the objective",
+                    functools.partial(importance_figure, label, of_setting),
+                    f"{label}: the share of each setting in the variance of the objective",
                 )
             )
     return blocks

@@ -21,7 +21,7 @@ from tff_agnostic.settings import flag_text
 from tff_agnostic.studies.arms import OF_ALL_ROWS
 from tff_agnostic.studies.optuna_studies import ENDED, SECONDS
 from tff_agnostic.studies.search import best
-from tff_agnostic.studies.search_space import DECIMALS, Dimension, Objective
+from tff_agnostic.studies.search_space import DECIMALS, Distribution, Objective
 from tff_agnostic.studies.searched_method import SearchedArm
 from tff_agnostic.tasks.registry import option_flags
 
@@ -40,7 +40,7 @@ _MIN_TRIALS = 2
 
 def slices(
     label: str,
-    dimensions: Mapping[str, Dimension],
+    distributions: Mapping[str, Distribution],
     trials: Sequence[FrozenTrial],
     objective: Objective,
 ) -> matplotlib.figure.Figure:
@@ -51,22 +51,22 @@ def slices(
 
     Args:
         label: What the algorithm is called.
-        dimensions: What was searched, by flag.
+        distributions: Where each setting was searched, by flag.
         trials: The finished trials.
         objective: What was searched for.
     """
-    columns = min(_MAX_COLUMNS, len(dimensions))
-    rows = -(-len(dimensions) // columns)
+    columns = min(_MAX_COLUMNS, len(distributions))
+    rows = -(-len(distributions) // columns)
     width, height = _PANEL_INCHES
     figure = new_figure(width * columns + 1, height * rows + 0.6)
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
     with_value = [t for t in trials if t.value is not None and np.isfinite(t.value)]
     edges = _edges(with_value)
-    for axes, (name, of) in zip(panels, dimensions.items()):
+    for axes, (name, of) in zip(panels, distributions.items()):
         dots = _draw(axes, name, of, with_value, objective, edges)
     for axes in panels[::columns]:
         axes.set_ylabel(with_percent(plain_text(objective.name), objective.unit))
-    for axes in panels[len(dimensions) :]:
+    for axes in panels[len(distributions) :]:
         axes.set_visible(False)
     if dots.get_array().size:
         ticks = matplotlib.ticker.MaxNLocator(integer=True)
@@ -109,14 +109,14 @@ def _edges(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
 def _draw(
     axes: matplotlib.axes.Axes,
     name: str,
-    of: Dimension,
+    of: Distribution,
     trials: Sequence[FrozenTrial],
     objective: Objective,
     edges: tuple[float, float],
 ) -> Any:
     complete = [t for t in trials if t.state is TrialState.COMPLETE]
     early = [t for t in trials if t.state is not TrialState.COMPLETE]
-    choices = getattr(of.distribution, "choices", None)
+    choices = getattr(of, "choices", None)
 
     def place(some: Sequence[FrozenTrial]) -> tuple[np.ndarray, np.ndarray]:
         values = [t.params[name] for t in some]
@@ -135,7 +135,7 @@ def _draw(
     if choices is not None:
         is_long = max(map(len, choices)) > _MAX_TEXT
         axes.set_xticks(range(len(choices)), choices, rotation=90 if is_long else 0)
-    elif of.is_log:
+    elif getattr(of, "log", False):
         axes.set_xscale("log")
     axes.set_xlabel(plain_text(name))
     scale_axis(axes, objective.unit)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Optional
+from typing import Callable, Optional
 
 from optuna.trial import FrozenTrial, TrialState
 
-from tff_agnostic.models.model import measures_of
+from tff_agnostic.files import read_json
+from tff_agnostic.reports.run_record import read_run
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import Comparison, Trials, collect
 from tff_agnostic.studies.harmed import harmed
-from tff_agnostic.studies.optuna_studies import SAME_AS, given_values, trial_folder
-from tff_agnostic.studies.search import Search, best
+from tff_agnostic.studies.optuna_studies import given_values
+from tff_agnostic.studies.search import SearchRecord, best
 from tff_agnostic.studies.verdict import main_measure, of_row, verdicts
 
 # The rows of what was given, beside those of the best trials.
@@ -78,32 +79,40 @@ def as_given(name: str) -> str:
     return f"{name} {_AS_GIVEN}"
 
 
-def found_by(search: Search, trials: Mapping[str, Sequence[FrozenTrial]], split: str) -> Found:
+def found_by(
+    search: SearchRecord,
+    trials: Mapping[str, Sequence[FrozenTrial]],
+    spec_of: Callable[[str, FrozenTrial], RunSpec],
+) -> Found:
     """Returns what a search found.
 
     Args:
         search: The search.
         trials: The finished trials of each algorithm, by its name.
-        split: Whose clients were evaluated.
+        spec_of: Returns the first run of a trial of an algorithm.
     """
-    chosen = {name: best(of_it, search.runner.objective) for name, of_it in trials.items()}
+    chosen = {name: best(of_it, search.objective) for name, of_it in trials.items()}
     complete = {name: trial for name, trial in chosen.items() if trial is not None}
     given = {n: t for n in complete if (t := _given(search, n, trials[n])) is not None}
-    seeds = search.runner.seeds
-    specs = {name: search.arms[name].spec(t.params, seeds[0]) for name, t in complete.items()}
-    rows = {name: _runs(search, name, trial) for name, trial in complete.items()}
-    if not rows or any(trials is None for trials in rows.values()):
+    specs = {name: spec_of(name, trial) for name, trial in complete.items()}
+    folders = {name: _folders(search, name, trial) for name, trial in complete.items()}
+    if not folders or not all(folders.values()):
         # Somebody took the runs away; the trials are in the studies.
         return Found(complete, given, None, None, specs)
-    best_rows = {name: trials for name, trials in rows.items() if trials is not None}
+    first = read_run(next(iter(folders.values()))[0].path)
+
+    def runs(of: Sequence[RunFolder]) -> Trials:
+        fewest = [int(read_json(folder.result).get("worst_min_examples", 1)) for folder in of]
+        return collect(of, first.domains, first.measures, fewest)
+
+    best_rows = {name: runs(of) for name, of in folders.items()}
     given_rows = {
-        as_given(name): runs
+        as_given(name): runs(of)
         for name, trial in given.items()
-        if (runs := _runs(search, name, trial)) is not None
+        if (of := _folders(search, name, trial))
     }
-    task = search.runner.load_task(next(iter(specs.values())))
-    labels = {name: search.arms[name].label for name in best_rows}
-    of_best = Comparison(task.domain_names, measures_of(task.model), best_rows, labels, split)
+    labels = {name: search.labels[name] for name in best_rows}
+    of_best = Comparison(first.domains, first.measures, best_rows, labels, search.split)
     both = {
         **{name: f"{label} with trial {complete[name].number}" for name, label in labels.items()},
         **{as_given(n): f"what was given (trial {t.number})" for n, t in given.items()},
@@ -112,27 +121,19 @@ def found_by(search: Search, trials: Mapping[str, Sequence[FrozenTrial]], split:
     return Found(complete, given, of_best, of_all, specs)
 
 
-def _given(search: Search, name: str, trials: Sequence[FrozenTrial]) -> Optional[FrozenTrial]:
+def _given(search: SearchRecord, name: str, trials: Sequence[FrozenTrial]) -> Optional[FrozenTrial]:
     """Returns the complete trial all of whose values were given; None if there is none."""
-    wanted = set(search.arms[name].dimensions)
+    wanted = set(search.distributions[name])
     return next(
         (t for t in trials if wanted <= set(given_values(t)) and t.state is TrialState.COMPLETE),
         None,
     )
 
 
-def _runs(search: Search, name: str, trial: FrozenTrial) -> Optional[Trials]:
-    """Returns the runs of a trial; None if their files are gone."""
-    seeds = search.runner.seeds
-    spec = search.arms[name].spec(trial.params, seeds[0])
-    task = search.runner.load_task(spec)
-    number = int(trial.user_attrs.get(SAME_AS, trial.number))
-    path = trial_folder(search.folder, name, number)
-    folders = [RunFolder(path / f"seed_{seed}") for seed in seeds]
-    if not all(folder.result.exists() for folder in folders):
-        return None
-    fewest = [spec.config.worst_min_examples] * len(seeds)
-    return collect(folders, task.domain_names, measures_of(task.model), fewest)
+def _folders(search: SearchRecord, name: str, trial: FrozenTrial) -> list[RunFolder]:
+    """Returns the folders of a trial's runs; none if their files are gone."""
+    folders = [RunFolder(path) for path in search.runs_of(name, trial)]
+    return folders if all(folder.result.exists() for folder in folders) else []
 
 
 def what_it_proves(num_seeds: int, num_algorithms: int, split: str) -> list[str]:

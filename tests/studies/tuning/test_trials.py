@@ -42,6 +42,7 @@ _DIMENSIONS = {
         "q": "0..1/0.25",
     }.items()
 }
+_DISTRIBUTIONS = {flag: of.distribution for flag, of in _DIMENSIONS.items()}
 _OBJECTIVE = parse_objective("worst", measures("loss", "accuracy"))
 
 
@@ -124,10 +125,10 @@ def test_csv_has_every_trial_with_its_exact_values(study):
 
 def test_figures_are_images(study, tmp_path):
     figures = {
-        "slices": slices("A $name", _DIMENSIONS, study.trials, _OBJECTIVE),
+        "slices": slices("A $name", _DISTRIBUTIONS, study.trials, _OBJECTIVE),
         # Nothing but one that ended early.
-        "early": slices("early", _DIMENSIONS, study.trials[3:4], _OBJECTIVE),
-        "none": slices("none", {"window": _DIMENSIONS["window"]}, [], _OBJECTIVE),
+        "early": slices("early", _DISTRIBUTIONS, study.trials[3:4], _OBJECTIVE),
+        "none": slices("none", {"window": _DISTRIBUTIONS["window"]}, [], _OBJECTIVE),
         "importance": importance_figure("A $name", importances(study)),
     }
     for name, figure in figures.items():
