@@ -1,5 +1,6 @@
 """Verdicts on made-up tables whose right sentences are evident."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,8 +11,10 @@ from tff_agnostic.metrics.resampling import Resampled, Spread
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.figures import save
+from tff_agnostic.run.spec import resolve
 from tff_agnostic.studies.comparison import OVERALL, SUMMARIES, WORST, Comparison, Trials
 from tff_agnostic.studies.gains import Gain, gain, gains
+from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.verdict import Sides, verdict, verdicts
 from tff_agnostic.studies.verdict_figure import verdict_figure
 
@@ -175,3 +178,40 @@ def test_the_picture_has_every_domain_before_and_after(tmp_path, names):
     assert gained.get_legend_handles_labels()[1] == ["better off", "cannot be told"]
     save(figure, tmp_path / "verdict.png")
     assert is_png((tmp_path / "verdict.png").read_bytes())
+
+
+# Lambda of a is near 0, of b not.
+_LAMBDA = {"lambda/a": 0.01, "lambda/b": 0.49, "lambda/c": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("clients", "worse", "expected"),
+    [
+        (25.0, -0.3, "Ours gave up a: accuracy 30.0, fed_avg 60.0, and lambda 0.01 in the mean"),
+        (
+            2.0,
+            -0.3,
+            "whether Ours gave up a cannot be told (no interval: the test clients are worth 2.0 of "
+            "equal size, and an interval needs 3): accuracy 30.0, fed_avg 60.0, and lambda 0.01 in",
+        ),
+        (2.0, 0.1, None),
+    ],
+)
+def test_what_looks_given_up_is_told_with_and_without_an_interval(clients, worse, expected):
+    rows = {
+        "fed_avg": _row([0.6, 0.8, 0.9], 0.05),
+        "ours": _row([0.6 + worse, 0.7, 0.9], 0.05, seed=1),
+    }
+    history = {name: np.full(10, value) for name, value in _LAMBDA.items()}
+    for name, trials in rows.items():
+        drawn = [dataclasses.replace(of, clients=np.full(4, clients)) for of in trials.resampled]
+        rows[name] = dataclasses.replace(trials, histories=[history] * 3, resampled=drawn)
+    runs = {
+        "fed_avg": resolve("digits", {"algorithm": "fed_avg"}, {}),
+        "ours": resolve("digits", {"algorithm": "agnostic_fed_avg"}, {}),
+    }
+    lines = harmed(_comparison(rows), runs)
+    assert len(lines) == (expected is not None)
+    assert not lines or lines[0].startswith(expected)
+    # b is worse, too, and has its say.
+    assert not any("gave up b" in line for line in lines)

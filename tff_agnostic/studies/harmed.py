@@ -16,13 +16,14 @@ from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import Comparison, Trials
 from tff_agnostic.studies.gains import gain
-from tff_agnostic.studies.verdict import main_measure
+from tff_agnostic.studies.verdict import main_measure, why_no_interval
 
 
 def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
     """Returns a line for each domain that a row serves worse than FedAvg's row, at a lambda near 0.
 
-    Worse is what the verdict tells to be worse (`gains.Gain.told`), in what it is about.
+    Worse is what the verdict tells to be worse (`gains.Gain.told`), in what it is about. Where no
+    interval is possible, the line says what was seen, and that it cannot be told.
 
     Args:
         comparison: The trials.
@@ -48,18 +49,25 @@ def _is_plain(config: RunConfig) -> bool:
 def _of_row(
     comparison: Comparison, row: str, plain: str, measure: Measure, options: LambdaOptions
 ) -> list[str]:
-    lambda_ = _mean_lambda(comparison.trials[row], comparison.domain_names)
+    trials = comparison.trials[row]
+    lambda_ = _mean_lambda(trials, comparison.domain_names)
     if lambda_ is None:
         return []
     lines = []
     for name, weight in without_say(lambda_, comparison.domain_names, options).items():
         of = gain(comparison, row, plain, name, measure)
+        found, before = (cell(value, measure.unit, 3) for value in (of.after, of.before))
+        seen = (
+            f"{measure.name} {found}, {comparison.label(plain)} {before}, and lambda {weight:.2g} "
+            "in the mean of the last rounds"
+        )
         if of.told() < 0:
-            found, before = (cell(value, measure.unit, 3) for value in (of.after, of.before))
+            lines.append(f"{comparison.label(row)} gave up {name}: {seen}: {mending(options)}")
+        elif of.mean < 0 and of.interval() is None:
+            why = why_no_interval(of, comparison.split, len(trials.histories))
             lines.append(
-                f"{comparison.label(row)} gave up {name}: {measure.name} {found}, "
-                f"{comparison.label(plain)} {before}, and lambda {weight:.2g} in the mean of the "
-                f"last rounds: {mending(options)}"
+                f"whether {comparison.label(row)} gave up {name} cannot be told ({why}): {seen}: "
+                f"{mending(options)}"
             )
     return lines
 

@@ -156,7 +156,7 @@ def _of_group(sides: Sides, of: Gain, whom: str) -> str:
         how = "better" if found > 0 else "worse"
         end = _ends(of.interval(), measure)
         return f"{sides.ours} is {how} than {sides.theirs} for {whom}: {values}, {by} {end}."
-    why = _ends(of.interval(), measure) or f"({_why_no_interval(sides, of)})"
+    why = _ends(of.interval(), measure) or f"({why_no_interval(of, sides.split, sides.trials)})"
     return (
         f"Whether {sides.ours} is better or worse than {sides.theirs} for {whom} cannot be told: "
         f"{values}, {by} {why}."
@@ -264,13 +264,20 @@ def _small(needed: Needed) -> Optional[str]:
     )
 
 
-def _why_no_interval(sides: Sides, of: Gain) -> str:
+def why_no_interval(of: Gain, split: str, num_trials: int) -> str:
+    """Returns why a gain has no interval.
+
+    Args:
+        of: The gain.
+        split: Whose clients were evaluated.
+        num_trials: Of each row.
+    """
     if of.has_too_few_clients:
         return (
-            f"no interval: the {sides.split} clients are worth {of.clients:.1f} of equal size, and "
-            f"an interval needs {LEAST_CLIENTS}"
+            f"no interval: the {split} clients are worth {of.clients:.1f} of equal size, and an "
+            f"interval needs {LEAST_CLIENTS}"
         )
-    if sides.trials < 2 and not of.has_clients:
+    if num_trials < 2 and not of.has_clients:
         return "no interval: one trial, and the clients were not resampled"
     if of.spread is None:
         return "no interval: the trials have different seeds"
