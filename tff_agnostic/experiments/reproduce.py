@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.experiments import EXPERIMENTS
+from tff_agnostic.experiments import EXPERIMENTS, scoreboard
 from tff_agnostic.experiments import page as pages
 from tff_agnostic.experiments.experiment import (
     PREDICTORS_NAME,
@@ -22,6 +22,7 @@ from tff_agnostic.experiments.experiment import (
     prepare_predictors,
     store_path,
 )
+from tff_agnostic.experiments.scoreboard_data import DATA_SETS
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json, write_text
 from tff_agnostic.reports.figures import save
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand, Session, session
@@ -35,6 +36,7 @@ from tff_agnostic.studies.comparison import (
     trial_folder,
 )
 from tff_agnostic.studies.methods import override_setting, overrides
+from tff_agnostic.studies.portfolio import FACTORS
 
 # What stands in the folder beside a comparison's own files.
 _OTHER_FILES = (STORE_NAME, PREDICTORS_NAME, "page.md", "images", "seconds.json")
@@ -50,19 +52,40 @@ class ReproduceOptions(DataOptions):
 
     experiment: Optional[str] = command_setting(
         None,
-        "What to reproduce. " + "; ".join(f"{n}: {e.summary}" for n, e in EXPERIMENTS.items()),
-        required=f"one of {', '.join(EXPERIMENTS)}",
+        "What to reproduce. "
+        + "; ".join(f"{n}: {e.summary}" for n, e in EXPERIMENTS.items())
+        + f"; {scoreboard.NAME}: {scoreboard.SUMMARY}",
+        required=f"one of {', '.join((*EXPERIMENTS, scoreboard.NAME))}",
     )
     override: tuple[str, ...] = override_setting("ARM")
     trials: Optional[int] = command_setting(
         None,
-        "Trials of each arm; trial k has seed --seed + k. [as in the paper]",
+        "Trials of each arm; trial k has seed --seed + k. [as in the paper; scoreboard: 5]",
         at_least=1,
         at_most=MAX_TRIALS,
     )
     scale: float = command_setting(
         1.0,
         "Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.",
+        positive=True,
+    )
+    datasets: tuple[str, ...] = command_setting(
+        (),
+        f"Of scoreboard: which of {', '.join(DATA_SETS)}. [those whose files are in --data_dir]",
+    )
+    portfolio: tuple[str, ...] = command_setting(
+        (), "Of scoreboard: the rows, as recommend takes them. [all but domain_input]"
+    )
+    tries: Optional[int] = command_setting(
+        None,
+        "Of scoreboard: settings of each row that are tried. [3; with --hours as many as fit]",
+        at_least=1,
+        at_most=len(FACTORS),
+    )
+    hours: Optional[float] = command_setting(
+        None,
+        "Of scoreboard: try as much as fits into so many hours, of which each data set has an "
+        "equal share.",
         positive=True,
     )
     page: Optional[Path] = command_setting(
@@ -76,6 +99,12 @@ class ReproduceOptions(DataOptions):
 
 def reproduce(given: GivenRun) -> None:
     """Runs all trials; prints the tables and writes the page."""
+    if given.own.experiment == scoreboard.NAME:
+        scoreboard.scoreboard(given)
+        return
+    strange = next((flag for flag in scoreboard.OWN_FLAGS if flag in given.names), None)
+    if strange is not None:
+        raise UserError(f"--{strange} has no effect without --experiment={scoreboard.NAME}")
     experiment = EXPERIMENTS[given.own.experiment]
     with session(given, f"reproduce-{given.own.experiment}") as at:
         _reproduce(given, experiment, at)

@@ -92,7 +92,7 @@ class Schedule(NamedTuple):
 
 
 def schedule_within(
-    seconds: float, used: float, by_row: Mapping[str, float], most: Schedule
+    seconds: float, used: float, by_row: Mapping[str, float], most: Schedule, anew: int = 1
 ) -> Schedule:
     """Returns as much as fits into a time.
 
@@ -103,6 +103,7 @@ def schedule_within(
         used: What the first setting of each row took, with references.
         by_row: How long one run of each row takes, one of each was made.
         most: What is wanted at most.
+        anew: How many rows are trained anew at the end, beside FedAvg; the longest are assumed.
 
     Raises:
         UserError: If not even one trial of all fits.
@@ -110,17 +111,18 @@ def schedule_within(
     every = sum(by_row.values())
     others = sorted(of for row, of in by_row.items() if row != BASELINE)
     of_best = by_row[BASELINE] + sum(others[-FINALISTS:])
+    # At the end FedAvg is trained beside the choice, which may be FedAvg itself.
+    of_end = by_row[BASELINE] + sum(sorted(by_row.values())[-anew:])
     for trials in range(most.trials, 0, -1):
-        # At the end FedAvg is trained beside the choice.
-        at_end = trials * (by_row[BASELINE] + max(by_row.values()))
+        at_end = trials * of_end
         rest = seconds - used - (trials - 1) * of_best - at_end
         if rest >= 0:
             more = int(min(rest / every, most.tries)) if every > 0 else most.tries
             return Schedule(min(most.tries, 1 + more), trials)
-    least = used + by_row[BASELINE] + max(by_row.values())
+    least = used + of_end
     raise UserError(
         f"--hours: expected {math.ceil(least / 36) / 100:g} or more, for one run of each of "
-        f"{', '.join(by_row)} and two at the end, found {seconds / 3600:g}"
+        f"{', '.join(by_row)} and {1 + anew} at the end, found {seconds / 3600:g}"
     )
 
 

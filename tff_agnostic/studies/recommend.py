@@ -37,7 +37,7 @@ from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, Arm, arms_of_algorithms
 from tff_agnostic.studies.choice import REGRET, attained, chosen, hopeless, judged, share_of
-from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, run_trials
+from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, LoadedTasks, run_trials
 from tff_agnostic.studies.comparison_record import COMPARE
 from tff_agnostic.studies.portfolio import (
     FACTORS,
@@ -129,6 +129,82 @@ def recommend(given: GivenRun) -> Recommended:
     own = given.own
     text = own.average_may_lose
     may_lose = None if text is None else share_of("--average_may_lose", text)
+    asked = ask(given)
+    objective, (first, rows) = asked.objective, (asked.first, asked.rows)
+    with session(given, f"recommend-{own.task}") as at:
+        asked.claim(at.path, own.resume)
+        print(f"{', '.join(rows.arms)} on {own.task}, by {objective.name}: {at.path}")
+        options = given.runtime_options(first.config.runtime)
+        with at.running(first.config.runtime, options) as (runtime, stop):
+            search, left_out = asked.search(at.path, runtime, stop)
+            found = search.run(own)
+            choice = chosen(found.judged, may_lose)
+            final = search.train_anew(dict.fromkeys([BASELINE, choice or BASELINE]), found)
+        task = search.rows.clients.judging(first)
+        facts = {
+            "task": own.task,
+            "objective": objective.name,
+            "unit": objective.unit.name,
+            "average_may_lose": own.average_may_lose,
+            "judges": search.rows.clients.described(task),
+            "split": task.test_split,
+            "left_out": left_out,
+            "schedule": found.schedule._asdict(),
+            "called": given.typed,
+        }
+        recommended = write_recommendation(
+            at.path, found, objective, choice, may_lose, final, facts
+        )
+    return dataclasses.replace(recommended, title=own.title)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is to be chosen, and by what.
+
+    Attributes:
+        rows: What to choose from, before any is left out.
+        first: FedAvg at its first setting.
+        objective: What is to be good.
+    """
+
+    rows: Rows
+    first: RunSpec
+    objective: Objective
+
+    def claim(self, folder: Path, resume: bool) -> None:
+        """Makes a folder that of this choice, or checks that it is."""
+        wanted = {
+            "format": 1,
+            "objective": self.objective.name,
+            "average_may_lose": self.rows.given.own.average_may_lose,
+            "settings": {row: self.rows.spec(row, {}, 0).flags() for row in self.rows.arms},
+        }
+        _claim(folder, wanted, resume)
+
+    def search(
+        self, folder: Path, runtime: Runtime, stop: StopRequest
+    ) -> tuple[Search, dict[str, str]]:
+        """Makes the references, says who judges, and returns the search and what it leaves out.
+
+        Args:
+            folder: Where it is.
+            runtime: Executes the rounds; entered by the caller.
+            stop: Says when to stop.
+        """
+        fixed, left_out = _prepared(self.rows, folder, runtime, stop)
+        rows = self.rows.without(left_out)
+        task = rows.clients.judging(self.first)
+        print(rows.clients.described(task))
+        for name in check_judges(task):
+            print(f"note: {name} has too few validation clients for a claim of its own")
+        shows = rows.given.show_progress
+        return Search(rows, fixed, self.objective, folder, runtime, stop, shows), left_out
+
+
+def ask(given: GivenRun) -> Asked:
+    """Returns what is to be chosen, after what can be checked before anything is trained."""
+    own = given.own
     arms, seed = _portfolio(own.portfolio), given.settings.get("seed", 0)
     rows = Rows(given, arms, ValidationClients(own.task, own.data, seed, True))
     first = rows.spec(BASELINE, {}, 0)
@@ -140,42 +216,7 @@ def recommend(given: GivenRun) -> Recommended:
     objective = parse_objective(
         own.objective, measures_of(task.model), task.domain_names, (REGRET,)
     )
-    with session(given, f"recommend-{own.task}") as at:
-        wanted = {
-            "format": 1,
-            "objective": objective.name,
-            "average_may_lose": own.average_may_lose,
-            "settings": {row: rows.spec(row, {}, 0).flags() for row in arms},
-        }
-        _claim(at.path, wanted, own.resume)
-        print(f"{', '.join(arms)} on {own.task}, by {objective.name}: {at.path}")
-        options = given.runtime_options(first.config.runtime)
-        with at.running(first.config.runtime, options) as (runtime, stop):
-            fixed, left_out = _prepared(rows, at.path, runtime, stop)
-            rows = rows.without(left_out)
-            task = rows.clients.judging(first)
-            print(rows.clients.described(task))
-            for name in check_judges(task):
-                print(f"note: {name} has too few validation clients for a claim of its own")
-            search = Search(rows, fixed, objective, at.path, runtime, stop, given.show_progress)
-            found = search.run(own)
-            choice = chosen(found.judged, may_lose)
-            final = search.train_anew(choice, found)
-        facts = {
-            "task": own.task,
-            "objective": objective.name,
-            "unit": objective.unit.name,
-            "average_may_lose": own.average_may_lose,
-            "judges": rows.clients.described(task),
-            "split": task.test_split,
-            "left_out": left_out,
-            "schedule": found.schedule._asdict(),
-            "called": given.typed,
-        }
-        recommended = write_recommendation(
-            at.path, found, objective, choice, may_lose, final, facts
-        )
-    return dataclasses.replace(recommended, title=own.title)
+    return Asked(rows, first, objective)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,14 +342,21 @@ class Search:
     runtime: Runtime
     stop: StopRequest
     show_progress: bool
+    _tasks_anew: LoadedTasks = dataclasses.field(default_factory=LoadedTasks)
 
     @property
     def _runs(self) -> Runs:
         judging = self.rows.clients.judging
         return Runs(self.folder / _SEARCH, self.runtime, judging, self.stop)
 
-    def run(self, own: RecommendOptions) -> Found:
-        """Makes what is missing of the search, and returns what it found."""
+    def run(self, own: RecommendOptions, all_anew: bool = False) -> Found:
+        """Makes what is missing of the search, and returns what it found.
+
+        Args:
+            own: How much may be tried.
+            all_anew: Whether every row is trained anew at the end, and not only FedAvg and the
+                choice: --hours has these runs in it.
+        """
         tries = {
             row: [
                 {**of_row, **changes}
@@ -317,7 +365,7 @@ class Search:
             for row, of_row in self.fixed.items()
         }
         self._make(tries, list(tries), 0, [0], "the first settings")
-        schedule = self._schedule(own, list(tries))
+        schedule = self._schedule(own, list(tries), all_anew)
         given_up: dict[str, str] = {}
         for k in range(1, schedule.tries):
             given_up |= dict.fromkeys(self._hopeless(tries, k), WORSE)
@@ -368,14 +416,15 @@ class Search:
         with LongWork(what, len(runs), "runs", visible=self.show_progress) as work:
             self._runs.make(runs, work)
 
-    def _schedule(self, own: RecommendOptions, rows: Sequence[str]) -> Schedule:
+    def _schedule(self, own: RecommendOptions, rows: Sequence[str], all_anew: bool) -> Schedule:
         """Returns how much is tried, after the first setting of each row."""
         if own.hours is None:
             return Schedule(own.tries or _TRIES, own.trials)
         one = {row: self._runs.seconds(_folder(row, 0)) for row in rows}
         used = sum(one.values()) + sum(seconds_of(self.folder / r / _SECONDS) for r in rows)
         most = Schedule(own.tries or len(FACTORS), own.trials)
-        return schedule_within(own.hours * _SECONDS_PER_HOUR, used, one, most)
+        anew = max(1, len(rows) - 1) if all_anew else 1
+        return schedule_within(own.hours * _SECONDS_PER_HOUR, used, one, most, anew)
 
     def _best(
         self, tries: Mapping[str, Sequence[Mapping[str, Any]]], number: int
@@ -428,8 +477,23 @@ class Search:
         }
         return [BASELINE, *sorted(gains, key=lambda row: -gains[row])[:FINALISTS]]
 
-    def train_anew(self, choice: Optional[str], found: Found) -> Comparison:
-        """Trains FedAvg and the choice on all training clients; evaluates on the test clients."""
+    def seconds(self, row: str) -> float:
+        """Returns how long the runs of a row took, with its references."""
+        folders = (self.folder / _SEARCH).glob(f"{row}-*")
+        files = [file for folder in folders for file in folder.glob("seconds_*.json")]
+        return sum(map(seconds_of, [*files, self.folder / row / _SECONDS]))
+
+    def num_tried(self, row: str) -> int:
+        """Returns at how many settings a row has trained."""
+        return len(list((self.folder / _SEARCH).glob(f"{row}-*")))
+
+    def train_anew(self, rows: Iterable[str], found: Found) -> Comparison:
+        """Trains rows on all training clients, each at its best setting; looks at the test clients.
+
+        Args:
+            rows: Which.
+            found: What the search found.
+        """
         stages = {
             row: Stages(
                 *zip(
@@ -439,7 +503,7 @@ class Search:
                     )
                 )
             )
-            for row in ([BASELINE] if choice is None else [BASELINE, choice])
+            for row in rows
         }
         specs = {row: list(of.second) for row, of in stages.items()}
         of_two = {row: of for row, of in stages.items() if row == LAST_LAYER}
@@ -458,6 +522,7 @@ class Search:
                 other_files=MADE_FIRST,
                 show_progress=self.show_progress,
                 remarks=remarks,
+                load_task=self._tasks_anew,
             )
             write_json(path / COMPARE, comparison.to_json())
         return comparison

@@ -1,0 +1,234 @@
+"""The page of the scoreboard: a table of all data sets, one of each, and what was not run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from tabulate import tabulate
+
+from tff_agnostic.experiments.page import REMARKS_HEADING
+from tff_agnostic.experiments.scoreboard_table import Line, Standing
+from tff_agnostic.metrics.formatting import UNDEFINED, cell
+from tff_agnostic.report_fields import Unit
+
+_DECIMALS = 3
+_NO_REMARKS = "Nobody has written about these numbers yet."
+_ABOUT = (
+    "Each data set has one search of [`recommend`](../recommend.md): every row of its portfolio at "
+    "the same number of settings, judged on validation clients. Then every row is trained anew at "
+    "the setting that was best there, with several seeds, and the test clients are looked at once. "
+    "The last row of a table is what `recommend` hands over: it was chosen on the validation "
+    "clients, and nothing is chosen anew here."
+)
+_COLUMNS = (
+    "Gains are over FedAvg in the worst domain, with their 95% interval over other test clients "
+    "and other seeds. The worst regret is what the domain that is furthest from the best row there "
+    "lacks. Those who pay are worse off than with FedAvg beyond intervals that hold for all "
+    "domains at once. Accuracies are in %, their differences in points. What `./run frontier` says "
+    "could be had is not here: it would train a model for each of many mixtures of every data set."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Board:
+    """What was found on a data set.
+
+    Attributes:
+        title: What the page calls it.
+        measure: What was measured.
+        unit: What its numbers are.
+        judges: Who judged.
+        lines: The rows, FedAvg first.
+        choice: The row that recommend chose.
+        chosen: How it says so.
+        standing: How the choice stands.
+        why: What the validation clients said of the row that is best on the test clients, if the
+            choice is another one.
+        left_out: Why rows have no line.
+        settings: How many settings each row could have.
+        seeds: How many seeds.
+        seconds: Of all runs, the choice's and FedAvg's among them.
+        of_recommend: Of those that recommend itself makes.
+        date: The day, as YYYY-MM-DD.
+    """
+
+    title: str
+    measure: str
+    unit: Unit
+    judges: str
+    lines: Mapping[str, Line]
+    choice: str
+    chosen: Sequence[str]
+    standing: Standing
+    why: Optional[str]
+    left_out: Mapping[str, str]
+    settings: int
+    seeds: int
+    seconds: float
+    of_recommend: float
+    date: str
+
+
+def page(
+    command: str,
+    boards: Mapping[str, Board],
+    not_run: Mapping[str, str],
+    facts: Sequence[str],
+    remarks: Optional[str],
+) -> str:
+    """Returns the page.
+
+    Args:
+        command: That wrote it.
+        boards: What was found, by the name of the data set.
+        not_run: Why the others were not run.
+        facts: Further lines on how they were run.
+        remarks: What somebody wrote below `REMARKS_HEADING`.
+    """
+    parts = ["# Scoreboard: the portfolio on every data set", f"```sh\n{command}\n```", _ABOUT]
+    if facts:
+        parts.append("\n".join(f"- {line}" for line in facts))
+    parts += ["## All data sets", summary(boards, "github"), misses(boards)]
+    if not_run:
+        listed = "\n".join(f"- `{name}`: not run: {why}" for name, why in not_run.items())
+        parts.append(f"Without a row are\n\n{listed}")
+    parts.append(_COLUMNS)
+    for name, board in boards.items():
+        parts += [f"## {name}", "\n".join(about(board)), table(board, "github")]
+        parts.append(" ".join(verdict(board)))
+    parts += [REMARKS_HEADING, remarks or _NO_REMARKS]
+    return "\n\n".join(parts) + "\n"
+
+
+def summary(boards: Mapping[str, Board], table_format: str) -> str:
+    """Returns a line for each data set: FedAvg, what recommend chose, and the best row."""
+    rows = []
+    for name, of in boards.items():
+        ours, best = of.lines[of.choice], of.lines[of.standing.best]
+        rows.append(
+            [
+                name,
+                of.measure,
+                _value(next(iter(of.lines.values())).worst, of),
+                f"{_value(ours.worst, of)} ({ours.label})",
+                _gain(ours, of),
+                f"{_value(best.worst, of)} ({best.label})",
+                "yes" if of.standing.is_worse else "no",
+                "yes" if of.standing.is_near else "no",
+            ]
+        )
+    headers = ["data set", "worst domain's", "FedAvg", "recommend", "its gain", "best row"]
+    headers += ["worse than FedAvg", "near the best"]
+    return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
+
+
+def misses(boards: Mapping[str, Board]) -> str:
+    """Returns in how many data sets recommend keeps its aims."""
+    worse = [name for name, of in boards.items() if of.standing.is_worse]
+    far = [name for name, of in boards.items() if not of.standing.is_near]
+    return (
+        f"On {len(worse)} of {len(boards)} data sets `recommend` is worse than FedAvg in the worst "
+        f"domain beyond the interval{_named(worse)}. On {len(far)} it is further from the best row "
+        "than 2 points (of a loss or of the logarithm of a perplexity .05), where the interval "
+        f"shows it{_named(far)}."
+    )
+
+
+def about(board: Board) -> list[str]:
+    """Returns how a data set was run, as a list."""
+    lines = [
+        f"- {board.title[0].upper()}{board.title[1:]}. {board.judges}.",
+        f"- Up to {board.settings} settings of a row, {board.seeds} seeds, {board.seconds:.0f} "
+        f"seconds; {board.date}.",
+    ]
+    return lines + [f"- {row} has no line: {why}." for row, why in board.left_out.items()]
+
+
+def table(board: Board, table_format: str) -> str:
+    """Returns the rows of a data set, and recommend's at the end."""
+    rows = [[of.label, *_cells(of, board), f"{of.seconds:.0f}"] for of in board.lines.values()]
+    ours = board.lines[board.choice]
+    tried = sum(of.settings for of in board.lines.values())
+    own = dataclasses.replace(ours, settings=tried)
+    label = f"recommend: {ours.label}"
+    rows.append([label, *_cells(own, board), f"{board.of_recommend:.0f}"])
+    headers = [
+        *("", f"{board.measure}, worst domain", "gain (95% interval)", "worst regret", "all"),
+        *("who pays", "settings", "seeds", "seconds"),
+    ]
+    return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
+
+
+def verdict(board: Board) -> list[str]:
+    """Returns what recommend chose, and how it stands."""
+    standing, best = board.standing, board.lines[board.standing.best]
+    found = [*board.chosen]
+    is_worse = "is worse" if standing.is_worse else "is not shown to be worse"
+    found.append(f"On the test clients the choice {is_worse} than FedAvg in the worst domain.")
+    if standing.best == board.choice:
+        return [*found, "No row is better there."]
+    how = "within the aim" if standing.is_near else "not within the aim"
+    unit = " points" if board.unit is Unit.SHARE else ""
+    factor = " in the logarithm" if board.unit is Unit.FACTOR else ""
+    behind = cell(standing.behind, _plain(board.unit), _DECIMALS)
+    interval = _interval(standing.interval, board)
+    found.append(
+        f"{best.label} is better there by {behind}{unit}{factor}{interval}, which is {how}."
+    )
+    return [*found, *([board.why] if board.why else [])]
+
+
+def _cells(of: Line, board: Board) -> list[str]:
+    worst = f"{_value(of.worst, board)} ({of.worst_domain})"
+    regret = UNDEFINED if of.regret is None else cell(of.regret, board.unit, _DECIMALS)
+    pays = ", ".join(of.pays) or "nobody"
+    numbers = [str(of.settings), str(of.seeds)]
+    return [worst, _gain(of, board), regret, _value(of.overall, board), pays, *numbers]
+
+
+def _gain(of: Line, board: Board) -> str:
+    if of.gain is None:
+        return UNDEFINED
+    if of.gain == 0 and of.interval is None:
+        return "0"
+    return f"{_signed(of.gain, board)}{_interval(of.interval, board)}"
+
+
+def _interval(interval: Optional[Sequence[float]], board: Board) -> str:
+    if interval is None:
+        return " (no interval)"
+    low, high = (_signed(end, board) for end in interval)
+    return f" ({low} to {high})"
+
+
+def _value(value: Optional[float], board: Board) -> str:
+    return cell(math.nan if value is None else value, board.unit, _DECIMALS)
+
+
+def _signed(value: float, board: Board) -> str:
+    return f"{'+' * (value > 0)}{cell(value, board.unit, _DECIMALS)}"
+
+
+def _plain(unit: Unit) -> Unit:
+    return Unit.NONE if unit is Unit.FACTOR else unit
+
+
+def _named(names: Sequence[str]) -> str:
+    return f" ({', '.join(names)})" if names else ""
+
+
+def board_to_json(board: Board) -> dict[str, Any]:
+    """Returns what `board_from_json` takes."""
+    return {**dataclasses.asdict(board), "unit": board.unit.name}
+
+
+def board_from_json(content: Mapping[str, Any]) -> Board:
+    """Returns a board from what `board_to_json` returned, through a file."""
+    of = dict(content)
+    of["unit"] = Unit[of["unit"]]
+    of["lines"] = {row: Line(**line) for row, line in of["lines"].items()}
+    of["standing"] = Standing(**of["standing"])
+    return Board(**of)
