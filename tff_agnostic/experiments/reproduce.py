@@ -84,8 +84,8 @@ class ReproduceOptions(DataOptions):
     )
     hours: Optional[float] = command_setting(
         None,
-        "Of scoreboard: try as much as fits into so many hours, of which each data set has an "
-        "equal share.",
+        "Of scoreboard: try as much as fits into so many hours of training; data sets have equal "
+        "shares.",
         positive=True,
     )
     page: Optional[Path] = command_setting(
