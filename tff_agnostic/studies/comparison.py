@@ -225,7 +225,6 @@ def run_trials(
     show_progress: bool = True,
     remarks: Mapping[str, str] = types.MappingProxyType({}),
     command: str = "compare",
-    load_task: Optional[Callable[[RunSpec], Task]] = None,
 ) -> Comparison:
     """Runs every trial of every row, in folder/ROW/trial_K, and collects the results.
 
@@ -242,7 +241,6 @@ def run_trials(
         show_progress: Whether to show how many trials are done, and the time left.
         remarks: See `Comparison`.
         command: What runs them, for the progress.
-        load_task: Returns the task of a run; by default one of its own.
 
     Raises:
         Interrupted: If a signal asked to stop; what was done is saved.
@@ -251,7 +249,7 @@ def run_trials(
     trials: dict[str, Trials] = {}
     said: set[str] = set()
     has_run = False
-    load_task = load_task or LoadedTasks()
+    load_task = LoadedTasks()
     comparison = Comparison((), {}, trials, labels or {}, remarks=remarks)
     count, done = sum(map(len, specs.values())), 0
     there = count - count_open(specs, folder) if resume else 0

@@ -37,7 +37,7 @@ from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, Arm, arms_of_algorithms
 from tff_agnostic.studies.choice import REGRET, attained, chosen, hopeless, judged, share_of
-from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, LoadedTasks, run_trials
+from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, run_trials
 from tff_agnostic.studies.comparison_record import COMPARE
 from tff_agnostic.studies.portfolio import (
     FACTORS,
@@ -342,7 +342,6 @@ class Search:
     runtime: Runtime
     stop: StopRequest
     show_progress: bool
-    _tasks_anew: LoadedTasks = dataclasses.field(default_factory=LoadedTasks)
 
     @property
     def _runs(self) -> Runs:
@@ -522,7 +521,6 @@ class Search:
                 other_files=MADE_FIRST,
                 show_progress=self.show_progress,
                 remarks=remarks,
-                load_task=self._tasks_anew,
             )
             write_json(path / COMPARE, comparison.to_json())
         return comparison
