@@ -259,6 +259,10 @@ def test_what_evaluations_spend_is_said(call: Caller, folder):
     assert float(rows[-1]["epsilon"]) == promised["epsilon"]
     assert float(rows[-1]["evaluation_epsilon"]) == of_evaluations["epsilon"]
     assert "\nprivate evaluation, of test clients: (" in outcome.out
+    # In the output and on the page.
+    not_resampled = "private evaluations do not resample clients, with --evaluation_statistics ei"
+    assert not_resampled in outcome.out
+    assert not_resampled in (folder / "run" / "report.html").read_text()
     # Whoever goes on from a last round that is no last one evaluates it once more on others.
     outcome = call(train, *flags, "--rounds=4", "--evaluation_clients=4", "--resume")
     assert outcome.status == 0, outcome

@@ -1,5 +1,7 @@
 """Counts of answers by class, beside those of NumPy."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +11,7 @@ from tff_agnostic.computations.class_sums import ClassCounting, ClassSums, class
 from tff_agnostic.computations.clients import Clients, arrays_of_client
 from tff_agnostic.computations.domain_losses import domain_sums_and_counts
 from tff_agnostic.models import Metric, binary_accuracy, logistic_regression
+from tff_agnostic.models.metrics import ClassScores
 from tff_agnostic.models.model import Model, ModelWeights
 
 _DOMAINS = 2
@@ -110,6 +113,27 @@ def test_where_nothing_says_what_classes_are_nothing_is_counted():
     # 3 numbers of each class and domain.
     assert class_counting(logistic_regression(4, 1000), 20) is None
     assert class_counting(logistic_regression(4, 1000), 10).num_classes == 1000
+
+
+def test_a_metric_and_a_loss_of_ones_own_say_what_classes_are():
+    """As docs/metrics.md has it."""
+
+    def is_right(labels, outputs):
+        right = tf.cast(tf.equal(tf.argmax(outputs, 1, tf.int32), labels), tf.float32)
+        return right, tf.ones_like(right)
+
+    def own_loss(labels, outputs):
+        return tf.zeros(tf.shape(labels))
+
+    own = Metric("accuracy", is_right, classes=ClassScores(lambda scores: scores))
+    usual = logistic_regression(1, 2)
+    for from_logits in (None, True, False):
+        if from_logits is not None:
+            own_loss.from_logits = from_logits
+        found = class_counting(dataclasses.replace(usual, loss=own_loss, metrics=(own,)), 3)
+        assert found.num_classes == 2
+        # Three domains' tables, and 50 bins of each class where the loss says what scores are.
+        assert found.num_numbers == 3 * (4 + 100 * (from_logits is not None))
 
 
 def test_a_client_adds_each_example_once():

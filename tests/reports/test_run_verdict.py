@@ -85,10 +85,19 @@ def test_where_no_constant_answer_is_known_a_sentence_says_so():
     assert what_next.startswith("Next: `./run compare`")
     run = _run(counts={})
     private = dataclasses.replace(run, result={**run.result, "privacy": {"epsilon": 1.0}})
-    assert (
-        "of classes --evaluation_statistics does, and then in the account"
-        in (run_verdict(private)[0])
+    assert "and counts of private training's clients need noise" in run_verdict(private)[0]
+
+
+def test_a_private_evaluation_says_that_clients_are_not_resampled():
+    run = _run(resampled=False, counts={})
+    privacy = {"epsilon": 1.0, "evaluation": {"epsilon": 1.0}}
+    why, clients, what_next = run_verdict(
+        dataclasses.replace(run, result={**run.result, "privacy": privacy})
     )
+    assert "the largest of several noisy counts" in why
+    assert clients.startswith("How other test clients would do is not known: private evaluations ")
+    assert "with --evaluation_statistics either" in clients
+    assert what_next.startswith("Next: ")
 
 
 _LOSSES = {"good": 0.1, "open": 0.48, "bad": 0.9, "few": 0.1}

@@ -110,18 +110,20 @@ def _against_majority(run: RunRecord, counts: Mapping[str, Sequence[int]]) -> li
 def _against_trivial(run: RunRecord) -> list[str]:
     leads = _leads(run, _LOSS, run.trivial_losses)
     if not leads:
-        return [_not_known(run), _NEXT]
+        return [_not_known(run), *_of_private_evaluation(run), _NEXT]
     what = f"the trivial predictor of a domain ({_OF_TRIVIAL} of its training examples)"
     return [*_by_domain(run.label, leads, what), _scope(run, len(leads)), _NEXT]
 
 
 def _not_known(run: RunRecord) -> str:
     """Returns why nothing is said of a constant answer, and what would tell it."""
-    if run.is_private:
+    if (run.result.get("privacy") or {}).get("evaluation"):
         how = (
-            "a private run does not count labels; of classes --evaluation_statistics does, and "
-            "then in the account"
+            "its evaluations are private, and the largest of several noisy counts, with "
+            "--evaluation_statistics, is too large to compare with"
         )
+    elif run.is_private:
+        how = "its labels were not counted, and counts of private training's clients need noise"
     else:
         how = (
             "its labels were not counted; --domain_baselines=trivial counts those of the training "
@@ -132,6 +134,16 @@ def _not_known(run: RunRecord) -> str:
         f"Whether {run.label} is better than a constant answer ({_OF_TRIVIAL}) is not known of "
         f"this run: {how}."
     )
+
+
+def _of_private_evaluation(run: RunRecord) -> list[str]:
+    """Returns why a private evaluation has no intervals for other test clients."""
+    if not (run.result.get("privacy") or {}).get("evaluation"):
+        return []
+    return [
+        f"How other {run.split} clients would do is not known: private evaluations do not resample "
+        "clients, with --evaluation_statistics either, as that takes some 20 times the noise."
+    ]
 
 
 def _scope(run: RunRecord, count: int, units: str = "") -> str:
