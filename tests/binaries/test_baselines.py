@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from binaries import compare, train
 from tests.binaries.harness import Caller, compared_specs, draw_nothing, tree
 from tests.computations.harness import least_squares
 from tests.data.stores import write_store
+from tff_agnostic import progress
 from tff_agnostic.data.clients import ClientsOfDomain, InMemoryClients
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
@@ -128,6 +130,7 @@ def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivi
 ):
     task = _task({"usual": 3, "noisy": 3, "single": 1}, {"usual": 60, "noisy": 60, "single": 20})
     reference = _reference_of(monkeypatch, task, rounds=40, clients_per_round=7)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     with StopRequest() as stop:
         found = baselines._own(reference, task, tmp_path, cohort_runtime, stop)
     for name in task.domain_names:
@@ -146,7 +149,10 @@ def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivi
         assert np.mean(y**2) > optimum + 0.1
         # As many passes as a shared run of 40 rounds with all 7 clients.
         assert found[name]["rounds"] == 40
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    # Of the two that are trained, while they are.
+    assert re.search(r"^references: 0 of 2 runs, .* left \(usual\)$", err, re.MULTILINE)
+    assert re.search(r"^references: 1 of 2 runs, .* left \(noisy\)$", err, re.MULTILINE)
     assert "note: single is too small for a reference run (1 training clients, 20 held-out" in out
     assert "its baseline is trivial" in out
 

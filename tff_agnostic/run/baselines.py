@@ -25,6 +25,7 @@ from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.losses import SentenceLoss
 from tff_agnostic.models.model import Model
+from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baseline_files import BASELINES, FILE_NAME, file_content, read_baselines
 from tff_agnostic.run.evaluation import Evaluator, prepared_evaluation
 from tff_agnostic.run.folder import RunFolder
@@ -51,6 +52,7 @@ def with_baselines(
     runtime: Runtime,
     stop: StopRequest,
     load_task: Optional[Callable[[RunSpec], Task]] = None,
+    show_progress: bool = True,
 ) -> list[RunSpec]:
     """Returns runs whose baselines are numbers; makes what they ask for.
 
@@ -63,6 +65,7 @@ def with_baselines(
         stop: Says when to stop after a round; what was done is gone on with.
         load_task: Returns the task of a run, evaluated on held-out clients; if None they are those
             of the task's own held-out split.
+        show_progress: Whether to show how many references are done, and the time left.
     """
     made: list[tuple[Any, Path]] = []
     found = []
@@ -77,7 +80,7 @@ def with_baselines(
         if path is None:
             path = folder / BASELINES / (str(len(made) + 1) if made else "")
             made.append((wanted, path))
-            _make(spec, str(word), wanted, path, runtime, stop, load_task)
+            _make(spec, str(word), wanted, path, runtime, stop, load_task, show_progress)
         numbers = read_baselines(path / FILE_NAME, spec.task, options.baseline_losses)
         print(
             f"baselines ({word}, {options.baseline_losses}; {path / FILE_NAME}): "
@@ -105,6 +108,7 @@ def _make(
     runtime: Runtime,
     stop: StopRequest,
     load_task: Optional[Callable[[RunSpec], Task]],
+    show_progress: bool,
 ) -> None:
     file = path / FILE_NAME
     if file.is_file():
@@ -117,7 +121,7 @@ def _make(
     else:
         reference = _reference(spec, load_task is not None)
         task = _with_heldout(reference) if load_task is None else load_task(reference)
-        domains = _own(reference, task, path, runtime, stop)
+        domains = _own(reference, task, path, runtime, stop, show_progress)
     make_folder(path)
     write_json(file, file_content(spec.task, domains, wanted))
     for checkpoints in path.glob("domain_*/checkpoints"):
@@ -174,7 +178,12 @@ def _with_heldout(reference: RunSpec) -> Task:
 
 
 def _own(
-    reference: RunSpec, task: Task, path: Path, runtime: Runtime, stop: StopRequest
+    reference: RunSpec,
+    task: Task,
+    path: Path,
+    runtime: Runtime,
+    stop: StopRequest,
+    show_progress: bool = True,
 ) -> dict[str, Any]:
     train = client_domain_counts(task.train, task.num_domains)
     heldout = client_domain_counts(task.test, task.num_domains).sum(axis=0)
@@ -182,19 +191,22 @@ def _own(
     _check_all_there(task, train.sum(axis=0))
     small = [k for k, part in enumerate(parts) if part.is_too_small]
     found = _trivial(task, small)
-    for k, part in enumerate(parts):
-        name = task.domain_names[k]
-        if part.is_too_small:
-            print(
-                f"note: {name} is too small for a reference run ({part.clients} training clients, "
-                f"{part.heldout} held-out examples): its baseline is {TRIVIAL}"
-            )
-            continue
-        spec = _of_domain(reference, len(train), part.clients)
-        print(f"reference run of {name}: {spec.config.rounds} rounds")
-        found[name] = _reference_losses(
-            spec, path / f"domain_{k}", _on_domain(task, k), k, runtime, stop
+    for k in small:
+        print(
+            f"note: {task.domain_names[k]} is too small for a reference run ({parts[k].clients} "
+            f"training clients, {parts[k].heldout} held-out examples): its baseline is {TRIVIAL}"
         )
+    folders = {k: path / f"domain_{k}" for k in range(len(parts)) if k not in small}
+    done = sum(RunFolder(folder).result.exists() for folder in folders.values())
+    with LongWork("references", len(folders), "runs", done, visible=show_progress) as work:
+        for k, folder in folders.items():
+            name = task.domain_names[k]
+            spec = _of_domain(reference, len(train), parts[k].clients)
+            work.note(f"reference run of {name}: {spec.config.rounds} rounds")
+            work.say(name)
+            found[name] = _reference_losses(
+                spec, folder, _on_domain(task, k), k, runtime, stop, work
+            )
     return {name: found[name] for name in task.domain_names}
 
 
@@ -232,12 +244,20 @@ def _on_domain(task: Task, domain: int) -> Task:
 
 
 def _reference_losses(
-    spec: RunSpec, path: Path, task: Task, domain: int, runtime: Runtime, stop: StopRequest
+    spec: RunSpec,
+    path: Path,
+    task: Task,
+    domain: int,
+    runtime: Runtime,
+    stop: StopRequest,
+    work: LongWork,
 ) -> dict[str, Any]:
     folder = RunFolder(path)
     run = TrainingRun(spec, folder, runtime, resume=True, load_task=lambda _: task, draws=False)
     if not run.is_complete():
-        run.run(stop, show_progress=False)
+        was_done = folder.result.exists()
+        run.run(stop, show_progress=False, after_round=work.within)
+        work.update(not was_done)
     name = task.domain_names[domain]
     columns = read_history(path / "metrics.csv")
     losses = columns[f"{task.test_split}/loss/{name}"]

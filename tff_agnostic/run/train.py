@@ -125,7 +125,9 @@ def _train(given: GivenRun, at: Session) -> TrainedRun:
     before = {} if saved is None else saved.execution
     options = given.runtime_options(config.runtime, before)
     with at.running(config.runtime, options) as (runtime, stop):
-        (spec,) = with_baselines([spec], folder.path, runtime, stop)
+        (spec,) = with_baselines(
+            [spec], folder.path, runtime, stop, show_progress=given.show_progress
+        )
         algorithm = algorithm_label(config.algorithm)
         print(f"{algorithm} on {spec.task}, {config.rounds} rounds: {folder.path}")
         run = TrainingRun(spec, folder, runtime, given.own.resume)

@@ -85,7 +85,7 @@ def compare(given: GivenRun) -> ComparedRuns:
             if not own.resume:
                 # Before references and first stages are trained.
                 check_folder(specs, at.path, False)
-            specs = _with_baselines(specs, at.path, runtime, stop)
+            specs = _with_baselines(specs, at.path, runtime, stop, given.show_progress)
             specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)
             print(f"{', '.join(specs)} on {own.task}, {own.trials} trials: {at.path}")
             comparison = run_trials(
@@ -112,10 +112,15 @@ def compare(given: GivenRun) -> ComparedRuns:
 
 
 def _with_baselines(
-    specs: dict[str, list[RunSpec]], folder: Path, runtime: Runtime, stop: StopRequest
+    specs: dict[str, list[RunSpec]],
+    folder: Path,
+    runtime: Runtime,
+    stop: StopRequest,
+    show_progress: bool,
 ) -> dict[str, list[RunSpec]]:
     """Returns the trials of each row, whose references are those of the first trial."""
-    found = iter(with_baselines([s for row in specs.values() for s in row], folder, runtime, stop))
+    runs = [spec for row in specs.values() for spec in row]
+    found = iter(with_baselines(runs, folder, runtime, stop, show_progress=show_progress))
     return {row: [next(found) for _ in trials] for row, trials in specs.items()}
 
 

@@ -309,7 +309,14 @@ def _fixed(
         with folder_lock(path, wait=True):
             timing = contextlib.nullcontext() if are_made else timed(path / _SECONDS)
             with timing:
-                (made,) = with_baselines([spec], path, runtime, stop, rows.clients.stopping)
+                (made,) = with_baselines(
+                    [spec],
+                    path,
+                    runtime,
+                    stop,
+                    rows.clients.stopping,
+                    show_progress=rows.given.show_progress,
+                )
     except UserError as e:
         # Such as that of a task whose trivial predictors nobody knows.
         if str(e).startswith("--domain_baselines"):
