@@ -63,6 +63,7 @@ def test_it_goes_on_and_trains_nothing_again(call: Caller, folder, monkeypatch):
 
     page, board = folder / "docs/board.md", folder / "runs/toys/board.json"
     text, content = page.read_text(), json.loads(board.read_text())
+    assert "output_dir" not in text and "--resume" not in text
     assert "- `more`: not run: needs m in --data_dir (shops)" in text
     assert list(content["lines"]) == ["fed_avg", "uniform"]
     for row, of in content["lines"].items():

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tff_agnostic.errors import UserError
 from tff_agnostic.experiments.scoreboard_data import DATA_SETS, DataSet
 from tff_agnostic.experiments.scoreboard_page import (
     Board,
@@ -121,6 +122,7 @@ def _board(choice="uniform") -> Board:
     lines = {row: line(comparison, row, _ACCURACY, 2, 10.0) for row in rows}
     return Board(
         title="toys of three kinds",
+        source="a shop",
         measure="accuracy",
         unit=Unit.SHARE,
         judges="20 validation clients judge",
@@ -129,6 +131,7 @@ def _board(choice="uniform") -> Board:
         chosen=["Recommended: uniform."],
         standing=standing(comparison, choice, _ACCURACY),
         why="On the validation clients it was given up: worse than FedAvg.",
+        best_settings={"frozen": "--client_learning_rate=2"},
         left_out={"last_layer": "its model has one layer"},
         settings=2,
         seeds=3,
@@ -148,7 +151,10 @@ def test_the_page_says_what_was_found_and_what_was_not_run():
         "- Short.",
         "- `adult`: not run: needs adult",
         "On 0 of 1 data sets `recommend` is worse than FedAvg",
-        "the interval shows it (toys).",
+        "and beyond the interval (toys).",
+        "- Toys of three kinds. Made from a shop. 20 validation clients judge.",
+        "- At most 2 settings of a row, 3 seeds, 40 seconds; 2026-11-26.",
+        "- Best at another setting than the first: frozen `--client_learning_rate=2`.",
         "- last_layer has no line: its model has one layer.",
         "| uniform | 62.0 (c) | +12.0 (",
         # Two settings each of three rows.
@@ -160,6 +166,13 @@ def test_the_page_says_what_was_found_and_what_was_not_run():
         "## What agrees and what does not Why.",
     ):
         assert part in words, part
+
+
+def test_what_another_version_kept_is_told():
+    content = board_to_json(_board())
+    del content["source"]
+    with pytest.raises(UserError, match=r"^expected what this version keeps of a data set"):
+        board_from_json(content)
 
 
 def test_what_each_data_set_gives_is_a_run_of_every_row():

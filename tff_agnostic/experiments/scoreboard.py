@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ from tff_agnostic.experiments.scoreboard_page import (
 )
 from tff_agnostic.experiments.scoreboard_table import line, standing
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json, write_text
+from tff_agnostic.metrics.formatting import shown
+from tff_agnostic.report_fields import Unit
 from tff_agnostic.run.command_line import GivenRun, Session, default_for_task, session
 from tff_agnostic.run.evaluation import Diverged
 from tff_agnostic.run.options import options_of_tasks
-from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.process import StopRequest, flag_parts
 from tff_agnostic.settings import flag_text
 from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.choice import chosen
@@ -216,6 +219,7 @@ def _board(
     stands = standing(final, row, measure)
     return Board(
         title=DATA_SETS[name].title,
+        source=DATA_SETS[name].source,
         measure=measure.name,
         unit=measure.unit,
         judges=judges,
@@ -227,6 +231,7 @@ def _board(
         chosen=sentences(found, objective, choice, None),
         standing=stands,
         why=None if stands.best == row else _why_not(stands.best, found, objective),
+        best_settings={r: text for r in final.trials if (text := _flags(found.changes[r]))},
         left_out=left_out,
         settings=found.schedule.tries,
         seeds=found.schedule.trials,
@@ -234,6 +239,12 @@ def _board(
         of_recommend=searched + sum(anew[r] for r in {BASELINE, row}),
         date=datetime.date.today().isoformat(),
     )
+
+
+def _flags(changes: Mapping[str, Any]) -> str:
+    """Returns the learning rates that a setting changes; baselines are of all settings."""
+    rates = {flag: value for flag, value in changes.items() if isinstance(value, float)}
+    return " ".join(f"--{flag}={value:.4g}" for flag, value in rates.items())
 
 
 def _why_not(best: str, found: Found, objective: Objective) -> str:
@@ -249,17 +260,31 @@ def _why_not(best: str, found: Found, objective: Objective) -> str:
         )
     of = found.judged[best].gain
     interval = of.interval()
-    ends = "no interval" if interval is None else f"{_text(interval)}"
-    shown = interval is not None and interval[0] > 0
-    how = "shown, and less surely than the choice's" if shown else "not shown"
+    ends = "none" if interval is None else _text(interval, objective)
+    is_shown = interval is not None and interval[0] > 0
+    how = "shown, and less surely than the choice's" if is_shown else "not shown"
     return (
         f"On the validation clients its gain over FedAvg was {how}: {objective.text(of.after)} "
-        f"against {objective.text(of.before)} (95% interval of the gain: {ends})."
+        f"against FedAvg's {objective.text(of.before)} (95% interval of the gain: {ends})."
     )
 
 
-def _text(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.3g} to {interval[1]:.3g}"
+def _text(interval: tuple[float, float], objective: Objective) -> str:
+    low, high = (shown(end, objective.unit) for end in interval)
+    return f"{low:+.3g} to {high:+.3g}{' points' if objective.unit is Unit.SHARE else ''}"
+
+
+def _command(typed: str) -> str:
+    """Returns the command without what is of this machine, and of a call that goes on."""
+    parts = iter(shlex.split(typed))
+    left = []
+    for part in parts:
+        name, equals, _ = flag_parts(part)
+        if name == "output_dir" and not equals:
+            next(parts, None)
+        elif name not in ("output_dir", "resume"):
+            left.append(part)
+    return shlex.join(left)
 
 
 def _keep(path: Path, board: Board) -> None:
@@ -278,7 +303,10 @@ def _report(given: GivenRun, folder: Path) -> None:
     for name, of in DATA_SETS.items():
         path, missing = folder / name / _BOARD, of.lacks(given.own.data_dir)
         if path.exists():
-            boards[name] = board_from_json(read_json(path))
+            try:
+                boards[name] = board_from_json(read_json(path))
+            except UserError as e:
+                raise UserError(f"{path}: {e}") from e
         elif missing:
             not_run[name] = f"needs {' and '.join(missing)} in --data_dir ({of.source})"
         else:
@@ -289,6 +317,6 @@ def _report(given: GivenRun, folder: Path) -> None:
     targets = [folder / "page.md", *([given.own.page] if given.own.page is not None else [])]
     for target in targets:
         make_folder(target.parent)
-        text = page(given.typed, boards, not_run, facts, written_remarks(target))
+        text = page(_command(given.typed), boards, not_run, facts, written_remarks(target))
         write_text(target, text)
     print(f"\npage: {targets[-1]}")

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from tabulate import tabulate
 
+from tff_agnostic.errors import UserError
 from tff_agnostic.experiments.page import REMARKS_HEADING
 from tff_agnostic.experiments.scoreboard_table import Line, Standing
 from tff_agnostic.metrics.formatting import UNDEFINED, cell
@@ -27,7 +28,8 @@ _COLUMNS = (
     "Gains are over FedAvg in the worst domain, with their 95% interval over other test clients "
     "and other seeds. The worst regret is what the domain that is furthest from the best row there "
     "lacks. Those who pay are worse off than with FedAvg beyond intervals that hold for all "
-    "domains at once. Accuracies are in %, their differences in points. What `./run frontier` says "
+    "domains at once. Accuracies are in %, their differences in points. Seconds are of the clock, "
+    "with all that else ran on the machine. What `./run frontier` says "
     "could be had is not here: it would train a model for each of many mixtures of every data set."
 )
 
@@ -38,6 +40,7 @@ class Board:
 
     Attributes:
         title: What the page calls it.
+        source: Where its files are from; empty where it needs none.
         measure: What was measured.
         unit: What its numbers are.
         judges: Who judged.
@@ -47,6 +50,7 @@ class Board:
         standing: How the choice stands.
         why: What the validation clients said of the row that is best on the test clients, if the
             choice is another one.
+        best_settings: What each row's best setting on the validation clients changes, as flags.
         left_out: Why rows have no line.
         settings: How many settings each row could have.
         seeds: How many seeds.
@@ -56,6 +60,7 @@ class Board:
     """
 
     title: str
+    source: str
     measure: str
     unit: Unit
     judges: str
@@ -64,6 +69,7 @@ class Board:
     chosen: Sequence[str]
     standing: Standing
     why: Optional[str]
+    best_settings: Mapping[str, str]
     left_out: Mapping[str, str]
     settings: int
     seeds: int
@@ -131,19 +137,23 @@ def misses(boards: Mapping[str, Board]) -> str:
     far = [name for name, of in boards.items() if not of.standing.is_near]
     return (
         f"On {len(worse)} of {len(boards)} data sets `recommend` is worse than FedAvg in the worst "
-        f"domain beyond the interval{_named(worse)}. On {len(far)} it is further from the best row "
-        "than 2 points (of a loss or of the logarithm of a perplexity .05), where the interval "
-        f"shows it{_named(far)}."
+        f"domain beyond the interval{_named(worse)}. On {len(far)} it is behind the best row by "
+        "more than 2 points, or .05 of a loss or of the logarithm of a perplexity, and beyond the "
+        f"interval{_named(far)}."
     )
 
 
 def about(board: Board) -> list[str]:
     """Returns how a data set was run, as a list."""
+    source = f" Made from {board.source}." if board.source else ""
     lines = [
-        f"- {board.title[0].upper()}{board.title[1:]}. {board.judges}.",
-        f"- Up to {board.settings} settings of a row, {board.seeds} seeds, {board.seconds:.0f} "
+        f"- {board.title[0].upper()}{board.title[1:]}.{source} {board.judges}.",
+        f"- At most {board.settings} settings of a row, {board.seeds} seeds, {board.seconds:.0f} "
         f"seconds; {board.date}.",
     ]
+    changed = [f"{board.lines[row].label} `{text}`" for row, text in board.best_settings.items()]
+    if changed:
+        lines.append(f"- Best at another setting than the first: {'; '.join(changed)}.")
     return lines + [f"- {row} has no line: {why}." for row, why in board.left_out.items()]
 
 
@@ -209,7 +219,9 @@ def _value(value: Optional[float], board: Board) -> str:
 
 
 def _signed(value: float, board: Board) -> str:
-    return f"{'+' * (value > 0)}{cell(value, board.unit, _DECIMALS)}"
+    text = cell(value, board.unit, _DECIMALS)
+    # What is rounded to 0 has no sign.
+    return f"{'+' * (value > 0)}{text}" if text.strip("-0.") else text.lstrip("-")
 
 
 def _plain(unit: Unit) -> Unit:
@@ -226,9 +238,22 @@ def board_to_json(board: Board) -> dict[str, Any]:
 
 
 def board_from_json(content: Mapping[str, Any]) -> Board:
-    """Returns a board from what `board_to_json` returned, through a file."""
-    of = dict(content)
-    of["unit"] = Unit[of["unit"]]
-    of["lines"] = {row: Line(**line) for row, line in of["lines"].items()}
-    of["standing"] = Standing(**of["standing"])
-    return Board(**of)
+    """Returns a board from what `board_to_json` returned, through a file.
+
+    Raises:
+        UserError: If it is that of another version.
+    """
+    try:
+        return Board(
+            **{
+                **content,
+                "unit": Unit[content["unit"]],
+                "lines": {row: Line(**of) for row, of in content["lines"].items()},
+                "standing": Standing(**content["standing"]),
+            }
+        )
+    except (AttributeError, LookupError, TypeError):
+        raise UserError(
+            "expected what this version keeps of a data set, found something else: --resume with "
+            "its name in --datasets makes it anew of its runs"
+        ) from None
