@@ -10,10 +10,10 @@ Each problem is a store of three domains with a linear model for two classes, dr
 - both: one domain is rare, another one noisy;
 - nothing: all domains are alike.
 
-The command chooses on validation clients. Then every row trains at its best setting, and is asked
-for the worst domain on fresh clients, as many as make their number nearly exact: by what the choice
-is better or worse than FedAvg there, and what the portfolio's best row gains. Problems that are in
-the file already are not played again.
+The command chooses on validation clients, of which each domain has 40. The models that it made,
+each row's at its best setting, are then asked for the worst domain on 400 fresh clients of each
+domain, in NumPy: by what the choice is better or worse than FedAvg there, and what the portfolio's
+best row gains. Problems that are in the file already are not played again.
 """
 
 import argparse
@@ -29,20 +29,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from benchmarks.hard_domains.digits import MODEL
 from tff_agnostic import api
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
-from tff_agnostic.studies.comparison import WORST
-from tff_agnostic.studies.gains import gain
+from tff_agnostic.experiments.hard_digits import MODEL
+from tff_agnostic.later import tf
+from tff_agnostic.studies.recommendation_page import FILE as RECOMMENDATION
 
 KINDS = ("rare", "hard", "noisy", "both", "nothing")
 _DOMAINS = ("a", "b", "c")
 _FEATURES = 8
 _EXAMPLES = 20
-_ROUNDS, _RATE = 40, 0.3
-_FRESH = 60
-_TRIALS = 3
+_ROUNDS, _RATE = 60, 1.0
+_TRIES, _TRIALS = 2, 3
+# Clients that judge, those that the command looks at once, and those that tell the truth.
+_HELDOUT, _TEST, _FRESH = 40, 3, 400
+_REPLICATES = 1000
 
 
 class Domain(NamedTuple):
@@ -52,7 +54,7 @@ class Domain(NamedTuple):
         weights: Of the true scores, [features].
         margin: By what they are multiplied: with a small one labels are less sure.
         noise: The share of labels that are wrong.
-        clients: Training clients; a third as many validate, five or more.
+        clients: Training clients.
     """
 
     weights: np.ndarray
@@ -84,19 +86,61 @@ def problem(kind: str, rng: np.random.Generator) -> list[Domain]:
     return [usual, *last[kind]]
 
 
+class Drawn(NamedTuple):
+    """Clients of a domain: x [clients, examples, features] and their labels, 0 or 1."""
+
+    x: np.ndarray
+    labels: np.ndarray
+
+
+def drawn(domain: Domain, clients: int, rng: np.random.Generator) -> Drawn:
+    """Returns new clients of a domain, each with weights of its own, near to the domain's."""
+    x = rng.normal(size=(clients, _EXAMPLES, _FEATURES))
+    own = domain.weights + rng.normal(scale=0.1, size=(clients, 1, _FEATURES))
+    scores = domain.margin * np.sum(x * own, axis=-1)
+    labels = rng.random(scores.shape) < 1 / (1 + np.exp(-scores))
+    labels ^= rng.random(scores.shape) < domain.noise
+    return Drawn(x.astype(np.float32), labels.astype(np.int64))
+
+
 def records(domains: Sequence[Domain], rng: np.random.Generator) -> Iterator[tuple[str, Record]]:
     """Yields the examples of all clients with their splits."""
-    for name, of in zip(_DOMAINS, domains):
-        counts = {"train": of.clients, "heldout": max(5, of.clients // 3), "test": _FRESH}
+    for name, domain in zip(_DOMAINS, domains):
+        counts = {"train": domain.clients, "heldout": _HELDOUT, "test": _TEST}
         for split, count in counts.items():
+            of = drawn(domain, count, rng)
             for k in range(count):
-                own = of.weights + rng.normal(scale=0.1, size=_FEATURES)
-                for _ in range(_EXAMPLES):
-                    x = rng.normal(size=_FEATURES)
-                    label = rng.random() < 1 / (1 + np.exp(-of.margin * x @ own))
-                    label ^= rng.random() < of.noise
-                    features: dict[str, Any] = {"x": x.astype(np.float32), "label": int(label)}
+                for x, label in zip(of.x[k], of.labels[k]):
+                    features = {"x": x, "label": int(label)}
                     yield split, Record(f"{name}_{split}_{k:03d}", name, features)
+
+
+def accuracies(kernel: np.ndarray, bias: np.ndarray, fresh: Sequence[Drawn]) -> np.ndarray:
+    """Returns the accuracy of a linear model of two classes on each client, [domains, clients]."""
+    return np.array([np.mean(np.argmax(of.x @ kernel + bias, -1) == of.labels, -1) for of in fresh])
+
+
+def worst_gain(
+    ours: np.ndarray, theirs: np.ndarray, rng: np.random.Generator
+) -> tuple[float, tuple[float, float]]:
+    """Returns by what one row's worst domain is better than another's, with its 95% interval.
+
+    The interval is over fresh clients, drawn with replacement, for the models as they are.
+
+    Args:
+        ours: Accuracies [trials, domains, clients] of one row.
+        theirs: Of the other row, from trials of the same seeds.
+    """
+
+    def gain(weights: np.ndarray) -> np.ndarray:
+        worst = [np.einsum("tdc,rdc->rtd", of, weights).min(-1) for of in (ours, theirs)]
+        return np.mean(worst[0] - worst[1], axis=-1)
+
+    _, domains, clients = ours.shape
+    even = np.full(clients, 1 / clients)
+    weights = rng.multinomial(clients, even, size=(_REPLICATES, domains)) / clients
+    low, high = np.quantile(gain(weights), [0.025, 0.975])
+    return float(gain(np.broadcast_to(even, (1, domains, clients)))[0]), (float(low), float(high))
 
 
 def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
@@ -104,54 +148,58 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
     rng = np.random.default_rng([number, KINDS.index(kind)])
     data, model = folder / "clients.sqlite", folder / "model.py"
     model.write_text(MODEL)
+    domains = problem(kind, rng)
     with StoreWriter(data) as writer:
-        for split, record in records(problem(kind, rng), rng):
+        for split, record in records(domains, rng):
             writer.add(split, record)
         writer.finish("features", class_names=("no", "yes"))
-    shared: dict[str, Any] = {
-        "data": data,
-        "model": model,
-        "rounds": _ROUNDS,
-        "clients_per_round": 10,
-        "evaluate_every": _ROUNDS,
-        "client_learning_rate": _RATE,
-        "show_progress": False,
-    }
-    started = time.monotonic()
+    started, used = time.monotonic(), time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
-        found = api.recommend("custom", output_dir=folder / "runs", **shared)
-        seconds = time.monotonic() - started
-        content = json.loads((found.path / "recommendation.json").read_text())
-        arms = {row: _arm(row, of["setting"]) for row, of in content["rows"].items()}
-        compared = api.compare(
-            "custom", arms=arms, trials=_TRIALS, output_dir=folder / "all", **_without_rate(shared)
+        found = api.recommend(
+            "custom",
+            data=data,
+            model=model,
+            rounds=_ROUNDS,
+            clients_per_round=10,
+            evaluate_every=_ROUNDS,
+            client_learning_rate=_RATE,
+            tries=_TRIES,
+            trials=_TRIALS,
+            show_progress=False,
+            output_dir=folder / "runs",
         )
-    measure = compared.comparison.measures["accuracy"]
-    gains = {
-        row: gain(compared.comparison, row, "fed_avg", WORST, measure)
-        for row in arms
-        if row != "fed_avg"
+    seconds, processor_seconds = time.monotonic() - started, time.process_time() - used
+    fresh = [drawn(domain, _FRESH, rng) for domain in domains]
+    content = json.loads((found.path / RECOMMENDATION).read_text())
+    by_row = {
+        row: _accuracies_of(found.path, row, content["tried"], fresh) for row in content["rows"]
     }
+    gains = {}
+    for row in by_row.keys() - {"fed_avg"}:
+        both = min(len(by_row[row]), len(by_row["fed_avg"]))
+        gains[row] = worst_gain(by_row[row][:both], by_row["fed_avg"][:both], rng)
     chosen = gains.get(found.choice)
     return {
         "number": number,
         "kind": kind,
         "choice": found.choice,
-        "gains": {row: of.mean for row, of in gains.items()},
-        "interval": None if chosen is None else chosen.interval(),
+        "gains": {row: gains[row][0] for row in sorted(gains)},
+        "interval": None if chosen is None else chosen[1],
         "seconds": seconds,
+        "processor_seconds": processor_seconds,
     }
 
 
-def _arm(row: str, setting: Mapping[str, Any]) -> dict[str, Any]:
-    made = {name: tuple(v) if isinstance(v, list) else v for name, v in setting.items()}
-    # Whose baselines are numbers by now.
-    algorithm = "agnostic_fed_avg" if "domain_baselines" in made else row
-    return {"client_learning_rate": _RATE, **made, "algorithm": algorithm}
-
-
-def _without_rate(shared: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in shared.items() if name != "client_learning_rate"}
+def _accuracies_of(
+    folder: Path, row: str, tried: Mapping[str, float], fresh: Sequence[Drawn]
+) -> np.ndarray:
+    """Returns the accuracies [trials, domains, clients] of a row's models at its best setting."""
+    settings = {name: value for name, value in tried.items() if name.rpartition("-")[0] == row}
+    best = max(settings, key=lambda name: settings[name])
+    paths = sorted((folder / "search" / best).glob("trial_*/model/model.keras"))
+    models = [tf.keras.models.load_model(path) for path in paths]
+    weights = [model.get_weights() for model in models]
+    return np.array([accuracies(kernel, bias, fresh) for kernel, bias in weights])
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -204,7 +252,12 @@ def main() -> None:
         results.append(result)
         with given.output.open("a") as file:
             file.write(f"{json.dumps(result)}\n")
-        print(f"{kind} {number}: {result['choice']}, {result['seconds']:.0f} s", flush=True)
+        ours, best = (result["gains"].get(result["choice"], 0.0), max(result["gains"].values()))
+        print(
+            f"{kind} {number}: {result['choice']}, gain {ours:.3f}, best row {best:.3f}, "
+            f"{result['seconds']:.0f} s",
+            flush=True,
+        )
     print(table(results))
 
 

@@ -1,5 +1,6 @@
 """Models from users' files: what they may be."""
 
+import itertools
 import re
 from typing import Any
 
@@ -53,6 +54,50 @@ def test_the_seed_decides_the_initial_weights(tmp_path):
         )
         np.testing.assert_equal(list(first), list(second))
         assert not np.array_equal(first.trainable[0], other.trainable[0])
+
+
+def test_another_seed_of_a_model_of_keras_layers_is_traced_no_more(tmp_path):
+    path = returning(tmp_path, DENSE, LOSS)
+    first, second = (load_user_model(path, FEATURES, seed) for seed in (1, 2))
+    assert first == second
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 4)).astype(np.float32), np.array([0, 1, 2, 2, 1, 0], np.int32)
+    losses, _ = _losses(second, x, y)
+    kernel, bias = second.initial_weights.trainable
+    scores = x @ kernel + bias
+    expected = np.log(np.exp(scores).sum(1)) - scores[np.arange(6), y]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+_HIDDEN = "tf.keras.Sequential([tf.keras.Input(data.x_shape), {}, layers.Dense(3)])"
+
+
+@pytest.mark.parametrize(
+    "keras_model, loss",
+    [
+        # Code of users may have constants that are drawn anew.
+        (_HIDDEN.format("layers.Dense(4, activation=lambda x: x)"), LOSS),
+        (_HIDDEN.format("layers.Dense(4, kernel_regularizer=lambda w: tf.reduce_sum(w))"), LOSS),
+        (_HIDDEN.format("layers.Lambda(lambda x: x * 2.0)"), LOSS),
+        (_HIDDEN.format("type('Own', (layers.Dense,), {})(4)"), LOSS),
+        (DENSE, "lambda labels, scores: " + LOSS + "(labels, scores)"),
+    ],
+)
+def test_models_with_code_of_users_share_nothing(tmp_path, keras_model, loss):
+    path = returning(tmp_path, keras_model, loss)
+    assert load_user_model(path, FEATURES, 1) != load_user_model(path, FEATURES, 2)
+
+
+def test_models_that_differ_share_nothing(tmp_path):
+    texts = [
+        (_HIDDEN.format("layers.Dense(4)"), LOSS),
+        (_HIDDEN.format("layers.Dense(5)"), LOSS),
+        (_HIDDEN.format("layers.Dense(4, 'relu')"), LOSS),
+        (_HIDDEN.format("layers.Dense(4, kernel_regularizer='l2')"), LOSS),
+        (_HIDDEN.format("layers.Dense(4)"), LOSS.replace("True", "False")),
+    ]
+    models = [load_user_model(returning(tmp_path, *text), FEATURES) for text in texts]
+    assert all(a != b for a, b in itertools.combinations(models, 2))
 
 
 def test_texts(tmp_path):

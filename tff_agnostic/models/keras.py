@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Callable, NamedTuple, Optional, Union
 
@@ -22,6 +24,7 @@ from tff_agnostic.models.keras_platform import (
     layers_of,
     name_layers_afresh,
 )
+from tff_agnostic.models.losses import OfColumns
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
@@ -139,6 +142,66 @@ def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> M
     """
     tf.keras.utils.set_random_seed(seed)
     return dataclasses.replace(model, initial_weights=_values(build()))
+
+
+def sharing_functions(model: Model, earlier: Iterable[Model]) -> Model:
+    """Returns a model with the functions of one of some earlier ones that computes the same.
+
+    What a runtime traced for that one then serves it too. Whether two models compute the same is
+    known of graphs of Keras' own layers, which their configurations describe in full, with one of
+    Keras' losses and equal metrics. All other models stay as they are.
+
+    Args:
+        model: The result of `model_from_keras`.
+        earlier: Such results.
+    """
+    description = _description(model)
+    for other in earlier if description is not None else ():
+        if other.metrics == model.metrics and _description(other) == description:
+            return dataclasses.replace(other, initial_weights=model.initial_weights)
+    return model
+
+
+def _description(model: Model) -> Optional[str]:
+    """Returns all that a model computes but its metrics, as a text; None if no text says it."""
+    keras_model = model.keras_model
+    loss = model.loss.loss if isinstance(model.loss, OfColumns) else model.loss
+    if keras_model is None or not keras_platform().is_graph(keras_model):
+        return None
+    # What a layer was adapted to is not in its configuration.
+    if any(hasattr(layer, "adapt") for layer in layers_of(keras_model)):
+        return None
+    if not isinstance(loss, tf.keras.losses.Loss) or not _is_of_keras(type(loss).__module__):
+        return None
+    try:
+        with warnings.catch_warnings():
+            # Of lambdas, which Keras would rather not write.
+            warnings.simplefilter("ignore")
+            config = json.loads(keras_model.to_json())
+        of_loss = json.dumps([type(loss).__name__, loss.get_config()], sort_keys=True)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    if not _names_keras_only(config.get("config")):
+        return None
+    # Specs and losses are compared as texts, which name their shapes, types and settings.
+    parts = (config, str(model.example_spec), type(model.loss).__name__, of_loss, model.loss_scale)
+    return json.dumps(parts, sort_keys=True)
+
+
+def _is_of_keras(module: str) -> bool:
+    return module.partition(".")[0] == "keras"
+
+
+def _names_keras_only(config: Any) -> bool:
+    """Returns whether nothing in a configuration is code of a user or an operation on tensors."""
+    if isinstance(config, Mapping):
+        if "class_name" in config:
+            name, module = str(config["class_name"]), str(config.get("module") or "")
+            if "Lambda" in name or "Op" in name or not _is_of_keras(module):
+                return False
+        # A function without a name has its code there.
+        return "value" not in config and all(map(_names_keras_only, config.values()))
+    return not isinstance(config, list) or all(map(_names_keras_only, config))
 
 
 def _predict_of(keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> Predict:

@@ -15,6 +15,7 @@ graph.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Callable, Literal, Optional
@@ -107,6 +108,7 @@ def accuracy() -> Metric:
     return Metric("accuracy", _correct_class, shown_as="share", classes=_SCORES)
 
 
+@functools.cache
 def mean_absolute_error(label_range: float) -> Metric:
     """Returns the mean of |prediction - label|, in the labels' unit.
 
@@ -118,6 +120,7 @@ def mean_absolute_error(label_range: float) -> Metric:
     return _error("mean_absolute_error", tf.abs, lambda ratio: ratio, label_range)
 
 
+@functools.cache
 def root_mean_squared_error(label_range: float) -> Metric:
     """Returns the root of the mean of (prediction - label)^2, in the labels' unit.
 
@@ -129,6 +132,7 @@ def root_mean_squared_error(label_range: float) -> Metric:
     return _error("root_mean_squared_error", tf.square, tf.sqrt, label_range)
 
 
+@functools.cache
 def binary_accuracy(from_logits: bool) -> Metric:
     """Returns the fraction of examples with the prediction on the label's side of the threshold.
 

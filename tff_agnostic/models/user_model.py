@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras import as_float32, model_from_keras
+from tff_agnostic.models.keras import as_float32, model_from_keras, sharing_functions
 from tff_agnostic.models.keras_platform import name_layers_afresh
 from tff_agnostic.models.losses import OfColumns
 from tff_agnostic.models.metrics import (
@@ -27,6 +29,8 @@ from tff_agnostic.user_code import UserFile, kind_of
 _FUNCTION = "build_model"
 # The number of examples that a model is tried on.
 NUM_ROWS = 2
+# Models whose functions later ones may share.
+_MAX_KEPT = 4
 # Columns of metrics.csv that are not metrics.
 _TAKEN = ("loss", "num_examples")
 
@@ -155,7 +159,7 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
             check_metric(metric.name, metric.per_example(y, output))
     with file.running("the model, traced for training,", build):
         try:
-            return model_from_keras(
+            model = model_from_keras(
                 lambda: keras_model,
                 loss=loss,
                 example_spec={"x": data.x_spec, "y": data.y_spec},
@@ -166,6 +170,16 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
             if file.raised(e):
                 raise
             raise UserError(str(e)) from e
+    # Trials with other seeds build the same model: it is traced for the first of them only.
+    shared = sharing_functions(model, _earlier())
+    if shared is model:
+        _earlier().append(model)
+    return shared
+
+
+@functools.cache
+def _earlier() -> collections.deque[Model]:
+    return collections.deque(maxlen=_MAX_KEPT)
 
 
 def _rows(spec: Any, value: int) -> Any:

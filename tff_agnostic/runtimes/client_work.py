@@ -92,7 +92,8 @@ class ClientWork:
 
     @functools.cached_property
     def _key(self) -> Any:
-        return self.step.key, tuple(tf.nest.flatten(self.state_spec))
+        specs = (self.message_spec, dict(self.client_spec), self.state_spec)
+        return self.step.key, tuple(tf.nest.flatten(specs))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClientWork) and self._key == other._key

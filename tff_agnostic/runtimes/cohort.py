@@ -28,8 +28,10 @@ from tff_agnostic.runtimes.runtime import Evaluated, evaluated
 from tff_agnostic.runtimes.sharding import in_cohort_order, of_shard, summed_in_order
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
-# Traces kept for later trials of a comparison.
+# Traces kept for later trials of a comparison, and, of models so small that keeping them costs
+# little, for later runs of this process.
 _KEPT_TRACES = 32
+_SMALL_MODEL_BYTES = 2**22
 
 
 class SumOverClients(Protocol):
@@ -89,9 +91,7 @@ class CohortRuntime(SummingRuntime):
         self._lanes: Optional[DeviceThreads] = None
         self._devices: list[str] = []
         # Trials that differ in their seeds only share what was traced.
-        self._compile = functools.lru_cache(maxsize=_KEPT_TRACES)(
-            lambda work: CompiledClientWork(work, options.xla)
-        )
+        self._compile = functools.lru_cache(maxsize=_KEPT_TRACES)(CompiledClientWork)
 
     def __enter__(self) -> CohortRuntime:
         """Finds the devices."""
@@ -110,7 +110,9 @@ class CohortRuntime(SummingRuntime):
 
     def sum_over_clients(self, work: ClientWork) -> SumOnLanes:
         """Returns what runs the work on the lanes of this process."""
-        return SumOnLanes(self._compile(work), self._options, self.running_lanes)
+        is_small = work.message_bytes <= _SMALL_MODEL_BYTES
+        compile_ = _compiled_for_all_runs if is_small else self._compile
+        return SumOnLanes(compile_(work, self._options.xla), self._options, self.running_lanes)
 
     def execution(self) -> dict[str, Any]:
         """Returns what may change last bits; see `runtime.Runtime.execution`."""
@@ -126,6 +128,11 @@ class CohortRuntime(SummingRuntime):
         if self._lanes is None:
             raise ExecutionError("the cohort runtime is not running")
         return self._lanes
+
+
+@functools.lru_cache(maxsize=_KEPT_TRACES)
+def _compiled_for_all_runs(work: ClientWork, xla: bool) -> CompiledClientWork:
+    return CompiledClientWork(work, xla)
 
 
 class SumOnLanes:

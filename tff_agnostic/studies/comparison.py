@@ -326,8 +326,8 @@ def _each_to_json(by_name: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, 
 class LoadedTasks:
     """Loads the tasks of runs, and keeps those of the last ones.
 
-    A model of a user's file is built anew by every load, and what a runtime traced for one serves
-    no other. Where only algorithms differ, one is enough.
+    A model of a user's file is built anew by every load, and where it is not of Keras' own layers
+    what a runtime traced for one serves no other. Where only algorithms differ, one is enough.
     """
 
     def __init__(self) -> None:
