@@ -41,7 +41,7 @@ _DOMAINS = ("a", "b", "c")
 _FEATURES = 8
 _EXAMPLES = 20
 _ROUNDS, _RATE = 60, 1.0
-_TRIES, _TRIALS = 2, 3
+_TRIES, _TRIALS = 2, 5
 # Clients that judge, those that the command looks at once, and those that tell the truth.
 _HELDOUT, _TEST, _FRESH = 40, 3, 400
 _REPLICATES = 1000
