@@ -90,6 +90,6 @@ def test_a_constant_answer_is_as_good_as_the_share_of_the_largest_class():
     found = not_above_constant(counts, {"en": 0.942, "es": 0.9, "none": None, "one class": 0.5})
     assert found == {"en": (0.942, 0.945)}
     assert constant_line(found, 4) == (
-        "no better than always answering the most frequent class in 1 of 4 domains "
+        "accuracy is not above that of always answering the most frequent class in 1 of 4 domains "
         "(en 94.2%, 94.5%)"
     )

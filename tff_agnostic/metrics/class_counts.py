@@ -163,7 +163,7 @@ def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]
 def not_above_constant(
     counts: Mapping[str, Sequence[int]], accuracies: Mapping[str, Optional[float]]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the domains in which a model is no better than a constant: its accuracy, and that.
+    """Returns the domains in which a model is right no more often than a constant, with both shares.
 
     Args:
         counts: Of each domain, the examples of each class.
@@ -182,6 +182,6 @@ def constant_line(found: Mapping[str, tuple[float, float]], count: int) -> str:
     listed = [f"{name} {100 * own:.1f}%, {100 * of:.1f}%" for name, (own, of) in found.items()]
     more = f"; {len(listed) - 3} more" if len(listed) > 3 else ""
     return (
-        f"no better than always answering the most frequent class in {len(found)} of {count} "
-        f"domains ({'; '.join(listed[:3])}{more})"
+        f"accuracy is not above that of always answering the most frequent class in {len(found)} "
+        f"of {count} domains ({'; '.join(listed[:3])}{more})"
     )

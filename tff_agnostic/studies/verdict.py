@@ -100,7 +100,7 @@ def verdicts(
 
 
 def _trivial(comparison: Comparison, row: str) -> list[str]:
-    """Returns in which domains a row is no better than a constant answer, if it is in any."""
+    """Returns in which domains a row is not more often right than a constant answer, if any."""
     if ACCURACY not in comparison.measures:
         return []
     trials = comparison.trials[row]
@@ -109,7 +109,7 @@ def _trivial(comparison: Comparison, row: str) -> list[str]:
     if not found:
         return []
     line = constant_line(found, len(comparison.domain_names))
-    return [f"{_short(comparison.label(row))} is {line}."]
+    return [f"{_short(comparison.label(row))}: {line}."]
 
 
 def of_row(
