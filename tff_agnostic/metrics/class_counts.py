@@ -163,7 +163,7 @@ def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]
 def not_above_constant(
     counts: Mapping[str, Sequence[int]], accuracies: Mapping[str, Optional[float]]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the domains in which a model is right no more often than a constant, with both shares.
+    """Returns domains in which a model is right no more often than a constant, with both shares.
 
     Args:
         counts: Of each domain, the examples of each class.

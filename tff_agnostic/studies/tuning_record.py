@@ -52,13 +52,18 @@ class EndedSearch:
                 f"{self.search.folder}: expected the runs of the best trials, found that some are "
                 "gone: a page shows them"
             )
-        content = self.content
+        content, search = self.content, self.search
+        counts = {name: len(of_it) for name, of_it in self.trials.items()}
+        # An earlier release wrote no sentences.
+        sentences = content.get("verdict") or found.sentences(
+            counts, len(search.seeds), search.split
+        )
         shares = {name: of["importance"] for name, of in content["algorithms"].items()}
         return tuning_page(
-            self.search,
+            search,
             found,
             self.trials,
-            content["verdict"],
+            sentences,
             shares,
             content["command"],
             title,
