@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.experiments.scoreboard_data import DATA_SETS, DataSet
+from tff_agnostic.experiments.reproduce import REPRODUCE
+from tff_agnostic.experiments.scoreboard import given_to_recommend
+from tff_agnostic.experiments.scoreboard_data import DATA_SETS, DataSet, Prepared
 from tff_agnostic.experiments.scoreboard_page import (
     Board,
     board_from_json,
@@ -185,6 +187,19 @@ def test_what_each_data_set_gives_is_a_run_of_every_row():
             assert spec.config.rounds == of.settings.get("rounds", spec.config.rounds), name
 
 
+def test_data_sets_share_the_hours_and_what_was_given_is_of_all():
+    arguments = {"experiment": "scoreboard", "hours": 6.0, "tries": 2, "rounds": 7}
+    given = REPRODUCE.given_by(arguments, show_progress=False)
+    read = Prepared(None, None, {"model": "model.py"})
+    inner = given_to_recommend(given, "hard_digits", read, 3)
+    assert (inner.own.task, inner.own.hours, inner.own.tries) == ("custom", 2.0, 2)
+    assert inner.own.objective == "worst"
+    # What was given is taken in place of the data set's own.
+    expected = {**DATA_SETS["hard_digits"].settings, "rounds": 7, "evaluate_every": 7}
+    assert inner.settings == expected
+    assert inner.of_tasks == {"model": "model.py"}
+
+
 def test_flights_have_a_plane_and_arrived(tmp_path):
     head = "month,day,hour,minute,dep_delay,distance,arr_delay,carrier,tailnum,origin"
     flights = ["1,2,3,4,5,600,15,UA,N1,EWR", "1,2,3,4,5,600,16,OO,N2,JFK"]
@@ -194,6 +209,15 @@ def test_flights_have_a_plane_and_arrived(tmp_path):
     assert first[:4] == ["plane", "carrier", "late", "origin"]
     numbers = ["1", "2", "3", "4", "5", "600"]
     assert rows == [["N1", "UA", 0, "EWR", *numbers], ["N2", "regional", 1, "JFK", *numbers]]
+
+
+def test_speeches_are_of_speakers_of_a_language(tmp_path):
+    for language in ("nl", "de"):
+        rows = '"speaker","chair","text"\n"A. B.",FALSE,"One , two ."\n"C.",TRUE,"Order !"\n'
+        (tmp_path / f"{language}.csv").write_text(rows)
+    head, *rows = map(list, DATA_SETS["speeches"].table([tmp_path]))
+    assert head == ["speaker", "language", "chair", "text"]
+    assert rows[1:3] == [["de/C.", "de", 1, "Order !"], ["nl/A. B.", "nl", 0, "One , two ."]]
 
 
 def test_three_languages_are_one_table(tmp_path):
@@ -233,6 +257,7 @@ def test_a_table_is_made_once(tmp_path):
     of = DataSet("toys", "custom", ("here",), raw=raw, table=table, model="x = 1")
     assert of.lacks(None) == of.lacks(tmp_path) == ("here",)
     (tmp_path / "here").mkdir()
+    (tmp_path / "made").mkdir()
     assert of.lacks(tmp_path) == ()
     read = of.prepare(tmp_path, tmp_path / "made")
     assert of.prepare(tmp_path, tmp_path / "made") == read

@@ -47,6 +47,15 @@ def test_as_much_as_fits(seconds, found):
     assert schedule_within(seconds, 70.0, by_row, _MOST) == found
 
 
+def test_where_all_rows_are_trained_anew_their_runs_are_in_the_time():
+    by_row = {"fed_avg": 10.0, "uniform": 20.0, "frozen": 20.0, "excess_own": 20.0}
+    # At the end one run of each, 70 s a trial.
+    assert schedule_within(70 + 70, 70.0, by_row, _MOST, anew=3) == (1, 1)
+    assert schedule_within(70 + 4 * 50 + 5 * 70, 70.0, by_row, _MOST, anew=3) == (1, 5)
+    with pytest.raises(UserError, match="and 4 at the end"):
+        schedule_within(70 + 70 - 1, 70.0, by_row, _MOST, anew=3)
+
+
 def test_no_time_is_told_with_what_is_needed():
     by_row = {"fed_avg": 1000.0, "uniform": 2000.0}
     with pytest.raises(UserError, match=r"^--hours: expected 1\.67 or more, .*, found 0\.5$"):

