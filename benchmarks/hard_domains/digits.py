@@ -13,6 +13,9 @@ from pathlib import Path
 
 from tff_agnostic.experiments.hard_digits import HEADER, MODEL, rows
 
+# The model is for others to import, too.
+__all__ = ["MODEL", "main"]
+
 
 def main(folder: Path, seed: int = 0) -> None:
     """Writes both files."""
