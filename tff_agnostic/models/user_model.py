@@ -29,8 +29,8 @@ from tff_agnostic.user_code import UserFile, kind_of
 _FUNCTION = "build_model"
 # The number of examples that a model is tried on.
 NUM_ROWS = 2
-# Models whose functions later ones may share.
-_MAX_KEPT = 4
+# Models whose functions later ones may share; of larger ones, tracing is a small part.
+_MAX_KEPT, _MAX_KEPT_PARAMETERS = 4, 10_000_000
 # Columns of metrics.csv that are not metrics.
 _TAKEN = ("loss", "num_examples")
 
@@ -172,7 +172,7 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
             raise UserError(str(e)) from e
     # Trials with other seeds build the same model: it is traced for the first of them only.
     shared = sharing_functions(model, _earlier())
-    if shared is model:
+    if shared is model and model.num_parameters <= _MAX_KEPT_PARAMETERS:
         _earlier().append(model)
     return shared
 
