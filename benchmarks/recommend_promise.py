@@ -10,7 +10,7 @@ Each problem is a store of three domains with a linear model for two classes, dr
 - both: one domain is rare, another one noisy;
 - nothing: all domains are alike.
 
-The command chooses on validation clients, of which each domain has 40. The models that it made,
+The command chooses on validation clients, of which each domain has 80. The models that it made,
 each row's at its best setting, are then asked for the worst domain on 400 fresh clients of each
 domain, in NumPy: by what the choice is better or worse than FedAvg there, and what the portfolio's
 best row gains. Problems that are in the file already are not played again.
@@ -43,7 +43,7 @@ _EXAMPLES = 20
 _ROUNDS, _RATE = 60, 1.0
 _TRIES, _TRIALS = 2, 5
 # Clients that judge, those that the command looks at once, and those that tell the truth.
-_HELDOUT, _TEST, _FRESH = 40, 3, 400
+_HELDOUT, _TEST, _FRESH = 80, 3, 400
 _REPLICATES = 1000
 
 
