@@ -104,7 +104,9 @@ class DataSet:
                 inputs = [folder / _TABLE]
             texts = tuple(map(str, inputs))
             options = dataclasses.replace(self.raw, input=texts, output=str(store))
-            print(checked_import(options, given=()).run(ReadLog()).text())
+            # Shares that were not given are none where the source has test examples of its own.
+            given = () if options.split == ImportOptions().split else ("split",)
+            print(checked_import(options, given=given).run(ReadLog()).text())
         return Prepared(None, store, of_task)
 
 
@@ -168,13 +170,6 @@ def _speeches(inputs: list[Path]) -> Iterator[Iterable[Any]]:
                 yield f"{path.stem}/{row['speaker']}", path.stem, is_chair, row["text"]
 
 
-def _with_split(name: str) -> ImportOptions:
-    """Returns how the store of an experiment is made, with held-out clients."""
-    raw = EXPERIMENTS[name].raw_data
-    assert raw is not None
-    return dataclasses.replace(raw, split=_SPLIT)
-
-
 DATA_SETS: Registry[DataSet] = Registry(
     "data set",
     {
@@ -206,9 +201,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             "fashion_mnist",
             ("fashion_mnist",),
             "the IDX files of Fashion-MNIST",
-            raw=dataclasses.replace(
-                _with_split("fashion_mnist"), split=("train:0.8", "heldout:0.2")
-            ),
+            raw=EXPERIMENTS["fashion_mnist"].raw_data,
         ),
         "mnist_by_writer": DataSet(
             "MNIST by writer: high school and census",
@@ -238,7 +231,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             settings={**_TRAINED_ON_WORDS, "clients_per_round": 20, "batch_size": 16},
             of_task={"spanish_keyboard_projection": 24}
             | {f"spanish_keyboard_{name}": value for name, value in _WORDS.items()},
-            raw=_with_split("spanish_keyboard"),
+            raw=EXPERIMENTS["spanish_keyboard"].raw_data,
         ),
         "languages": DataSet(
             "three languages: posts, plays, films",

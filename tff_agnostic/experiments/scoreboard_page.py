@@ -19,7 +19,8 @@ _DECIMALS = 3
 _NO_REMARKS = "Nobody has written about these numbers yet."
 _ABOUT = (
     "Each data set has one search of [`recommend`](../recommend.md): every row of its portfolio at "
-    "the same number of settings, judged on validation clients. Then every row is trained anew at "
+    "the same number of settings, judged on validation clients; one that is shown to be worse than "
+    "FedAvg there gets no more. Then every row is trained anew at "
     "the setting that was best there, with several seeds, and the test clients are looked at once. "
     "The last row of a table is what `recommend` hands over: it was chosen on the validation "
     "clients, and nothing is chosen anew here."
