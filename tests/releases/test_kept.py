@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from binaries import train
+from binaries import report, train
 from tests.binaries.harness import Caller
 from tests.plan_runner.harness import call as run_plan
 from tests.releases.kept import EXPORTS, KEPT, RUNS, SEARCHES, copy_of
@@ -102,6 +102,8 @@ _MISSING = {
 @pytest.mark.parametrize("name", SEARCHES)
 def test_many_runs_go_on_to_the_same_table(call: Caller, tmp_path, name):
     folder = copy_of(name, tmp_path)
+    # Without what files have more of today, such as the verdict of a search.
+    assert call(report, f"--run={folder}").out == f"report: {folder / 'report.html'}\n"
     missing, table = _MISSING[name]
     for path in (folder / each for each in missing):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
