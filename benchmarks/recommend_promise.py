@@ -160,7 +160,7 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
             data=data,
             model=model,
             rounds=_ROUNDS,
-            clients_per_round=10,
+            clients_per_round=30,
             evaluate_every=_ROUNDS,
             client_learning_rate=_RATE,
             tries=_TRIES,
