@@ -1,6 +1,6 @@
 """What `./run recommend` promises, on problems whose fresh clients are there to be asked.
 
-    .venv/bin/python -m benchmarks.recommend_promise --problems=200 --output=promise.jsonl
+    .venv/bin/python -m benchmarks.recommend_promise --problems=200
 
 Each problem is a store of three domains with a linear model for two classes, drawn from its number:
 
@@ -238,7 +238,7 @@ def main() -> None:
     """Plays problems, each once, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", type=int, default=200)
-    parser.add_argument("--output", type=Path, default=Path("promise.jsonl"))
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".jsonl"))
     given = parser.parse_args()
     lines = given.output.read_text().splitlines() if given.output.exists() else []
     results = [json.loads(line) for line in lines]
