@@ -223,7 +223,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
                 100 * ours.mean(),
                 100 * best.mean(),
                 *always,
-                100 * ours.min(),
+                100 * max(0.0, -ours.min()),
                 worse,
             ]
         )

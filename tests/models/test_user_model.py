@@ -81,6 +81,7 @@ _HIDDEN = "tf.keras.Sequential([tf.keras.Input(data.x_shape), {}, layers.Dense(3
         (_HIDDEN.format("layers.Lambda(lambda x: x * 2.0)"), LOSS),
         (_HIDDEN.format("type('Own', (layers.Dense,), {})(4)"), LOSS),
         (DENSE, "lambda labels, scores: " + LOSS + "(labels, scores)"),
+        (DENSE, "type('Own', (losses.SparseCategoricalCrossentropy,), {})(True, reduction='none')"),
     ],
 )
 def test_models_with_code_of_users_share_nothing(tmp_path, keras_model, loss):

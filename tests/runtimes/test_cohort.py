@@ -1,5 +1,6 @@
 """The cohort runtime: structures, memory, devices, its end; test_parity has its numbers."""
 
+import dataclasses
 import gc
 import json
 import os
@@ -61,6 +62,24 @@ def test_rounds_follow_the_pure_functions(training):
     state, _ = run_rounds(training, cohorts)
     expected, _ = run_rounds(EagerTraining(_algorithm()), cohorts)
     assert_all_close(state, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_classes, is_kept", [(3, True), (300_000, False)])
+def test_small_models_are_traced_once_a_process(num_classes, is_kept):
+    model, traced = logistic_regression(4, num_classes), []
+
+    def predict(*arguments):
+        traced.append(None)
+        return model.predict(*arguments)
+
+    counting = dataclasses.replace(model, predict=predict)
+    counts = []
+    for _ in range(2):
+        with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+            run_rounds(runtime.training(_algorithm(counting), PlainSum()), [_cohort(num=1)])
+        counts.append(len(traced))
+    assert counts[0] > 0
+    assert (counts[1] == counts[0]) == is_kept
 
 
 def test_all_that_comes_out_is_made_of_numpy_arrays(runtime, training):

@@ -28,7 +28,6 @@ from tff_agnostic.experiments.scoreboard_page import (
 from tff_agnostic.experiments.scoreboard_table import line, standing
 from tff_agnostic.files import (
     folder_lock,
-    is_new_or_empty,
     make_folder,
     read_json,
     write_json,
@@ -45,7 +44,7 @@ from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.choice import chosen
 from tff_agnostic.studies.comparison import Comparison, trial_folder
 from tff_agnostic.studies.portfolio import FINALISTS, seconds_of, timed
-from tff_agnostic.studies.recommend import RecommendOptions, Search, ask
+from tff_agnostic.studies.recommend import RecommendOptions, Search, ask, claim
 from tff_agnostic.studies.recommendation import Found, sentences
 from tff_agnostic.studies.recommendation_page import FINAL
 from tff_agnostic.studies.search_space import Objective
@@ -101,25 +100,7 @@ def _claim(folder: Path, given: GivenRun, wanted: Sequence[str]) -> None:
     if own.hours is not None:
         # Each has its share of them.
         content["datasets"] = list(wanted)
-    path = folder / _OWN_FILE
-    if not path.exists():
-        if not is_new_or_empty(folder):
-            raise UserError(
-                f"--output_dir: expected a new or empty folder or one of {NAME}, found {folder} "
-                "with other content"
-            )
-        make_folder(folder)
-        write_json(path, content)
-        return
-    there = read_json(path)
-    different = next((n for n in {**content, **there} if there.get(n) != content.get(n)), None)
-    if different is not None:
-        raise UserError(f"--output_dir: {folder} is of another {NAME}: its {different} differ")
-    if not own.resume:
-        raise UserError(
-            f"--output_dir: {folder} holds this {NAME} already: add --resume to go on with it, or "
-            "choose another folder"
-        )
+    claim(folder / _OWN_FILE, content, own.resume, NAME, NAME)
 
 
 def _run(given: GivenRun, name: str, at: Session, count: int) -> None:

@@ -171,7 +171,9 @@ def _description(model: Model) -> Optional[str]:
     # What a layer was adapted to is not in its configuration.
     if any(hasattr(layer, "adapt") for layer in layers_of(keras_model)):
         return None
-    if not isinstance(loss, tf.keras.losses.Loss) or not _is_of_keras(type(loss).__module__):
+    # A wrapper of a function is Keras' own, the function need not be.
+    computed_by = (type(loss), getattr(loss, "fn", type(loss)))
+    if not isinstance(loss, tf.keras.losses.Loss) or not all(map(_is_of_keras, computed_by)):
         return None
     try:
         with warnings.catch_warnings():
@@ -188,7 +190,11 @@ def _description(model: Model) -> Optional[str]:
     return json.dumps(parts, sort_keys=True)
 
 
-def _is_of_keras(module: str) -> bool:
+def _is_of_keras(made: Any) -> bool:
+    return _is_module_of_keras(getattr(made, "__module__", None) or "")
+
+
+def _is_module_of_keras(module: str) -> bool:
     return module.partition(".")[0] == "keras"
 
 
@@ -197,7 +203,8 @@ def _names_keras_only(config: Any) -> bool:
     if isinstance(config, Mapping):
         if "class_name" in config:
             name, module = str(config["class_name"]), str(config.get("module") or "")
-            if "Lambda" in name or "Op" in name or not _is_of_keras(module):
+            # Operations on tensors are TFOpLambda in Keras 2, and of keras.ops in Keras 3.
+            if "Lambda" in name or "Op" in name or not _is_module_of_keras(module):
                 return False
         # A function without a name has its code there.
         return "value" not in config and all(map(_names_keras_only, config.values()))

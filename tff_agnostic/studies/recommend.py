@@ -180,7 +180,7 @@ class Asked:
             "average_may_lose": self.rows.given.own.average_may_lose,
             "settings": {row: self.rows.spec(row, {}, 0).flags() for row in self.rows.arms},
         }
-        _claim(folder, wanted, resume)
+        claim(folder / _OWN_FILE, wanted, resume, "recommend", "recommendation")
 
     def search(
         self, folder: Path, runtime: Runtime, stop: StopRequest
@@ -566,27 +566,34 @@ def _check_private(spec: RunSpec) -> None:
         )
 
 
-def _claim(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
-    path = folder / _OWN_FILE
+def claim(path: Path, wanted: Mapping[str, Any], resume: bool, command: str, what: str) -> None:
+    """Makes a folder that of one command, or checks that it is.
+
+    Args:
+        path: The file in it that says what it is of.
+        wanted: What the file is to hold.
+        resume: Whether the folder may be there already.
+        command: Whose folders these are.
+        what: What is in one of them.
+    """
+    folder = path.parent
     if not path.exists():
         if not is_new_or_empty(folder):
             raise UserError(
-                f"--output_dir: expected a new or empty folder or one of recommend, found {folder} "
+                f"--output_dir: expected a new or empty folder or one of {command}, found {folder} "
                 "with other content"
             )
         make_folder(folder)
         write_json(path, dict(wanted))
         return
     there = read_json(path)
-    different = next((n for n in wanted if there.get(n) != wanted[n]), None)
+    different = next((n for n in {**wanted, **there} if there.get(n) != wanted.get(n)), None)
     if different is not None:
-        raise UserError(
-            f"--output_dir: {folder} is of another recommendation: its {different} differ"
-        )
+        raise UserError(f"--output_dir: {folder} is of another {what}: its {different} differ")
     if not resume:
         raise UserError(
-            f"--output_dir: {folder} holds this recommendation already: add --resume to go on with "
-            "it or to join in, or choose another folder"
+            f"--output_dir: {folder} holds this {what} already: add --resume to go on with it or "
+            "to join in, or choose another folder"
         )
 
 
