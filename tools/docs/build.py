@@ -1,0 +1,121 @@
+"""Builds the site of the documentation, and shows it.
+
+Called by `./run docs`, with the Python of the docs' environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NoReturn, Optional
+
+from tools.docs.sources import SiteError, collect, with_order, write_changed
+
+ROOT = Path(__file__).resolve().parents[2]
+# What Sphinx keeps, and the site; ignored by git.
+BUILD = ROOT / "build" / "docs"
+_USAGE_STATUS = 2
+_ADDRESS = "127.0.0.1"
+# Sphinx leaves it in what it has made.
+_BUILT = ".buildinfo"
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Builds the site, and serves it if it is asked to; returns the exit status."""
+    given = _parser().parse_args(arguments)
+    output = BUILD / "html" if given.output is None else given.output.resolve()
+    if output.exists() and any(output.iterdir()) and not (output / _BUILT).is_file():
+        _refuse(f"--output: expected a new or empty folder or a site, found {output} with others")
+    server = None if given.no_serve else _server(given.port, output)
+    try:
+        build(output)
+    except SiteError as e:
+        print(e, file=sys.stderr)
+        return 1
+    print(f"site: {output / 'index.html'}")
+    if server is not None:
+        _serve(server)
+    return 0
+
+
+def build(output: Path) -> None:
+    """Writes the site into a folder.
+
+    Raises:
+        SiteError: If a page or a link is wrong; the message has a line for each.
+    """
+    pages, files = collect(ROOT)
+    write_changed(BUILD / "source", with_order(pages), files)
+    command = [sys.executable, "-m", "sphinx", "--jobs", "auto", "--fail-on-warning", "--quiet"]
+    command += ["-c", ROOT / "tools" / "docs", "-d", BUILD / "doctrees", BUILD / "source", output]
+    own = {"TFF_AGNOSTIC_ROOT": str(ROOT), "TFF_AGNOSTIC_VERSION": version()}
+    if subprocess.run(command, env={**os.environ, **own}, check=False).returncode:
+        raise SiteError("the site was not built: see Sphinx's warnings above")
+
+
+def version() -> str:
+    """Returns the version of the package, read from its source."""
+    tree = ast.parse((ROOT / "tff_agnostic" / "__init__.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
+            return str(ast.literal_eval(node.value))
+    raise SiteError("tff_agnostic/__init__.py: expected __version__, found none")
+
+
+def _server(port: int, folder: Path) -> ThreadingHTTPServer:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return ThreadingHTTPServer((_ADDRESS, port), partial(_Quiet, directory=str(folder)))
+    except OSError as e:
+        _refuse(f"--port: expected a port that is free, found {port} ({e.strerror})")
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    """One that does not print a line for each file."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing."""
+
+
+def _serve(server: ThreadingHTTPServer) -> None:
+    print(f"serving on http://{_ADDRESS}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        _refuse(f"{message} (./run docs --help)")
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(_USAGE_STATUS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="./run docs",
+        description="Builds the site of the documentation, and shows it on this machine.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--no-serve", action="store_true", help="build only")
+    parser.add_argument("--port", type=int, default=8000, help="where it is served [8000]")
+    parser.add_argument("--output", type=Path, help="folder of the site [build/docs/html]")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""The pages of the site: those of docs/, the ones that they link to, and the order of a folder.
+
+Pages are plain Markdown, which a forge shows as they are. What only the site needs is added to the
+copies: a page for each folder, the order in which pages stand, and new paths for links that leave
+docs/. Pages follow the links of their folder's index.md, so nothing here names a page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import posixpath
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from markdown_it import MarkdownIt
+
+DOCS = "docs"
+# Where files lie that pages link to and that are not in docs/.
+PROJECT = "project"
+# Pages at the top of a checkout, in the order of the site.
+TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+_INDEX = "index.md"
+_EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
+_MOVED = re.compile(r"(this page is now|this page (has )?moved|moved to)\b", re.IGNORECASE)
+_SVG = re.compile(r"\.svg$")
+
+
+class SiteError(Exception):
+    """A page or a link that the site cannot have; the message is for whoever wrote it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A page of the site.
+
+    Attributes:
+        path: Its path in the site's sources, with slashes.
+        text: Its Markdown, with the links of the site.
+        links: The paths of pages that it links to, in order, each once.
+        is_stub: Whether it only says where its content is now.
+    """
+
+    path: str
+    text: str
+    links: tuple[str, ...]
+    is_stub: bool
+
+
+def targets(text: str) -> list[str]:
+    """Returns where the links and pictures of a Markdown text lead, in order, each once."""
+    found = []
+    for block in MarkdownIt("commonmark").enable("table").parse(text):
+        for token in block.children or ():
+            value = token.attrGet("href") or token.attrGet("src")
+            if isinstance(value, str):
+                found.append(value)
+    return list(dict.fromkeys(found))
+
+
+def site_path(path: str) -> str:
+    """Returns where a file of the checkout lies in the site's sources."""
+    inside = PurePosixPath(path)
+    if inside.parts[0] == DOCS:
+        return str(PurePosixPath(*inside.parts[1:]))
+    return f"{PROJECT}/{path}"
+
+
+def is_stub(text: str) -> bool:
+    """Returns whether a page only says where its content is now."""
+    paragraphs = [p for p in text.split("\n\n") if p.strip() and not p.startswith("#")]
+    return bool(paragraphs) and all(_MOVED.match(p.strip()) for p in paragraphs)
+
+
+def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
+    """Returns the pages by path, and the other files that they need, by their path in the site.
+
+    Args:
+        root: The checkout.
+
+    Raises:
+        SiteError: If links lead to files that are not there, or out of the checkout.
+    """
+    waiting = [p.relative_to(root).as_posix() for p in sorted((root / DOCS).rglob("*.md"))]
+    waiting += [name for name in TOP_PAGES if (root / name).is_file()]
+    pages: dict[str, Page] = {}
+    files: dict[str, Path] = {}
+    broken = []
+    while waiting:
+        path = waiting.pop(0)
+        if site_path(path) in pages:
+            continue
+        text = (root / path).read_text(encoding="utf-8")
+        links, moved = [], {}
+        for target in targets(text):
+            if _EXTERNAL.match(target) or target.startswith("#"):
+                continue
+            name, _, fragment = target.partition("#")
+            linked = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+            if (root / linked).is_dir() and (root / linked / _INDEX).is_file():
+                linked = f"{linked}/{_INDEX}"
+            if linked.startswith("../") or not (root / linked).is_file():
+                broken.append(f"{path}: expected a file at {target}, found none")
+                continue
+            there = site_path(linked)
+            if linked.endswith(".md"):
+                links.append(there)
+                waiting.append(linked)
+            else:
+                files[there] = root / linked
+            moved[target] = _relative(site_path(path), there) + (f"#{fragment}" if fragment else "")
+        page = Page(site_path(path), _with_links(text, moved), tuple(links), is_stub(text))
+        pages[page.path] = page
+    if broken:
+        raise SiteError("\n".join(broken))
+    return pages, files
+
+
+def _relative(page: str, target: str) -> str:
+    return posixpath.relpath(target, posixpath.dirname(page) or ".")
+
+
+def _with_links(text: str, moved: Mapping[str, str]) -> str:
+    for old, new in moved.items():
+        if old != new:
+            text = text.replace(f"]({old})", f"]({new})")
+            text = re.sub(rf"^(\[[^\]]+\]: *){re.escape(old)}$", rf"\g<1>{new}", text, flags=re.M)
+    return text
+
+
+def title_of(text: str) -> str:
+    """Returns the heading that a page begins with; "" if it has none."""
+    found = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def with_order(pages: Mapping[str, Page]) -> dict[str, str]:
+    """Returns the texts of all pages, each folder's index with the order of its pages.
+
+    A folder without an index.md has the page of its name beside it for one, or gets a list.
+
+    Args:
+        pages: The pages by path.
+    """
+    texts = {path: page.text for path, page in pages.items()}
+    for path, page in pages.items():
+        if page.is_stub:
+            texts[path] = f"---\norphan: true\nnosearch: true\n---\n\n{page.text}"
+    shown = [path for path, page in pages.items() if not page.is_stub]
+    folders = sorted({str(parent) for p in shown for parent in PurePosixPath(p).parents})
+    heads = {folder: _head(folder, shown) for folder in folders}
+    for folder, head in heads.items():
+        if head not in texts:
+            # Files of the project that others link to have no list of their own.
+            texts[head] = f"# {_name_of(folder)}\n"
+    for folder, head in heads.items():
+        children = [p for p in shown if str(PurePosixPath(p).parent) == folder and p != head]
+        children += [
+            heads[sub]
+            for sub in folders
+            if sub != "." and str(PurePosixPath(sub).parent) == folder and heads[sub] != head
+        ]
+        children = [c for c in dict.fromkeys(children) if c not in _heads_below(heads, folder)]
+        links = pages[head].links if head in pages else ()
+        ordered = sorted(children, key=lambda c: (_place(c, links), c))
+        if ordered:
+            is_list = head not in pages
+            texts[head] += _toctree([_relative(head, c) for c in ordered], is_list)
+    return texts
+
+
+def _head(folder: str, shown: Iterable[str]) -> str:
+    index = _INDEX if folder == "." else f"{folder}/{_INDEX}"
+    return f"{folder}.md" if index not in shown and f"{folder}.md" in shown else index
+
+
+def _heads_below(heads: Mapping[str, str], folder: str) -> set[str]:
+    """Heads that stand in a folder, but are of a folder below one of its own."""
+    return {
+        head
+        for sub, head in heads.items()
+        if str(PurePosixPath(head).parent) == folder
+        and sub not in (folder, ".")
+        and str(PurePosixPath(sub).parent) != folder
+    }
+
+
+def _place(child: str, links: tuple[str, ...]) -> int:
+    """Where a page is first linked; for the page of a folder, where one of its pages is."""
+    if child in links:
+        return links.index(child)
+    if child.endswith(f"/{_INDEX}"):
+        below = child.removesuffix(_INDEX)
+        return next((n for n, link in enumerate(links) if link.startswith(below)), len(links))
+    return len(links)
+
+
+def _name_of(folder: str) -> str:
+    return PurePosixPath(folder).name.replace("_", " ").capitalize()
+
+
+def _toctree(children: Iterable[str], is_list: bool) -> str:
+    options = ":maxdepth: 1" if is_list else ":hidden:"
+    return "\n\n```{toctree}\n" + options + "\n\n" + "\n".join(children) + "\n```\n"
+
+
+def write_changed(folder: Path, texts: Mapping[str, str], files: Mapping[str, Path]) -> None:
+    """Makes a folder hold these files and no others; those that are as they should be stay.
+
+    Args:
+        folder: The folder.
+        texts: What is in files, by path.
+        files: What others are copies of, by path.
+    """
+    for path in _present(folder):
+        if path not in texts and path not in files:
+            (folder / path).unlink()
+    for path, text in texts.items():
+        _write(folder / path, text.encode("utf-8"))
+    for path, source in files.items():
+        _write(folder / path, source.read_bytes())
+
+
+def _present(folder: Path) -> Iterator[str]:
+    for at, _, names in os.walk(folder):
+        for name in names:
+            yield (Path(at) / name).relative_to(folder).as_posix()
+
+
+def _write(path: Path, content: bytes) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    if not path.is_file() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
