@@ -63,7 +63,7 @@ def define_flags() -> None:
         "page",
         None,
         "Markdown page whose section of results is replaced at the end, such as "
-        "docs/benchmarks.md.",
+        "docs/reference/benchmarks.md.",
     )
 
 

@@ -38,7 +38,7 @@ _PACKAGE = __name__.partition(".")[0]
 _SYMBOLIC = "A KerasTensor cannot be used as input to a TensorFlow function"
 _INSTEAD = (
     "ValueError: expected layers or keras.ops on the inputs of a functional model, as Keras 3 has "
-    "them, found a function of TensorFlow (docs/platforms.md)"
+    "them, found a function of TensorFlow (docs/reference/platforms.md)"
 )
 # Colours, for terminals.
 _ESCAPES = re.compile("\x1b\\[[0-9;]*m")

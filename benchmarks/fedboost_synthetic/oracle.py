@@ -1,4 +1,4 @@
-"""FedBoost's settings beside the exact optimum: the table in docs/fed_boost.md.
+"""FedBoost's settings beside the exact optimum: the table in docs/how_to/train_ensembles.md.
 
 Example: .venv/bin/python -m benchmarks.fedboost_synthetic.oracle
 

@@ -3,8 +3,7 @@
     .venv/bin/python -m benchmarks.hard_domains.digits FOLDER [SEED]
 
 They are of `tff_agnostic.experiments.hard_digits`. SEED, 0 if not given, draws images and wrong
-labels. The page on absent domains and excess losses, docs/algorithms/excess_losses.md, has the
-commands that go on from here.
+labels. docs/reference/algorithms/excess_losses.md has the commands that go on from here.
 """
 
 import csv

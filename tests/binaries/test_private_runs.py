@@ -59,7 +59,7 @@ def _state_leaves(folder: Path) -> tuple[np.ndarray, ...]:
 _KINDS = {"central": _PRIVATE, "distributed": _DISTRIBUTED, "tree": _TREE}
 
 
-# The other one is in docs/privacy/noise_from_clients.md.
+# The other one is in docs/explanations/privacy/noise_from_clients.md.
 @pytest.mark.parametrize("kind", usually(["central", "tree"], _KINDS))
 def test_what_was_spent_is_said_everywhere(call: Caller, tmp_path, kind):
     flags = _KINDS[kind]

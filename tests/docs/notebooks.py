@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 
 from tests.docs.newcomer import PYTHON, ROOT, environment
 
-NOTEBOOK = ROOT / "docs" / "tutorial.ipynb"
+NOTEBOOK = ROOT / "docs" / "tutorials" / "own_data.ipynb"
 
 
 def stored() -> Any:

@@ -18,16 +18,15 @@ from tests.plan_runner.harness import call as run_plan
 from tests.plan_runner.harness import isolated_here
 from tests.selection import usually
 from tff_agnostic.experiments import reproduce
+from tools.write_stubs import stub, stubs
 
 DOCS = ROOT / "docs"
 PAGES = sorted(
     [
         *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
-        *DOCS.glob("**/*.md"),
+        *(set(DOCS.glob("**/*.md")) - stubs().keys()),
     ]
 )
-# Old paths: what they had is in folders, to which they lead.
-_MOVED = {"researchers.md", "privacy.md"}
 
 
 def _name(page: Path) -> str:
@@ -73,7 +72,7 @@ READERS_FILES = {
     ),
     **{
         name[1]: block
-        for _, block in _BLOCK.findall((DOCS / "tutorial.md").read_text())
+        for _, block in _BLOCK.findall((DOCS / "tutorials" / "own_data.md").read_text())
         if (name := _FILE_NAME.match(block))
     },
 }
@@ -150,10 +149,10 @@ def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch)
     return folder
 
 
-# Pages of experiments repeat one another's commands, with other settings.
+# Pages of results repeat one another's commands, with other settings.
 _WITH_COMMANDS = [page for page in PAGES if _BLOCK.search(page.read_text())]
-# Commands of experiments, docs/experiments.md's too, are of kinds that other pages have.
-_USUAL = [p for p in _WITH_COMMANDS if "experiments" not in (p.parent.name, p.stem)]
+# They are of kinds that other pages have.
+_USUAL = [p for p in _WITH_COMMANDS if p.parent.name != "results"]
 
 
 @pytest.mark.parametrize("page", usually(_USUAL, _WITH_COMMANDS), ids=_name)
@@ -245,4 +244,14 @@ def test_readme_is_short() -> None:
 def test_the_index_leads_to_every_page(folder: Path) -> None:
     linked = re.findall(r"\]\(([^)#:]*)", (folder / "index.md").read_text())
     pages = {page.name for page in folder.glob("*") if page.is_file()} - {"index.md"}
-    assert pages - _MOVED <= set(linked)
+    old = {page.name for page in stubs() if page.parent == folder}
+    assert pages - old - {"moved.toml"} <= set(linked)
+
+
+def test_old_paths_lead_to_where_their_sections_are(tmp_path: Path) -> None:
+    stale = [str(page) for page, text in stubs().items() if page.read_text() != text]
+    assert not stale, "run tools/write_stubs.py"
+    with pytest.raises(ValueError, match=r"old.md: no page has the heading 'Elsewhere'"):
+        stub("old.md", ["concepts.md"], ["A round", "Elsewhere"])
+    with pytest.raises(ValueError, match=r"old.md: 'Lost' leads to lost.md"):
+        stub("old.md", ["concepts.md"], ["Lost -> lost.md"])

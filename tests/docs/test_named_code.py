@@ -27,7 +27,9 @@ _ALGORITHMS = ("agnostic_fed_avg", "cvar", "fed_avg", "fed_prox", "q_ffl", "stoc
 _OF_ALGORITHM = re.compile(r"^ *\w+: \d+ lines in .*\n(?: +\w+/.*\n)+", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["tails", *(f"algorithms/{name}" for name in _ALGORITHMS)])
+@pytest.mark.parametrize(
+    "page", ["explanations/tails", *(f"reference/algorithms/{name}" for name in _ALGORITHMS)]
+)
 def test_what_researchers_are_shown_is_in_the_code(page: str) -> None:
     (table,) = _TABLE.findall((DOCS / f"{page}.md").read_text())
     for row in table.splitlines():
@@ -60,7 +62,7 @@ def test_what_is_said_of_algorithms_files_is_what_the_tool_prints() -> None:
         tool, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
     ).stdout
     expected = [textwrap.indent(block, "    ") for block in _OF_ALGORITHM.findall(printed)]
-    shown = _OF_ALGORITHM.findall((DOCS / "extending.md").read_text())
+    shown = _OF_ALGORITHM.findall((DOCS / "how_to" / "extend.md").read_text())
     assert len(shown) == 3
     for block in shown:
         assert block in expected, f"expected one of\n{''.join(expected)}"

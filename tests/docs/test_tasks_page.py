@@ -1,4 +1,4 @@
-"""The table of docs/tasks.md is what the tasks have as their defaults."""
+"""The table of docs/reference/tasks.md is what the tasks have as their defaults."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tabulate import tabulate
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.tasks.registry import TASKS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tasks.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "tasks.md"
 _SETTINGS = {
     "rounds": "rounds",
     "clients": "clients_per_round",

@@ -30,7 +30,7 @@ def call(request, cohort_runtime) -> Caller:
     return Caller({"cohort": cohort_runtime, **tff})
 
 
-# On Ray its numbers are those of digits_plain; runs on Ray are in docs/cluster.md and test_ray.
+# On Ray its numbers are those of digits_plain; runs on Ray are in test_ray and a page of docs.
 @pytest.fixture(scope="module", params=usually([n for n in RUNS if n != "digits_ray"], RUNS))
 def resumed(request, call, tmp_path_factory) -> tuple[str, Path, str]:
     """A run that was interrupted and has gone on: its name, its folder, and what was printed."""

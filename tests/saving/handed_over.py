@@ -1,4 +1,4 @@
-"""The model of docs/elsewhere.md, of its table and its file, and what its readers run."""
+"""The model of docs/how_to/use_elsewhere.md, its table and its file, and what its readers run."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tff_agnostic.saving.trained_model import TrainedModel
 from tff_agnostic.tasks.own_data import CUSTOM, CustomOptions
 from tff_agnostic.tasks.task import Task, TaskContext
 
-PAGE = Path(__file__).parents[2] / "docs" / "elsewhere.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "use_elsewhere.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 COLUMNS: dict[str, Any] = {
     "client_column": "shopper",

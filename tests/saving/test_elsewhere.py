@@ -1,4 +1,4 @@
-"""A raw row becomes a prediction without this package, as docs/elsewhere.md shows it."""
+"""A raw row becomes a prediction without this package, as docs/how_to/use_elsewhere.md shows it."""
 
 import dataclasses
 import json

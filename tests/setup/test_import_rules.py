@@ -37,8 +37,8 @@ def _files(folder: str) -> dict[str, Path]:
 
 
 def _heights() -> dict[str, int]:
-    """Returns how high each folder stands, as docs/extending.md lists them."""
-    text = " ".join((_ROOT / "docs" / "extending.md").read_text().split())
+    """Returns how high each folder stands, as docs/how_to/extend.md lists them."""
+    text = " ".join((_ROOT / "docs" / "how_to" / "extend.md").read_text().split())
     (line,) = re.findall(r"Imports point down this list only: (.*?);", text)
     levels = [re.findall(r"`(\w+)`", level) for level in reversed(line.split("→"))]
     return {folder: height for height, level in enumerate(levels) for folder in level}

@@ -100,9 +100,10 @@ def test_python_is_the_environments_with_its_own_arguments(ready):
 @pytest.fixture
 def with_notebook(ready):
     """A checkout with a tutorial that may not be written to, and a stand-in for JupyterLab."""
-    (ready.root / "docs").mkdir()
-    (ready.root / "docs" / "tutorial.ipynb").write_text("the tutorial")
-    (ready.root / "docs" / "tutorial.ipynb").chmod(0o444)
+    tutorials = ready.root / "docs" / "tutorials"
+    tutorials.mkdir(parents=True)
+    (tutorials / "own_data.ipynb").write_text("the tutorial")
+    (tutorials / "own_data.ipynb").chmod(0o444)
     (ready.root / "jupyterlab.py").write_text("import sys; print(sys.argv[-2:])\n")
     return ready
 

@@ -67,7 +67,7 @@ def schedule_setting(whose: str, rate: str) -> Any:
     """
     return setting(
         CONSTANT,
-        f"How {rate} falls from round to round: see docs/algorithms/schedules.md.",
+        f"How {rate} falls from round to round: see docs/reference/algorithms/schedules.md.",
         choices=SCHEDULES,
         # In Python, a schedule of Keras or a function of t, whose value is the rate itself.
         also=Callable,

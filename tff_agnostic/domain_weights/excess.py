@@ -74,7 +74,7 @@ class BaselineOptions(Settings):
         "separated; a complete run's folder, for its losses; own (train, compare): a reference run "
         "of each domain by itself, kept in baselines.json, which can be named in turn; or trivial "
         "(train, compare): class shares, means or unigrams of each domain.",
-        short="b of excess losses: numbers, a run, own or trivial; see docs/algorithms.",
+        short="b of excess losses: numbers, a run, own or trivial; see docs/reference/algorithms.",
         or_text=True,
         only_with=_MOVING,
     )

@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_refused(path, content, reason):
 
 
 def test_the_documentation_has_a_section():
-    Page(ROOT / "docs" / "benchmarks.md").check()
+    Page(ROOT / "docs" / "reference" / "benchmarks.md").check()
 
 
 # --- The sizes of the workloads, their data, and the operations that they cost
