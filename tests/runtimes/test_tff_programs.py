@@ -1,4 +1,4 @@
-"""The program of docs/how_to/use_with_tff.md under TFF's managers: killed, started again, or not."""
+"""The program of docs/how_to/use_with_tff.md under TFF's managers, killed or not."""
 
 import csv
 import os
