@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NoReturn, Optional
 
-from tools.docs.sources import SiteError, collect, with_order, write_changed
+from tools.docs.sources import SiteError, collect, with_generated, with_order, write_changed
 
 ROOT = Path(__file__).resolve().parents[2]
 # What Sphinx keeps, and the site; ignored by git.
@@ -35,7 +36,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         _refuse(f"--output: expected a new or empty folder or a site, found {output} with others")
     server = None if given.no_serve else _server(given.port, output)
     try:
-        build(output)
+        build(output, given.package_python)
     except SiteError as e:
         print(e, file=sys.stderr)
         return 1
@@ -45,19 +46,39 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def build(output: Path) -> None:
+def build(output: Path, package_python: Path) -> None:
     """Writes the site into a folder.
+
+    Args:
+        output: The folder.
+        package_python: The Python of the package's environment.
 
     Raises:
         SiteError: If a page or a link is wrong; the message has a line for each.
     """
     pages, files = collect(ROOT)
+    pages = with_generated(pages, _commands(package_python))
     write_changed(BUILD / "source", with_order(pages), files)
     command = [sys.executable, "-m", "sphinx", "--jobs", "auto", "--fail-on-warning", "--quiet"]
     command += ["-c", ROOT / "tools" / "docs", "-d", BUILD / "doctrees", BUILD / "source", output]
     own = {"TFF_AGNOSTIC_ROOT": str(ROOT), "TFF_AGNOSTIC_VERSION": version()}
     if subprocess.run(command, env={**os.environ, **own}, check=False).returncode:
         raise SiteError("the site was not built: see Sphinx's warnings above")
+
+
+def _commands(package_python: Path) -> dict[str, str]:
+    """Returns the pages of commands, which only the package's environment can describe."""
+    done = subprocess.run(
+        [package_python, "-P", "-m", "tools.docs.commands"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SiteError("the pages of commands were not made: see above")
+    made: dict[str, str] = json.loads(done.stdout)
+    return made
 
 
 def version() -> str:
@@ -112,9 +133,17 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--no-serve", action="store_true", help="build only")
-    parser.add_argument("--port", type=int, default=8000, help="where it is served [8000]")
+    parser.add_argument("--port", type=_port, default=8000, help="where it is served [8000]")
     parser.add_argument("--output", type=Path, help="folder of the site [build/docs/html]")
+    # `run` gives it.
+    parser.add_argument("--package_python", type=Path, required=True, help=argparse.SUPPRESS)
     return parser
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"expected a whole number below 65536, found {text}")
+    return int(text)
 
 
 if __name__ == "__main__":

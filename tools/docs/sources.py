@@ -15,17 +15,16 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from markdown_it import MarkdownIt
-
 DOCS = "docs"
 # Where files lie that pages link to and that are not in docs/.
 PROJECT = "project"
 # Pages at the top of a checkout, in the order of the site.
 TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _INDEX = "index.md"
+# Lists what is made of the code.
+REFERENCE = "reference/index.md"
 _EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 _MOVED = re.compile(r"(this page is now|this page (has )?moved|moved to)\b", re.IGNORECASE)
-_SVG = re.compile(r"\.svg$")
 
 
 class SiteError(Exception):
@@ -51,6 +50,9 @@ class Page:
 
 def targets(text: str) -> list[str]:
     """Returns where the links and pictures of a Markdown text lead, in order, each once."""
+    # Comes with MyST; tests of the rest do without.
+    from markdown_it import MarkdownIt
+
     found = []
     for block in MarkdownIt("commonmark").enable("table").parse(text):
         for token in block.children or ():
@@ -116,6 +118,36 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
     if broken:
         raise SiteError("\n".join(broken))
     return pages, files
+
+
+def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[str, Page]:
+    """Returns the pages with those that are made of the code, which their folder lists last.
+
+    Args:
+        pages: The pages by path.
+        texts: The Markdown of generated pages by path.
+    """
+    found = dict(pages)
+    for path, text in texts.items():
+        links = [
+            posixpath.normpath(posixpath.join(posixpath.dirname(path), t)) for t in targets(text)
+        ]
+        found[path] = Page(path, text, tuple(links), False)
+    listed = [path for path in texts if _lister(path) == REFERENCE]
+    lines = [f"- [{title_of(texts[p])}]({_relative(REFERENCE, p)})" for p in listed]
+    before = found.get(
+        REFERENCE, Page(REFERENCE, "# Reference\n\nWhere to look things up.\n", (), False)
+    )
+    text = f"{before.text.rstrip()}\n\n## Made from the code\n\n" + "\n".join(lines) + "\n"
+    found[REFERENCE] = dataclasses.replace(before, text=text, links=(*before.links, *listed))
+    return found
+
+
+def _lister(path: str) -> str:
+    """Returns the index that lists a page: that of its folder, or of the one above for an index."""
+    at = PurePosixPath(path)
+    folder = at.parent.parent if at.name == _INDEX else at.parent
+    return str(folder / _INDEX)
 
 
 def _relative(page: str, target: str) -> str:

@@ -1,0 +1,467 @@
+"""The reference of commands: a page for each, made of the options that the flags are made of.
+
+Settings that many commands have stand once, on pages of their own, and commands link to them. It
+runs with the package's environment, loads no TensorFlow, and prints the pages as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+from absl import flags
+
+from plan_runner import cli as run_plan
+from plan_runner.fleet import cli as fleet
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.commands import COMMANDS, PROGRAM, command
+from tff_agnostic.run import process
+from tff_agnostic.run.command_line import DataOptions, RunCommand
+from tff_agnostic.run.completion import SHELLS
+from tff_agnostic.run.help_page import Group, groups_of, own_groups, without_repeated
+from tff_agnostic.run.options import (
+    UPDATE_AGGREGATORS,
+    RunConfig,
+    options_of_runs,
+    options_of_runtimes,
+    options_of_tasks,
+)
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.settings import Option, flag_text
+from tff_agnostic.tasks.registry import TASKS
+
+FOLDER = "reference/commands"
+EXIT_STATUS = "reference/exit_status.md"
+# They describe their arguments in ways of their own.
+OTHERS = ("completion", "fleet", "run_plan")
+_KINDS = {"bool": "true or false", "int": "whole number", "float": "number", "str": "text"}
+_ITEMS = {"int": "whole numbers", "float": "numbers", "str": "texts"}
+_FLAG = re.compile(r"--[a-z][\w-]*(?:=[\w./:;,=*-]*[\w*/])?")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>{}|#~$])")
+_WORKED_OUT = re.compile(r"\s*\[([^\[\]]+)\]$")
+_WIDTH = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """Flags that many commands have, on a page of their own.
+
+    Attributes:
+        name: Of the page's file, and of what its anchors begin with.
+        title: Its heading.
+        intro: What it begins with.
+        groups: The flags.
+    """
+
+    name: str
+    title: str
+    intro: str
+    groups: Sequence[Group]
+
+
+def shared_pages() -> list[Shared]:
+    """Returns the flags that more than one command has, by what decides whether they apply."""
+    tasks = options_of_tasks()
+    of_task = [
+        Group(name, f"{name}: {spec.summary}", [o for o in tasks.values() if o.owner_names == name])
+        for name, spec in TASKS.items()
+    ]
+    of_sums = [*AGGREGATIONS.values(), *UPDATE_AGGREGATORS.values(), *PRIVACIES.values()]
+    return [
+        Shared(
+            "runs",
+            "Settings of every run",
+            "Every command that trains has these flags. A task may have defaults of its own.",
+            groups_of(RunConfig),
+        ),
+        Shared(
+            "algorithms",
+            "Settings of algorithms",
+            "A flag applies to the algorithms that its entry names, and commands reject it with "
+            "others. What each algorithm does is on the pages of algorithms.",
+            _merged(spec.options for spec in ALGORITHMS.values()),
+        ),
+        Shared(
+            "sums",
+            "Settings of sums and privacy",
+            "These flags apply with `--aggregation`, `--update_aggregator` or `--privacy`, as "
+            "each entry says.",
+            _merged(spec.options for spec in of_sums),
+        ),
+        Shared(
+            "runtimes",
+            "Settings of runtimes",
+            "How rounds are executed. These settings do not change what is learned.",
+            groups_of(RuntimeOptions),
+        ),
+        Shared(
+            "tasks",
+            "Options of tasks",
+            "Each task has its own flags. Commands reject those of another task.",
+            [group for group in of_task if group.options],
+        ),
+    ]
+
+
+def _merged(kinds: Iterable[type]) -> list[Group]:
+    """Returns the groups of several dataclasses, with all owners of each flag."""
+    runs = options_of_runs()
+    groups = without_repeated(group for kind in kinds for group in groups_of(kind))
+    by_name: dict[str, Group] = {}
+    for group in groups:
+        options = [runs.get(option.flag, option) for option in group.options]
+        before = by_name.get(group.name)
+        by_name[group.name] = group._replace(
+            options=[*(before.options if before else ()), *options]
+        )
+    return list(by_name.values())
+
+
+def shared_flags(name: str) -> dict[str, list[Option]]:
+    """Returns the flags that a command shares with others, by the page that they are on."""
+    described = command(name)
+    if not isinstance(described, RunCommand):
+        return {}
+    own = set(described.options)
+    found = {
+        "runs": [o for g in groups_of(RunConfig) for o in g.options if described.has_setting(o)],
+        "runtimes": list(options_of_runtimes().values()) if described.has_runtime else [],
+        "tasks": list(options_of_tasks().values())
+        if issubclass(described.own, DataOptions)
+        else [],
+    }
+    in_config = {option.flag for option in groups_of(RunConfig)[0].options}
+    rest = [o for f, o in options_of_runs().items() if f not in in_config]
+    for option in filter(described.has_setting, rest):
+        is_algorithms = {part for part, _ in option.owners} <= {"algorithm"}
+        found.setdefault("algorithms" if is_algorithms else "sums", []).append(option)
+    pages = {page.name: page for page in shared_pages()}
+    return {
+        name: [o for o in found[name] if o.flag not in own]
+        for name in pages
+        if any(o.flag not in own for o in found.get(name, ()))
+    }
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of every page by its path in the site."""
+    shared = {page.name: page for page in shared_pages()}
+    made = {f"{FOLDER}/index.md": _index(shared.values()), EXIT_STATUS: _exit_status()}
+    for name in COMMANDS:
+        made[f"{FOLDER}/{name}.md"] = _command_page(name, shared)
+    for name, text in (
+        ("completion", _completion()),
+        ("fleet", _fleet()),
+        ("run_plan", _run_plan()),
+    ):
+        made[f"{FOLDER}/{name}.md"] = text
+    for page in shared.values():
+        entries = _groups(page.name, page.groups)
+        made[f"{FOLDER}/settings_{page.name}.md"] = f"# {page.title}\n\n{page.intro}\n\n{entries}"
+    return {path: text.rstrip() + "\n" for path, text in made.items()}
+
+
+def _index(shared: Iterable[Shared]) -> str:
+    names = sorted((*COMMANDS, *OTHERS))
+    rows = [f"| [{name}]({name}.md) | {_markdown(_summary(name))} |" for name in names]
+    lists = [f"- [{page.title}](settings_{page.name}.md)" for page in shared]
+    return "\n".join(
+        [
+            "# Commands",
+            "",
+            f"In a checkout a command is `./run NAME`, in an installed package `{PROGRAM} NAME`.",
+            "",
+            "| command | what it does |",
+            "|---|---|",
+            *rows,
+            "",
+            "Flags that many commands have are on pages of their own:",
+            "",
+            *lists,
+            "",
+            "Every command takes `--help`, which prints the flags that apply to the task and the "
+            "algorithm that you name, `--help=GROUP` for one group in full, and `--helpfull` for "
+            "all flags. `--flagfile=FILE` reads flags from a file, one in a line. "
+            "[Exit status](../exit_status.md) lists what a command returns to the shell.",
+        ]
+    )
+
+
+def _doc(name: str) -> str:
+    return (importlib.import_module(f"binaries.{name}").__doc__ or "").strip()
+
+
+def _summary(name: str) -> str:
+    return _doc(name).splitlines()[0].rstrip(".")
+
+
+def _about(name: str) -> str:
+    """Returns what help begins with, its examples as blocks."""
+    parts = []
+    for paragraph in _doc(name).split("\n\n"):
+        text = " ".join(paragraph.split())
+        if text.startswith("Example: "):
+            parts.append(f"```text\n{text.removeprefix('Example: ')}\n```")
+        else:
+            parts.append(_markdown(text))
+    return "\n\n".join(parts)
+
+
+def _command_page(name: str, shared: Mapping[str, Shared]) -> str:
+    described = command(name)
+    own = [g for g in own_groups(described.own) if g.options]
+    parts = [f"# {name}", _about(name), _groups(name, own)]
+    of_others = shared_flags(name)
+    if of_others:
+        parts.append("## Flags that other commands have, too")
+    for page, options in of_others.items():
+        links = ", ".join(f"{{option}}`--{o.flag} <{page} --{o.flag}>`" for o in options)
+        parts.append(f"[{shared[page].title}](settings_{page}.md):\n\n{links}.")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _groups(program: str, groups: Iterable[Group]) -> str:
+    parts = [f"```{{program}} {program}\n```"]
+    for group in groups:
+        heading = "Flags of this command" if group.name == "command" else group.heading
+        parts.append(f"## {_markdown(heading)}")
+        parts += [option_entry(option) for option in group.options]
+    return "\n\n".join(parts)
+
+
+def option_entry(option: Option) -> str:
+    """Returns the entry of a flag: its value, what it does, its default, and when it applies."""
+    text = option.field.metadata["help"]
+    text = str(text() if callable(text) else text)
+    value = "" if option.kind is bool else f"={_value_name(option)}"
+    name = f"--[no]{option.flag}" if option.kind is bool else f"--{option.flag}"
+    known = option.default_text()
+    # A default that is worked out stands in brackets at the end of the text.
+    worked_out = None if known else _WORKED_OUT.search(text)
+    lines = [_markdown(_WORKED_OUT.sub("", text) if worked_out else text)]
+    choices = option.field.metadata.get("choices")
+    if option.flag == "task":
+        lines = ["What to learn:", "\n".join(_choices({n: t.summary for n, t in TASKS.items()}))]
+    elif choices is not None and not all(re.search(rf"\b{n}\b", text) for n in choices):
+        lines.append("\n".join(_choices(choices)))
+    lines.append(
+        " ".join([f"{_kind(option)}.", *_conditions(option), _defaults(option, worked_out)])
+    )
+    return _entry(option.flag, name, value, lines)
+
+
+def _entry(flag: str, name: str, value: str, lines: Iterable[str]) -> str:
+    shown = f"--{flag}" if name.startswith("--[no]") else name
+    switch = f", --no{flag}" if name.startswith("--[no]") else ""
+    return f"````{{option}} {shown}{value}{switch}\n\n" + "\n\n".join(lines) + "\n````"
+
+
+def _choices(choices: Mapping[str, Any]) -> Iterator[str]:
+    for name, meaning in choices.items():
+        is_told = isinstance(meaning, str) and meaning != name
+        yield f"- `{name}`: {_markdown(str(meaning))}" if is_told else f"- `{name}`"
+
+
+def _value_name(option: Option) -> str:
+    if option.field.metadata.get("is_path") or option.kind.__name__ == "Path":
+        return "PATH"
+    if option.kind is tuple:
+        return "A,B,..."
+    return {"int": "INTEGER", "float": "NUMBER"}.get(option.kind.__name__, "TEXT")
+
+
+def _kind(option: Option) -> str:
+    """Returns the type of a flag with its limits, in words."""
+    metadata = option.field.metadata
+    kind = _KINDS.get(option.kind.__name__, "path")
+    if option.kind is tuple:
+        kind = f"{_ITEMS.get(option.item.__name__, 'values')}, separated by commas"
+    elif metadata.get("is_path"):
+        kind = "path"
+    limits = [f"{words} {metadata[key]}" for key, words in _LIMITS.items() if key in metadata]
+    if metadata.get("positive"):
+        limits.append("more than 0")
+    if metadata.get("or_text"):
+        limits.append("or a word")
+    if metadata.get("repeated"):
+        limits.append("may be given several times")
+    return ", ".join([kind.capitalize(), *limits])
+
+
+_LIMITS = {
+    "at_least": "at least",
+    "zero_or_at_least": "0 or at least",
+    "at_most": "at most",
+    "below": "less than",
+}
+
+
+def _conditions(option: Option) -> Iterator[str]:
+    if option.field.metadata.get("required"):
+        yield "Required."
+    if option.needs is not None:
+        other, values = option.needs
+        wanted = " or ".join(f"`{flag_text(value)}`" for value in values)
+        yield f"Has no effect unless `--{other}` is {wanted}."
+    by_part: dict[str, list[str]] = {}
+    for part, name in option.owners:
+        by_part.setdefault(part, []).append(f"`{name}`")
+    if not set(by_part) <= {"task"}:
+        which = "; ".join(f"`--{part}` is {_any(names)}" for part, names in by_part.items())
+        yield f"Applies where {which}."
+    runtimes = option.field.metadata.get("runtimes")
+    if runtimes:
+        yield f"Applies where `--runtime` is {_any([f'`{name}`' for name in runtimes])}."
+
+
+def _any(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _defaults(option: Option, worked_out: Optional[re.Match[str]]) -> str:
+    """Returns a sentence with the default, and those that tasks and their algorithms have."""
+    default = option.default_text()
+    known = f"Default: `{default}`" if default else "No default"
+    if worked_out:
+        known = f"Default: {_markdown(worked_out[1])}"
+    others = []
+    for task, spec in TASKS.items():
+        if option.flag in spec.defaults:
+            others.append(f"`{flag_text(spec.defaults[option.flag])}` for {task}")
+        for algorithm, own in spec.algorithm_defaults.items():
+            if option.flag in own:
+                others.append(f"`{flag_text(own[option.flag])}` for {task} with {algorithm}")
+    return f"{'; '.join([known, *map(_escaped_outside_code, others)])}."
+
+
+def _markdown(text: str) -> str:
+    """Returns a plain text as Markdown that shows it, with flags as code."""
+    shown, at = [], 0
+    for flag in _FLAG.finditer(text):
+        shown += [_SPECIAL.sub(r"\\\1", text[at : flag.start()]), f"`{flag[0]}`"]
+        at = flag.end()
+    return "".join([*shown, _SPECIAL.sub(r"\\\1", text[at:])])
+
+
+def _escaped_outside_code(text: str) -> str:
+    parts = text.split("`")
+    return "`".join(p if n % 2 else _SPECIAL.sub(r"\\\1", p) for n, p in enumerate(parts))
+
+
+def _run_plan() -> str:
+    values = flags.FlagValues()
+    run_plan.define_flags(values)
+    entries = []
+    for name in values:
+        flag = values[name]
+        kind = flag.flag_type()
+        value = "" if kind == "bool" else f"={_ABSL.get(kind, 'TEXT')}"
+        default = (
+            "No default." if flag.default is None else f"Default: `{flag_text(flag.default)}`."
+        )
+        shown = f"--[no]{name}" if kind == "bool" else f"--{name}"
+        entries.append(_entry(name, shown, value, [_markdown(flag.help), default]))
+    return "\n\n".join(
+        ["# run_plan", _about("run_plan"), "```{program} run_plan\n```", "## Flags", *entries]
+    )
+
+
+_ABSL = {"int": "INTEGER", "float": "NUMBER"}
+
+
+def _fleet() -> str:
+    parts = ["# fleet", _about("fleet")]
+    for name, about, parser in fleet_parsers():
+        parts += [f"## fleet {name}", _sentence(parser.description or about)]
+        parts.append(f"```{{program}} fleet {name}\n```")
+        for action in parser._actions:
+            if not isinstance(action, argparse._HelpAction):
+                parts.append(_action_entry(action))
+    return "\n\n".join(parts)
+
+
+def fleet_parsers() -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+    """Yields the commands of `fleet`, what each is for, and its parser."""
+    for action in fleet._parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            about = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for name, parser in action.choices.items():
+                yield name, about[name], parser
+
+
+def _action_entry(action: argparse.Action) -> str:
+    flag = action.option_strings[-1].removeprefix("--")
+    metavar = action.metavar if isinstance(action.metavar, str) else flag.upper()
+    value = "" if action.nargs == 0 else f"={metavar}"
+    lines = [_sentence(action.help % vars(action))] if action.help else []
+    lines += [] if action.choices is None else [f"One of: {', '.join(map(str, action.choices))}."]
+    known = action.default not in (None, False, argparse.SUPPRESS)
+    if action.required:
+        lines.append("Required.")
+    elif known and "default" not in (action.help or ""):
+        lines.append(f"Default: `{action.default}`.")
+    return _entry(flag, f"--{flag}", value, lines)
+
+
+def _sentence(text: str) -> str:
+    """Returns a help text that begins in lower case and has no full stop, as a sentence."""
+    first = text.partition(" ")[0]
+    text = text[:1].upper() + text[1:] if first.isalpha() else text
+    return _markdown(text if text.endswith((".", ")")) else f"{text}.")
+
+
+def _completion() -> str:
+    blocks = [f"```text\nsource <(./run completion {shell})\n```" for shell in SHELLS]
+    about = (
+        "The script completes commands, the flags that apply to what is typed so far, and their "
+        "values. It holds all that it needs: the shell answers without starting Python."
+    )
+    return "\n\n".join(["# completion", _markdown(_summary("completion")) + ".", *blocks, about])
+
+
+def _exit_status() -> str:
+    rows = [
+        ("0", "the command did what it was asked to"),
+        (
+            str(process._FAILURE_STATUS),
+            "something failed that is no mistake of yours, as a worker that ended; or the verdict "
+            "is no, as of an audit that proves more than was claimed",
+        ),
+        (
+            str(process._USAGE_STATUS),
+            "a flag, a file or a folder is wrong; one line says what was expected, what was found, "
+            "and where",
+        ),
+        ("128 + N", "signal N ended it, as 130 after Ctrl-C; a run was saved before, and the last "
+         "line is the command that goes on"),
+    ]  # fmt: skip
+    lines = [f"| {status} | {meaning} |" for status, meaning in rows]
+    return "\n".join(
+        [
+            "# Exit status",
+            "",
+            "What every command returns to the shell, so that a script can tell a mistake from a "
+            "failure.",
+            "",
+            "| status | when |",
+            "|---|---|",
+            *lines,
+        ]
+    )
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    """Prints the pages by path, as JSON."""
+    argparse.ArgumentParser(description=textwrap.fill(__doc__ or "", _WIDTH)).parse_args(arguments)
+    print(json.dumps(pages()))
+
+
+if __name__ == "__main__":
+    main()
