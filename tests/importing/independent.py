@@ -1,4 +1,4 @@
-"""Parsers of real data with the standard library alone, written from docs/how_to/import_data.md.
+"""Parsers of real data with the standard library alone, written from the pages on imports.
 
 They are slow and hold everything in memory; they share no code with `importing`.
 """

@@ -14,7 +14,7 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.tasks.adult import read_adult
 
-_PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "import_data.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "data_sets.md"
 _PLAYS: dict[str, Any] = {
     "domain_name": "plays",
     "sentences": "lines",

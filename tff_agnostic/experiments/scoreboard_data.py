@@ -207,7 +207,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             "MNIST by writer: high school and census",
             "emnist",
             ("mnist_by_writer",),
-            "MNIST with the writers of QMNIST, as docs/how_to/import_data.md has it",
+            "MNIST with the writers of QMNIST, as docs/reference/data_sets.md has it",
             # As on the page of the experiment, before anything is searched.
             settings={"rounds": 120, "client_learning_rate": 0.086, "server_learning_rate": 0.019},
             of_task={"emnist_num_classes": 10, "emnist_high_school_writers": 50},
