@@ -296,8 +296,8 @@ def test_whole_rounds_of_every_mode(name):
     mode = MODES[name]
     found = mode.audited(runs=_FEWER.get(name, 2000), seed=1)
     assert found.is_refuted == mode.is_control
-    # What is published is made of the noisy sums: each attack proves its bound of both. One alone may
-    # choose a rare event by chance: in the strata .12 and .72 here, .88 and .97 with seed 2.
+    # What is published is made of the noisy sums: each attack proves its bound of both. One alone
+    # may choose a rare event by chance: in the strata .12 and .72 here, .88 and .97 with seed 2.
     attacks = (found.findings.noisy_sums, found.findings.published)
     assert max(attack.epsilon for attack in attacks) > 0.2
     # An account takes this much for granted, so it must not be less that is attacked.
