@@ -92,5 +92,5 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
         (lambda x: superquantile_interval(x, ones, 0.1, True), math.log(10) + 1),
     ]
     for interval, truth in cases:
-        # Twenty clients of a skewed tail are few, as docs/how_to/read_the_report.md says.
+        # Twenty clients of a skewed tail are few, as docs/explanations/intervals.md says.
         assert 0.88 <= _covered(interval, truth, draw) <= 0.99

@@ -1,4 +1,4 @@
-"""The model of docs/how_to/use_elsewhere.md, its table and its file, and what its readers run."""
+"""The model of docs/how_to/use_elsewhere.md, its table and file, and what readers run."""
 
 import json
 import re
@@ -19,8 +19,11 @@ from tff_agnostic.saving.trained_model import TrainedModel
 from tff_agnostic.tasks.own_data import CUSTOM, CustomOptions
 from tff_agnostic.tasks.task import Task, TaskContext
 
-PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "use_elsewhere.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (DOCS / "how_to" / "use_elsewhere.md", DOCS / "reference" / "model_table.md")
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```", "".join(p.read_text() for p in PAGES), re.DOTALL | re.MULTILINE
+)
 COLUMNS: dict[str, Any] = {
     "client_column": "shopper",
     "domain_column": "city",
@@ -35,7 +38,7 @@ COLUMNS: dict[str, Any] = {
 
 
 def block(part: str) -> str:
-    """Returns the page's only block of Python that has a text in it."""
+    """Returns the pages' only block of Python that has a text in it."""
     (found,) = (one for one in BLOCKS if part in one)
     return str(found)
 
