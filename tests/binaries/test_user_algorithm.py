@@ -158,7 +158,7 @@ def test_the_setting_has_its_effect(call, algorithm, folder):
     assert np.abs(root - fed_avg).max() > 1e-4
 
 
-# A plain one is in docs/how_to/extend.md.
+# A plain one is in docs/how_to/add_an_algorithm.md.
 @pytest.mark.parametrize("profile", usually([], ["daf", "secure"]))
 def test_it_is_deployed(call, algorithm, folder, trained, profile):
     """From a run, and before any."""

@@ -70,7 +70,7 @@ CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both
 TASK_MESSAGE = "task.json"
 FORMAT = "tff_agnostic federated export"
 FORMAT_VERSION = 2
-# Of the export that is written; docs/how_to/export_a_plan.md says what tests have shown.
+# Of the export that is written; docs/explanations/plan_verification.md says what tests have shown.
 _VERIFIED = ["the rounds in conformance/ were computed by TensorFlow Federated's runtime"]
 _NOT_VERIFIED = (
     "these files have not been played in plain TensorFlow yet: run_plan --verify does that"
