@@ -153,7 +153,7 @@ def test_the_page_says_what_was_found_and_what_was_not_run():
         "- Short.",
         "- `adult`: not run: needs adult",
         "On 0 of 1 data sets `recommend` is worse than FedAvg",
-        "and beyond the interval (toys).",
+        "On 1 it misses its aim (toys): it is behind",
         "- Toys of three kinds. Made from a shop. 20 validation clients judge.",
         "- At most 2 settings of a row, 3 seeds, 40 seconds; 2026-11-26.",
         "- Best at another setting than the first: frozen `--client_learning_rate=2`.",

@@ -1,4 +1,4 @@
-"""The Markdown page of an experiment: our numbers beside the paper's."""
+"""The Markdown page of an experiment: our numbers next to the paper's."""
 
 from __future__ import annotations
 
@@ -90,9 +90,10 @@ def page(
     """
     minutes = record.seconds / 60
     cores = f"{record.cores} processor core{'' if record.cores == 1 else 's'}"
+    trials = f"{record.trials} trial{'' if record.trials == 1 else 's'}"
     facts = [
-        f"- {record.trials} trials with seeds of their own; {record.date.isoformat()}; training "
-        f"and evaluation took {minutes:.0f} minutes on {cores}.",
+        f"- {trials}, each with its own seed; {record.date.isoformat()}; training and evaluation "
+        f"took {minutes:.0f} minutes on {cores}.",
         *(f"- {line}" for line in record.data),
     ]
     if experiment.task_options:
@@ -106,6 +107,8 @@ def page(
     facts += [f"- {line[0].upper()}{line[1:]}." for line in notes(comparison)]
     parts = [
         f"# {experiment.title}",
+        f"This page has our numbers next to the paper's ({experiment.paper.source}). Below the "
+        "tables it says what agrees and what does not.",
         f"```sh\n{record.command}\n```",
         "\n".join(facts),
     ]
@@ -115,12 +118,11 @@ def page(
         parts.append(f"## {with_percent(measure, measured.unit)} ({direction} is better)")
         parts.append(table(experiment, comparison, measure, "github"))
     parts += [
-        f"Ours: mean (standard deviation) of {record.trials} trials. "
-        f"Paper: {experiment.paper.source}.",
+        f"Ours: mean (standard deviation) of {trials}. Paper: {experiment.paper.source}.",
         f"![{experiment.curve} of the harder domain over rounds]({image})",
-        f"*{experiment.curve} of {harder_domain(experiment, comparison)} on the "
-        f"{comparison.split} clients that evaluations between rounds use, after the last round on "
-        "all; mean and standard deviation over the trials.*",
+        f"*{experiment.curve} of {harder_domain(experiment, comparison)} on {comparison.split} "
+        "clients: those that evaluations between rounds use, and all of them after the last "
+        "round. Mean and standard deviation over the trials.*",
         REMARKS_HEADING,
         remarks or _NO_REMARKS,
     ]

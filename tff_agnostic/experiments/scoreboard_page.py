@@ -18,21 +18,27 @@ from tff_agnostic.report_fields import Unit
 _DECIMALS = 3
 _NO_REMARKS = "Nobody has written about these numbers yet."
 _ABOUT = (
-    "Each data set has one search of [`recommend`](../recommend.md): every row of its portfolio at "
-    "the same number of settings, judged on validation clients; one that is shown to be worse than "
-    "FedAvg there gets no more. Then every row is trained anew at "
-    "the setting that was best there, with several seeds, and the test clients are looked at once. "
-    "The last row of a table is what `recommend` hands over: it was chosen on the validation "
-    "clients, and nothing is chosen anew here."
+    "This page shows what [`recommend`](../how_to/recommend.md) chooses on several data sets, how "
+    "that compares with FedAvg, and what it misses.",
+    "On each data set the command runs one search of `recommend`. Every row of its portfolio has "
+    "the same number of settings and is judged on validation clients. A row that is shown to be "
+    "worse than FedAvg there is given up.",
+    "Then every row is trained anew at its best setting, with several seeds, and evaluated once on "
+    "the test clients. The last row of each table is the choice of `recommend`. It was chosen on "
+    "the validation clients; the test clients choose nothing.",
 )
-_COLUMNS = (
-    "Gains are over FedAvg in the worst domain, with their 95% interval over other test clients "
-    "and other seeds. The worst regret is what the domain that is furthest from the best row there "
-    "lacks. Those who pay are worse off than with FedAvg beyond intervals that hold for all "
-    "domains at once. Accuracies are in %, their differences in points. Seconds are of the clock, "
-    "with all that else ran on the machine. What `./run frontier` says "
-    "could be had is not here: it would train a model for each of many mixtures of every data set."
-)
+_COLUMNS = """\
+How to read the tables:
+
+- A gain is over FedAvg in the worst domain. Its 95% interval is over other test clients and other
+  seeds.
+- The worst regret: the domain that is furthest behind the row that is best for it, and by how much.
+- "Who pays" lists the domains that are worse off than with FedAvg, beyond intervals that hold for
+  all domains at once.
+- Accuracies are in %, and their differences in points.
+- Seconds are wall-clock seconds, with everything else that ran on the machine.
+- The best attainable value ([`frontier`](../how_to/frontier.md)) is not here: it needs a model for
+  each of many mixtures."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,13 +101,15 @@ def page(
         facts: Further lines on how they were run.
         remarks: What somebody wrote below `REMARKS_HEADING`.
     """
-    parts = ["# Scoreboard: the portfolio on every data set", f"```sh\n{command}\n```", _ABOUT]
+    about_all, *how = _ABOUT
+    parts = ["# Scoreboard: the portfolio on every data set", about_all]
+    parts += [f"```sh\n{command}\n```", *how]
     if facts:
         parts.append("\n".join(f"- {line}" for line in facts))
     parts += ["## All data sets", summary(boards, "github"), misses(boards)]
     if not_run:
         listed = "\n".join(f"- `{name}`: not run: {why}" for name, why in not_run.items())
-        parts.append(f"Without a row are\n\n{listed}")
+        parts.append(f"Data sets without a row:\n\n{listed}")
     parts.append(_COLUMNS)
     for name, board in boards.items():
         parts += [f"## {name}", "\n".join(about(board)), table(board, "github")]
@@ -138,9 +146,9 @@ def misses(boards: Mapping[str, Board]) -> str:
     far = [name for name, of in boards.items() if not of.standing.is_near]
     return (
         f"On {len(worse)} of {len(boards)} data sets `recommend` is worse than FedAvg in the worst "
-        f"domain beyond the interval{_named(worse)}. On {len(far)} it is behind the best row by "
-        "more than 2 points, or .05 of a loss or of the logarithm of a perplexity, and beyond the "
-        f"interval{_named(far)}."
+        f"domain beyond the interval{_named(worse)}. On {len(far)} it misses its aim"
+        f"{_named(far)}: it is behind the best row by more than 2 points (.05 of a loss or of the "
+        "logarithm of a perplexity), and beyond the interval."
     )
 
 

@@ -162,7 +162,7 @@ def _needed(gain: Gain) -> str:
     needed = None if gain.spread is None or gain.mean <= 0 else gain.spread.needed().both
     if needed is None or needed > 50:
         return ""
-    return f": {needed:.1f} times as many validation clients and trials would tell it"
+    return f": {needed:.1f} times as many validation clients and trials would show it"
 
 
 def write_recommendation(

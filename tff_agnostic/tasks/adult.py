@@ -187,7 +187,7 @@ TASK = TaskSpec(
     summary="UCI Adult census income; domains doctorate or not (files in --data_dir)",
     options=AdultOptions,
     load=load,
-    # See docs/results/index.md for their choice, and for how others change the comparison.
+    # docs/results/adult_early_stopping.md has their choice, and how others change the comparison.
     defaults={
         "rounds": 200,
         "clients_per_round": 10,

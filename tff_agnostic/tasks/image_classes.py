@@ -160,7 +160,7 @@ DIGITS = TaskSpec(
     options=DigitsOptions,
     load=load,
     # Tuned for each algorithm by the worst class's accuracy on seeds that no reported table uses;
-    # docs/results/index.md has the grid.
+    # docs/results/digits.md has the grid.
     defaults={
         "rounds": 200,
         "clients_per_round": 10,
