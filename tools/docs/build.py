@@ -17,6 +17,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NoReturn, Optional
 
+from tools.docs import api
 from tools.docs.sources import SiteError, collect, with_generated, with_order, write_changed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,11 +58,17 @@ def build(output: Path, package_python: Path) -> None:
         SiteError: If a page or a link is wrong; the message has a line for each.
     """
     pages, files = collect(ROOT)
-    pages = with_generated(pages, _commands(package_python))
+    of_api, modules = api.pages(ROOT)
+    pages = with_generated(pages, {**_commands(package_python), **of_api})
     write_changed(BUILD / "source", with_order(pages), files)
+    write_changed(BUILD / "package", modules, {})
     command = [sys.executable, "-m", "sphinx", "--jobs", "auto", "--fail-on-warning", "--quiet"]
     command += ["-c", ROOT / "tools" / "docs", "-d", BUILD / "doctrees", BUILD / "source", output]
-    own = {"TFF_AGNOSTIC_ROOT": str(ROOT), "TFF_AGNOSTIC_VERSION": version()}
+    own = {
+        "TFF_AGNOSTIC_ROOT": str(ROOT),
+        "TFF_AGNOSTIC_PUBLIC": str(BUILD / "package" / api.PACKAGE),
+        "TFF_AGNOSTIC_VERSION": version(),
+    }
     if subprocess.run(command, env={**os.environ, **own}, check=False).returncode:
         raise SiteError("the site was not built: see Sphinx's warnings above")
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
@@ -11,10 +12,21 @@ ROOT = Path(os.environ["TFF_AGNOSTIC_ROOT"])
 project = "tff_agnostic"
 author = "the tff_agnostic authors"
 version = release = os.environ["TFF_AGNOSTIC_VERSION"]
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "autoapi.extension"]
 source_suffix = {".md": "markdown"}
 root_doc = "index"
-nitpicky = True
+
+# The API by syntax: nothing of the package is imported. Pages name what is public.
+autoapi_dirs = [os.environ["TFF_AGNOSTIC_PUBLIC"]]
+autoapi_generate_api_docs = False
+autosummary_generate = False
+autoapi_python_class_content = "class"
+# Docstrings have names in single backticks, as Markdown has code.
+default_role = "literal"
+napoleon_use_ivar = True
+maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+add_module_names = False
 
 # GitHub's anchors, which pages link to.
 myst_heading_anchors = 6
@@ -26,6 +38,13 @@ highlight_language = "none"
 def setup(app: Sphinx) -> None:
     """Diagrams are shown as their text: what draws them is fetched from elsewhere."""
     app.add_lexer("mermaid", TextLexer)
+    app.connect("autodoc-process-docstring", _without_substitutions, priority=1)
+
+
+def _without_substitutions(*given: Any) -> None:
+    """Bars in docstrings are those of formulas."""
+    lines: list[str] = given[-1]
+    lines[:] = [line.replace("|", "\\|") for line in lines]
 
 
 html_theme = "furo"

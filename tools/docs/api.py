@@ -1,0 +1,217 @@
+"""The reference of the Python API: which names are public, and where each is defined, by syntax.
+
+Nothing is imported. sphinx-autoapi reads a file for each public module, which has the signatures
+and docstrings of its names, wherever they are defined.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "tff_agnostic"
+FOLDER = "reference/api"
+# Modules whose `__all__` is public, with the page of each: its file, heading and first sentence.
+PUBLIC = {
+    "tff_agnostic.api": (
+        "functions",
+        "Commands as Python functions",
+        "`tff_agnostic.api` has a function for each command that a notebook needs. Every flag of "
+        "the command is an argument.",
+    ),
+    "tff_agnostic.computations": (
+        "computations",
+        "What an algorithm is written with",
+        "An algorithm file of yours imports these names: "
+        "`from tff_agnostic import computations as core`.",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """Where a name is defined.
+
+    Attributes:
+        module: The module.
+        node: The definition's syntax; another statement if it is no class and no function.
+    """
+
+    module: str
+    node: ast.stmt
+
+    @property
+    def name(self) -> str:
+        """What it is called there."""
+        return str(getattr(self.node, "name", ""))
+
+    @property
+    def directive(self) -> str:
+        """What sphinx-autoapi documents it with; "" for constants and types."""
+        kinds = {ast.ClassDef: "autoapiclass", ast.FunctionDef: "autoapifunction"}
+        return kinds.get(type(self.node), "")
+
+
+class Sources:
+    """The modules of a checkout as syntax, each parsed once.
+
+    Args:
+        root: The checkout.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._parsed: dict[str, list[ast.stmt]] = {}
+
+    def path(self, module: str) -> Path:
+        """Returns the file of a module."""
+        at = self._root.joinpath(*module.split("."))
+        return at / "__init__.py" if at.is_dir() else at.with_suffix(".py")
+
+    def body(self, module: str) -> list[ast.stmt]:
+        """Returns the statements of a module, those that only type checkers run among them."""
+        if module not in self._parsed:
+            statements = ast.parse(self.path(module).read_text(encoding="utf-8")).body
+            guarded = [s for node in statements if isinstance(node, ast.If) for s in node.body]
+            self._parsed[module] = [*statements, *guarded]
+        return self._parsed[module]
+
+    def public_names(self, module: str) -> list[str]:
+        """Returns `__all__` of a module."""
+        for node in self.body(module):
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                return list(ast.literal_eval(node.value))
+        raise ValueError(f"{module}: expected __all__, found none")
+
+    def definition(self, module: str, name: str) -> Definition:
+        """Returns where a name of a module is defined, which may import it.
+
+        Raises:
+            ValueError: If it is not defined in the package.
+        """
+        for node in self.body(module):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return self.definition(node.module or "", alias.name)
+            if name in _names_of(node):
+                return Definition(module, node)
+        raise ValueError(f"{module}: expected a definition of {name}, found none")
+
+
+def _names_of(node: ast.stmt) -> list[str]:
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    return []
+
+
+def results(sources: Sources, definition: Definition) -> Iterator[Definition]:
+    """Yields the package's classes that a function, or a class's public methods, return."""
+    node = definition.node
+    methods = node.body if isinstance(node, ast.ClassDef) else [node]
+    for method in methods:
+        if not isinstance(method, ast.FunctionDef) or method.returns is None:
+            continue
+        if method is not node and method.name.startswith("_"):
+            continue
+        for part in ast.walk(method.returns):
+            if isinstance(part, ast.Name):
+                try:
+                    found = sources.definition(definition.module, part.id)
+                except ValueError:
+                    continue  # It is Python's own, or another package's.
+                if isinstance(found.node, ast.ClassDef):
+                    yield found
+
+
+def documented(sources: Sources, module: str) -> list[Definition]:
+    """Returns what a module's page documents: what is public, and the classes that it returns."""
+    found: dict[tuple[str, str], Definition] = {}
+    waiting = [sources.definition(module, name) for name in sources.public_names(module)]
+    while waiting:
+        one = waiting.pop(0)
+        if one.directive and (one.module, one.name) not in found:
+            found[one.module, one.name] = one
+            waiting += results(sources, one)
+    return sorted(found.values(), key=lambda one: one.name)
+
+
+def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the pages by path, and the files that autoapi reads, by path.
+
+    Args:
+        root: The checkout.
+    """
+    sources = Sources(root)
+    texts, files = {}, {f"{PACKAGE}/__init__.py": ""}
+    for module, (page, title, intro) in PUBLIC.items():
+        entries = documented(sources, module)
+        files[f"{module.replace('.', '/')}.py"] = declarations(entries)
+        parts = [f"# {title}", intro]
+        for heading, kind in (("Functions", ast.FunctionDef), ("Classes", ast.ClassDef)):
+            shown = [one for one in entries if isinstance(one.node, kind)]
+            if shown:
+                parts += [f"## {heading}", *(_directive(module, one) for one in shown)]
+        texts[f"{FOLDER}/{page}.md"] = "\n\n".join(parts) + "\n"
+    lines = [
+        f"| [`{module}`]({page}.md) | {title} |" for module, (page, title, _) in PUBLIC.items()
+    ]
+    texts[f"{FOLDER}/index.md"] = "\n".join(
+        [
+            "# Python API",
+            "",
+            "These modules are public: a change that breaks their users is in the changelog. All "
+            "other modules may change with every release.",
+            "",
+            "| module | what it has |",
+            "|---|---|",
+            *lines,
+            "",
+        ]
+    )
+    return texts, files
+
+
+def declarations(definitions: Iterable[Definition]) -> str:
+    """Returns Python that has the signatures and docstrings of definitions, and does nothing."""
+    lines = ["from __future__ import annotations"]
+    for one in definitions:
+        lines.append(ast.unparse(_declared(one.node)))
+    return "\n\n\n".join(lines) + "\n"
+
+
+def _declared(node: ast.stmt) -> ast.stmt:
+    if isinstance(node, ast.FunctionDef):
+        kept = [d for d in node.decorator_list if getattr(d, "id", "") in _DECORATORS]
+        return _with(node, body=_docstring(node), decorator_list=kept)
+    if isinstance(node, ast.ClassDef):
+        # The class's docstring describes the fields.
+        methods = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
+        body = [*_docstring(node), *map(_declared, methods)]
+        return _with(node, body=body, decorator_list=[])
+    return node
+
+
+_DECORATORS = ("property", "classmethod", "staticmethod")
+
+
+def _with(node: Any, **fields: Any) -> Any:
+    made = type(node)(**{**dict(ast.iter_fields(node)), **fields})
+    return ast.copy_location(made, node)
+
+
+def _docstring(node: Any) -> list[ast.stmt]:
+    text = ast.get_docstring(node)
+    return [ast.Expr(ast.Constant(text if text is not None else ...))]
+
+
+def _directive(module: str, one: Definition) -> str:
+    members = "\n   :members:" if isinstance(one.node, ast.ClassDef) else ""
+    return f"```{{eval-rst}}\n.. {one.directive}:: {module}.{one.name}{members}\n```"
