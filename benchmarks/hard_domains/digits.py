@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.hard_domains.digits FOLDER [SEED]
 
 They are of `tff_agnostic.experiments.hard_digits`. SEED, 0 if not given, draws images and wrong
-labels. docs/reference/algorithms/excess_losses.md has the commands that go on from here.
+labels. docs/results/excess_losses.md has the commands that go on from here.
 """
 
 import csv

@@ -244,7 +244,7 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
     assert "- Shortened: 0.0001 times the task's rounds." in page
     # An option of the task is a flag, too, and whose numbers these are is said.
     assert "- `adult_heldout_share` is 0.5; the task's default is 0.\n" in page
-    assert "accuracy of doctorate on the heldout clients" in page
+    assert "accuracy of doctorate on heldout clients" in page
     assert "heldout/accuracy/doctorate" in (
         adult / "run/fed_avg/trial_00/metrics.csv"
     ).read_text().splitlines()[0].split(",")
