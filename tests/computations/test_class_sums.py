@@ -116,7 +116,7 @@ def test_where_nothing_says_what_classes_are_nothing_is_counted():
 
 
 def test_a_metric_and_a_loss_of_ones_own_say_what_classes_are():
-    """As docs/reference/metrics.md has it."""
+    """As docs/reference/answers_by_class.md has it."""
 
     def is_right(labels, outputs):
         right = tf.cast(tf.equal(tf.argmax(outputs, 1, tf.int32), labels), tf.float32)
