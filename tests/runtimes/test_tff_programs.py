@@ -1,4 +1,4 @@
-"""The program of docs/how_to/use_with_tff.md under TFF's managers, killed or not."""
+"""The program of docs/how_to/run_a_tff_program.md under TFF's managers, killed or not."""
 
 import csv
 import os
@@ -35,7 +35,7 @@ def _rounds(path: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     """A folder of a program that was killed and started again, and one of one that was not."""
-    page = (_ROOT / "docs" / "how_to" / "use_with_tff.md").read_text()
+    page = (_ROOT / "docs" / "how_to" / "run_a_tff_program.md").read_text()
     made = {name: tmp_path_factory.mktemp(name) for name in ("killed", "whole")}
     for folder in made.values():
         for block, name in _FILE.findall(page):
