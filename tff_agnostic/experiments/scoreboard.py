@@ -1,8 +1,8 @@
 """The scoreboard: recommend's portfolio on every data set, and what recommend chooses there.
 
-Each data set has a folder with the search of `studies.recommend`, as if that had been called there,
-and trains every row anew at its best setting. What was found is kept in `board.json` in the folder,
-and the page is made of these files: a call for other data sets adds to it.
+Each data set has a folder with the search of `studies.portfolio_search`, as if `recommend` had been
+called there, and trains every row anew at its best setting. What was found is kept in `board.json`
+in the folder, and the page is made of these files: a call for other data sets adds to it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.choice import chosen
 from tff_agnostic.studies.comparison import Comparison, trial_folder
 from tff_agnostic.studies.portfolio import FINALISTS, seconds_of, timed
-from tff_agnostic.studies.recommend import RecommendOptions, Search, ask, claim
+from tff_agnostic.studies.portfolio_search import Search
+from tff_agnostic.studies.recommend import RecommendOptions, ask, claim
 from tff_agnostic.studies.recommendation import Found, sentences
 from tff_agnostic.studies.recommendation_page import FINAL
 from tff_agnostic.studies.search_space import Objective
@@ -116,7 +117,7 @@ def _run(given: GivenRun, name: str, at: Session, count: int) -> None:
     options = given.runtime_options(runtime_name)
     with at.running(runtime_name, options) as (runtime, stop):
         search, left_out = asked.search(folder / "runs", runtime, stop)
-        found = search.run(inner.own, all_anew=True)
+        found = search.run(inner.own.budget, all_anew=True)
         final, ended = _trained_anew(search, found, stop)
         task = search.rows.clients.judging(asked.first)
         judges = search.rows.clients.described(task)
