@@ -2,8 +2,8 @@
 
     .venv/bin/python -m benchmarks.tail_cost writers.sqlite
 
-The store is MNIST by writer (docs/explanations/tails.md has the command). All sides take turns in
-one process, on the same cohorts; what counts are ratios: of seconds, and of processor
+The store is MNIST by writer (docs/results/delta_fl_thresholds.md has the command). All sides take
+turns in one process, on the same cohorts; what counts are ratios: of seconds, and of processor
 seconds, which other work on the machine changes little.
 """
 

@@ -1,4 +1,4 @@
-"""FedBoost's settings beside the exact optimum: the table in docs/how_to/train_ensembles.md.
+"""FedBoost's settings beside the exact optimum: the table in docs/results/fed_boost_estimators.md.
 
 Example: .venv/bin/python -m benchmarks.fedboost_synthetic.oracle
 

@@ -1,4 +1,4 @@
-"""The commands of docs/explanations/tails.md for data that others have, on small files of it."""
+"""Commands of docs/results/delta_fl_thresholds.md for data that others have, on small files."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ from tests.data.stores import tff_store
 from tests.selection import exhaustive
 from tff_agnostic.run.spec import from_flags
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanations" / "tails.md"
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "delta_fl_thresholds.md"
 _HEADING = "## The paper's own data"
 _SHORT = ("--rounds=2", "--trials=1", "--clients_per_round=3", "--client_mode=streamed")
 _ARMS = ("fed_avg", "delta_fl", "half", "tenth")
