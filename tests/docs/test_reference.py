@@ -1,5 +1,6 @@
-"""The reference of commands has every flag, with its default; pages of the site have an order."""
+"""References that the site makes of the code, and the order of its pages."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from tff_agnostic import settings
 from tff_agnostic.commands import COMMANDS, command
 from tff_agnostic.run.options import options_of_runs, options_of_runtimes, options_of_tasks
-from tools.docs import commands, sources
+from tools.docs import api, commands, sources
+
+ROOT = Path(__file__).resolve().parents[2]
 
 _ENTRY = re.compile(r"^````\{option\} --(\w+)(.*)\n\n((?:.|\n)*?)\n````$", re.MULTILINE)
 _LINK = re.compile(r"\{option\}`--(\w+) <(\w+) --(\w+)>`")
@@ -120,6 +123,43 @@ def test_pages_stand_in_the_order_of_their_folders_links():
 
 
 def test_pages_that_the_tool_wrote_for_old_paths_are_stubs():
-    docs = Path(sources.__file__).parents[2] / sources.DOCS
+    docs = ROOT / sources.DOCS
     stubs = {p for p in docs.rglob("*.md") if sources.is_stub(p.read_text())}
     assert stubs == {docs / old for old in tomllib.loads((docs / "moved.toml").read_text())}
+
+
+def test_the_reference_of_python_has_every_public_name_once():
+    texts, files = api.pages(ROOT)
+    documented = re.findall(r"^\.\. autoapi\w+:: ([\w.]+)$", "".join(texts.values()), re.MULTILINE)
+    assert len(set(documented)) == len(documented)
+    names = {name.rpartition(".")[2] for name in documented}
+    sources_ = api.Sources(ROOT)
+    for module in api.PUBLIC:
+        public = sources_.public_names(module)
+        assert {n for n in public if sources_.definition(module, n).directive} <= names
+    # What functions return is documented with them.
+    assert {"tff_agnostic.api.TrainedRun", "tff_agnostic.api.ByGroup"} <= set(documented)
+    declared = ast.parse(files["tff_agnostic/api.py"])
+    (compare,) = [node for node in declared.body if getattr(node, "name", "") == "compare"]
+    assert ast.unparse(compare.args.defaults[1]) == "('fed_avg', 'agnostic_fed_avg')"
+    assert [type(node) for node in compare.body] == [ast.Expr]
+
+
+def test_what_the_public_api_is_compared_by_has_defaults_and_no_help(tmp_path):
+    package = tmp_path / "tff_agnostic"
+    (package / "api").mkdir(parents=True)
+    (package / "api" / "__init__.py").write_text(
+        "from tff_agnostic.options import Options, LIMIT\n__all__ = ['Options', 'LIMIT']\n"
+    )
+    (package / "options.py").write_text(
+        "LIMIT = 3\n_HALF = 0.5\n@dataclasses.dataclass(frozen=True)\nclass Options(Base):\n"
+        "    share: float = setting(_HALF, 'A help text.', at_least=0)\n"
+        "    def _own(self): ...\n    def shown(self, n: int = _HALF) -> int:\n        return n\n"
+    )
+    found = api.Sources(tmp_path)
+    every = [found.definition("tff_agnostic.api", name) for name in ("Options", "LIMIT")]
+    assert [one.module for one in every] == ["tff_agnostic.options"] * 2
+    text = api.declarations(found, every, with_fields=True)
+    assert "share: float = 0.5" in text and "n: int=0.5) -> int" in text
+    assert "help" not in text and "_own" not in text and "LIMIT = 3" in text
+    assert "@dataclasses.dataclass(frozen=True)" in text

@@ -43,7 +43,7 @@ def test_a_path_that_bazel_cannot_work_in_is_one_line(ready):
     assert "Bazel does not work in a path with spaces" in one_line(result)
 
 
-@pytest.mark.parametrize("fails", [None, "lint", "bazel", "test", "today's platform"])
+@pytest.mark.parametrize("fails", [None, "lint", "bazel", "docs", "test", "today's platform"])
 def test_ci_runs_every_part_and_fails_if_one_does(bazel, fails):
     shutil.copytree(ROOT / ".ci", bazel.root / ".ci")
     # Otherwise a compiler would be installed.
@@ -55,7 +55,11 @@ def test_ci_runs_every_part_and_fails_if_one_does(bazel, fails):
     result = bazel.run(command=bazel.root / ".ci" / "run")
     parts = sorted(line for line in result.stdout.splitlines() if line.startswith("part "))
     tests = ["part test", "part test --exhaustive-share", "part test --rest"]
-    assert parts == ["part bazel", "part lint", "part setup", *tests, "part today"]
+    assert parts == [
+        *("part bazel", "part docs --check", "part lint", "part setup"),
+        *tests,
+        "part today",
+    ]
     assert (result.returncode != 0) == (fails is not None)
     failed = [line.strip() for line in result.stderr.splitlines()[1:]]
     every = ["tests", "rest of the tests", "exhaustive tests"]

@@ -14,6 +14,8 @@ from typing import Any
 
 PACKAGE = "tff_agnostic"
 FOLDER = "reference/api"
+# Its classes are results: callers read them, and make none.
+OF_RESULTS = "tff_agnostic.api"
 # Modules whose `__all__` is public, with the page of each: its file, heading and first sentence.
 PUBLIC = {
     "tff_agnostic.api": (
@@ -27,6 +29,17 @@ PUBLIC = {
         "What an algorithm is written with",
         "An algorithm file of yours imports these names: "
         "`from tff_agnostic import computations as core`.",
+    ),
+    "tff_agnostic.algorithms": (
+        "algorithms",
+        "Algorithms",
+        "The registry has every algorithm by name. An algorithm file of yours may build on one.",
+    ),
+    "tff_agnostic.models": (
+        "models",
+        "Models",
+        "Models are pure functions of their weights. `build_model` of a model file of yours may "
+        "return a Keras model or one of these.",
     ),
 }
 
@@ -151,10 +164,21 @@ def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """
     sources = Sources(root)
     texts, files = {}, {f"{PACKAGE}/__init__.py": ""}
+    page_of: dict[tuple[str, str], str] = {}
     for module, (page, title, intro) in PUBLIC.items():
-        entries = documented(sources, module)
-        files[f"{module.replace('.', '/')}.py"] = declarations(entries)
+        every = documented(sources, module)
+        # What several modules have is documented once.
+        entries = [one for one in every if (one.module, one.name) not in page_of]
+        others = [
+            f"[`{one.name}`]({page_of[one.module, one.name]}.md)"
+            for one in every
+            if one not in entries
+        ]
+        page_of |= {(one.module, one.name): page for one in entries}
+        files[file_of(module)] = declarations(sources, entries)
         parts = [f"# {title}", intro]
+        if others:
+            parts.append(f"It also has {', '.join(others)}.")
         for heading, kind in (("Functions", ast.FunctionDef), ("Classes", ast.ClassDef)):
             shown = [one for one in entries if isinstance(one.node, kind)]
             if shown:
@@ -179,24 +203,81 @@ def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     return texts, files
 
 
-def declarations(definitions: Iterable[Definition]) -> str:
-    """Returns Python that has the signatures and docstrings of definitions, and does nothing."""
+def file_of(module: str) -> str:
+    """Returns the path of the file of a module's declarations."""
+    return f"{module.replace('.', '/')}.py"
+
+
+def declarations(
+    sources: Sources, definitions: Iterable[Definition], with_fields: bool = False
+) -> str:
+    """Returns Python that has the signatures and docstrings of definitions, and does nothing.
+
+    Args:
+        sources: Where they are from.
+        definitions: Functions, classes, and others, which stay as they are.
+        with_fields: Whether classes have their fields, which docstrings describe, too.
+    """
     lines = ["from __future__ import annotations"]
     for one in definitions:
-        lines.append(ast.unparse(_declared(one.node)))
+        made = _declared(one.node, with_fields)
+        lines.append(ast.unparse(_WithValues(sources, one.module).visit(made)))
     return "\n\n\n".join(lines) + "\n"
 
 
-def _declared(node: ast.stmt) -> ast.stmt:
+def _declared(node: ast.stmt, with_fields: bool) -> ast.stmt:
     if isinstance(node, ast.FunctionDef):
         kept = [d for d in node.decorator_list if getattr(d, "id", "") in _DECORATORS]
         return _with(node, body=_docstring(node), decorator_list=kept)
     if isinstance(node, ast.ClassDef):
-        # The class's docstring describes the fields.
         methods = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
-        body = [*_docstring(node), *map(_declared, methods)]
-        return _with(node, body=body, decorator_list=[])
+        fields = [
+            n for n in node.body if with_fields and isinstance(n, (ast.Assign, ast.AnnAssign))
+        ]
+        body = [
+            *_docstring(node),
+            *map(_with_default, fields),
+            *(_declared(n, with_fields) for n in methods),
+        ]
+        return _with(node, body=body, decorator_list=node.decorator_list if with_fields else [])
     return node
+
+
+def _with_default(field: ast.stmt) -> ast.stmt:
+    """Returns a field that is a setting with its default alone: its help may change."""
+    value = getattr(field, "value", None)
+    if isinstance(value, ast.Call) and getattr(value.func, "id", "").endswith("setting"):
+        return _with(field, value=value.args[0])
+    return field
+
+
+def without_constructor(node: ast.stmt) -> ast.stmt:
+    """Returns a class as one that callers do not make."""
+    return _with(node, decorator_list=[]) if isinstance(node, ast.ClassDef) else node
+
+
+class _WithValues(ast.NodeTransformer):
+    """Puts constants of a module in the place of their private names, as in defaults."""
+
+    def __init__(self, sources: Sources, module: str) -> None:
+        self._constants = {
+            name: node.value
+            for node in sources.body(module)
+            if isinstance(node, ast.Assign) and _is_literal(node.value)
+            for name in _names_of(node)
+        }
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Returns what the name stands for."""
+        return self._constants.get(node.id, node) if node.id.startswith("_") else node
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
 
 
 _DECORATORS = ("property", "classmethod", "staticmethod")

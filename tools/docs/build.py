@@ -27,6 +27,8 @@ _USAGE_STATUS = 2
 _ADDRESS = "127.0.0.1"
 # Sphinx leaves it in what it has made.
 _BUILT = ".buildinfo"
+# Pages that have no source.
+_OF_SPHINX = ("genindex.html", "py-modindex.html", "search.html")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -35,13 +37,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     output = BUILD / "html" if given.output is None else given.output.resolve()
     if output.exists() and any(output.iterdir()) and not (output / _BUILT).is_file():
         _refuse(f"--output: expected a new or empty folder or a site, found {output} with others")
-    server = None if given.no_serve else _server(given.port, output)
+    server = None if given.no_serve or given.check else _server(given.port, output)
     try:
         build(output, given.package_python)
     except SiteError as e:
         print(e, file=sys.stderr)
         return 1
     print(f"site: {output / 'index.html'}")
+    if given.check:
+        return check(output)
     if server is not None:
         _serve(server)
     return 0
@@ -60,10 +64,15 @@ def build(output: Path, package_python: Path) -> None:
     pages, files = collect(ROOT)
     of_api, modules = api.pages(ROOT)
     pages = with_generated(pages, {**_commands(package_python), **of_api})
-    write_changed(BUILD / "source", with_order(pages), files)
-    write_changed(BUILD / "package", modules, {})
+    changed = write_changed(BUILD / "source", with_order(pages), files)
+    changed |= write_changed(BUILD / "package", modules, {})
     command = [sys.executable, "-m", "sphinx", "--jobs", "auto", "--fail-on-warning", "--quiet"]
     command += ["-c", ROOT / "tools" / "docs", "-d", BUILD / "doctrees", BUILD / "source", output]
+    # Every page lists the others: all are written anew if one has changed.
+    whole = BUILD / "whole"
+    if changed or not whole.is_file() or whole.read_text(encoding="utf-8") != str(output):
+        command.append("--write-all")
+        whole.unlink(missing_ok=True)
     own = {
         "TFF_AGNOSTIC_ROOT": str(ROOT),
         "TFF_AGNOSTIC_PUBLIC": str(BUILD / "package" / api.PACKAGE),
@@ -71,6 +80,21 @@ def build(output: Path, package_python: Path) -> None:
     }
     if subprocess.run(command, env={**os.environ, **own}, check=False).returncode:
         raise SiteError("the site was not built: see Sphinx's warnings above")
+    for page in output.rglob("*.html"):
+        # Sphinx leaves what an earlier build had.
+        source = (BUILD / "source" / page.relative_to(output)).with_suffix(".md")
+        if not source.is_file() and page.name not in _OF_SPHINX:
+            page.unlink()
+    whole.write_text(str(output), encoding="utf-8")
+
+
+def check(output: Path) -> int:
+    """Checks links, of pages as Markdown and of the site, and the public API; the exit status."""
+    links = [Path(sys.executable).with_name("lychee"), "--offline", "--include-fragments"]
+    links += ["--no-progress", output, ROOT / "docs", ROOT / "benchmarks", *ROOT.glob("*.md")]
+    api_of = [sys.executable, "-P", "-m", "tools.docs.check_api"]
+    failed = [subprocess.run(part, check=False).returncode for part in (links, api_of)]
+    return int(any(failed))
 
 
 def _commands(package_python: Path) -> dict[str, str]:
@@ -140,6 +164,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--no-serve", action="store_true", help="build only")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="build; check links with their fragments, and the API against the last release",
+    )
     parser.add_argument("--port", type=_port, default=8000, help="where it is served [8000]")
     parser.add_argument("--output", type=Path, help="folder of the site [build/docs/html]")
     # `run` gives it.

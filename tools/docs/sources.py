@@ -8,11 +8,10 @@ docs/. Pages follow the links of their folder's index.md, so nothing here names 
 from __future__ import annotations
 
 import dataclasses
-import os
 import posixpath
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 DOCS = "docs"
@@ -237,32 +236,31 @@ def _toctree(children: Iterable[str], is_list: bool) -> str:
     return "\n\n```{toctree}\n" + options + "\n\n" + "\n".join(children) + "\n```\n"
 
 
-def write_changed(folder: Path, texts: Mapping[str, str], files: Mapping[str, Path]) -> None:
+def write_changed(folder: Path, texts: Mapping[str, str], files: Mapping[str, Path]) -> bool:
     """Makes a folder hold these files and no others; those that are as they should be stay.
 
     Args:
         folder: The folder.
         texts: What is in files, by path.
         files: What others are copies of, by path.
+
+    Returns:
+        Whether anything was to be done.
     """
-    for path in _present(folder):
-        if path not in texts and path not in files:
-            (folder / path).unlink()
-    for path, text in texts.items():
-        _write(folder / path, text.encode("utf-8"))
-    for path, source in files.items():
-        _write(folder / path, source.read_bytes())
-
-
-def _present(folder: Path) -> Iterator[str]:
-    for at, _, names in os.walk(folder):
-        for name in names:
-            yield (Path(at) / name).relative_to(folder).as_posix()
-
-
-def _write(path: Path, content: bytes) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    if not path.is_file() or path.read_bytes() != content:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    contents = {path: text.encode("utf-8") for path, text in texts.items()}
+    contents |= {path: source.read_bytes() for path, source in files.items()}
+    others = [path for path in folder.rglob("*") if path.is_file()]
+    others = [path for path in others if path.relative_to(folder).as_posix() not in contents]
+    for path in others:
+        path.unlink()
+    changed = bool(others)
+    for name, content in contents.items():
+        path = folder / name
+        if path.is_dir():
+            # It was one of pages; they are gone.
+            shutil.rmtree(path)
+        if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            changed = True
+    return changed
