@@ -142,7 +142,9 @@ def test_the_verdict_comes_first_and_says_what_it_does_not_prove(searched):
     found = json.loads((path / "tuned.json").read_text())
     best, sentences = found["algorithms"]["fed_avg"]["best"]["trial"], found["verdict"]
     if best == 0:
-        assert "none of 3 trials is better than the settings that were given" in sentences[0]
+        assert (
+            "none of 3 trials has a better value than the settings that were given" in sentences[0]
+        )
     else:
         row = f"FedAvg (uniform) with trial {best}"
         assert f"{row} is better or worse than what was given (trial 0) for" in sentences[0]

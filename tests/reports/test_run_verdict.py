@@ -118,6 +118,21 @@ def _of_losses(tmp_path, source="trivial"):
     return dataclasses.replace(run, resampled=drawn)
 
 
+def test_a_trial_finds_the_baselines_beside_the_rows_that_have_its_numbers(tmp_path):
+    trial = made_up.write_run(tmp_path / "row" / "trial_00", made_up.result(_NAMES))
+    for number, loss in (("", 0.3), ("2", 0.5)):
+        beside = tmp_path / "baselines" / number
+        beside.mkdir()
+        known = {n: {"training": loss, "heldout": 0.4, "source": "trivial"} for n in _NAMES}
+        (beside / "baselines.json").write_text(json.dumps({"domains": known}))
+    assert not read_run(trial).trivial_losses
+    config = json.loads((trial / "config.json").read_text())
+    for loss, expected in ((0.5, dict.fromkeys(_NAMES, 0.5)), (0.4, {})):
+        config["domain_baselines"] = [loss] * len(_NAMES)
+        (trial / "config.json").write_text(json.dumps(config))
+        assert read_run(trial).trivial_losses == expected
+
+
 def test_losses_are_compared_with_trivial_predictors_where_these_are_known(tmp_path):
     worse, unknown, better, scope, _ = run_verdict(_of_losses(tmp_path))
     what = "the trivial predictor of a domain (the mean of the numbers, or the shares of the "

@@ -177,17 +177,30 @@ def read_run(
         facts,
         where,
         next(iter(read_resampled([folder / _RESAMPLED])), None),
-        _trivial_losses(folder / _BASELINES),
+        _trivial_losses(folder, config),
     )
 
 
-def _trivial_losses(path: Path) -> dict[str, float]:
-    """Returns what baselines that the run made say of trivial predictors."""
+def _trivial_losses(folder: Path, config: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what the baselines of a run say of trivial predictors.
+
+    A trial of a comparison finds them beside the rows: in the file that has the run's numbers.
+    """
+    found = _domains_of(folder / _BASELINES)
+    numbers, losses = config.get("domain_baselines"), config.get("baseline_losses", TRAINING)
+    if not found and numbers:
+        beside = folder.resolve().parents[1] / _BASELINES.parent
+        for path in sorted(beside.glob(f"**/{_BASELINES.name}")):
+            domains = _domains_of(path)
+            if [of.get(losses) for of in domains.values()] == numbers:
+                found = domains
+    trivial = {n: of.get(TRAINING) for n, of in found.items() if of.get("source") == TRIVIAL}
+    return {n: float(loss) for n, loss in trivial.items() if isinstance(loss, (int, float))}
+
+
+def _domains_of(path: Path) -> dict[str, Any]:
     domains = read_json(path).get("domains") if path.is_file() else None
-    if not isinstance(domains, dict):
-        return {}
-    losses = {n: of.get(TRAINING) for n, of in domains.items() if of.get("source") == TRIVIAL}
-    return {n: float(loss) for n, loss in losses.items() if isinstance(loss, (int, float))}
+    return domains if isinstance(domains, dict) else {}
 
 
 def _check_values(path: Path, result: Mapping[str, Any], facts: Mapping[str, Measure]) -> None:

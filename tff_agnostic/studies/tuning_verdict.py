@@ -70,7 +70,9 @@ class Found:
             return []
         if self.given[name].number == self.best[name].number:
             label = runs.labels[name]
-            return [f"{label}: none of {count} trials is better than the settings that were given."]
+            return [
+                f"{label}: none of {count} trials has a better value than the given settings."
+            ]
         return of_row(runs, name, as_given(name), main_measure(runs), _MORE_SEEDS)
 
 
