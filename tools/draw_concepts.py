@@ -146,11 +146,15 @@ def a_round() -> Drawing:
     drawing.arrow((60, end), (60, end + 34))
     drawing.text(72, end + 22, "1 send w and lambda to some clients", "free")
     top = end + 36
-    for k, counts in enumerate(((5, 0), (3, 1), (0, 2))):
-        left = _MARGIN + k * 124
-        drawing.box((left, top, 112), "step", [f"Client {k + 1}:", ""], "middle")
-        drawing.dots(left + 56 - 6.5 * counts[1], top + 33, counts[0], "server")
-        drawing.dots(left + 56 + 6.5 * counts[0], top + 33, counts[1], "client")
+    # Three of the clients of the other figure.
+    for k, client in enumerate((1, 3, 4)):
+        left, counts = _MARGIN + k * 124, EXAMPLES[client]
+        drawing.box((left, top, 112), "step", [f"Client {client + 1}:", ""], "middle")
+        before = 0
+        for number, kind in zip(counts, KINDS):
+            middle = left + 56 + 6.5 * (2 * before + number - sum(counts))
+            drawing.dots(middle, top + 33, number, kind)
+            before += number
     work = [
         "On each client, with its own examples:",
         "2 measure the loss of each domain",
@@ -178,6 +182,8 @@ def a_round() -> Drawing:
 DOMAINS = ("es", "pt", "ca")
 EXAMPLES = ((5, 0, 0), (4, 0, 1), (5, 0, 0), (3, 2, 0), (2, 2, 0))
 LOSSES = (0.30, 0.40, 0.90)
+# How the examples of each domain look.
+KINDS = ("server", "safe", "client")
 
 
 def shares() -> list[float]:
@@ -209,7 +215,7 @@ def clients_by_domains() -> Drawing:
         y = 54 + 34 * k
         drawing.box((_MARGIN, y, inner), "step", [f"Client {k + 1}"], height=28)
         drawing.text(right, y + 18, str(sum(counts)), "on-step end")
-        for x, number, kind in zip(middles, counts, ("server", "safe", "client")):
+        for x, number, kind in zip(middles, counts, KINDS):
             drawing.dots(x, y + 14, number, kind)
     row(242, "Examples", [str(sum(column)) for column in zip(*EXAMPLES)], "free")
     row(264, "Loss", [f"{loss:.2f}" for loss in LOSSES], "free")
