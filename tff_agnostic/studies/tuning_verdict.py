@@ -70,9 +70,7 @@ class Found:
             return []
         if self.given[name].number == self.best[name].number:
             label = runs.labels[name]
-            return [
-                f"{label}: none of {count} trials has a better value than the given settings."
-            ]
+            return [f"{label}: none of {count} trials has a better value than the given settings."]
         return of_row(runs, name, as_given(name), main_measure(runs), _MORE_SEEDS)
 
 
