@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from plan_runner.errors import PlanError
-from plan_runner.export import TRAINING
+from plan_runner.export import TRAINING, Limits
 from plan_runner.fleet.settings import (
+    DataSettings,
+    NodeSettings,
+    PlanSettings,
+    ServerSettings,
+    Timeouts,
     manifest_sha256,
     read_identity,
     read_node_settings,
@@ -17,6 +25,7 @@ from plan_runner.fleet.settings import (
 )
 from plan_runner.fleet.state_folder import Begun, StateFolder, Track
 from plan_runner.fleet.wire import Kind, Message, decoded
+from plan_runner.private_sums.noise import Demands
 
 _NODE = """
 export = "export"
@@ -35,6 +44,41 @@ def refused(function, *arguments) -> str:
         function(*arguments)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+_PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "fleet_settings.md"
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [
+        ("server.toml", ServerSettings),
+        ("node.toml", NodeSettings),
+        ("The table data", DataSettings),
+        ("The table evaluation", PlanSettings),
+        ("The table privacy", Demands),
+        ("The table timeouts", Timeouts),
+        ("The table limits", Limits),
+    ],
+)
+def test_the_page_has_each_setting_with_its_default(heading, kind):
+    _, section = re.split(rf"^## {re.escape(heading)}\n", _PAGE.read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section.split("\n## ")[0], re.MULTILINE)
+    assert rows == [(field.name, _as_written(field)) for field in dataclasses.fields(kind)]
+
+
+def _as_written(field: dataclasses.Field) -> str:
+    if field.default is not dataclasses.MISSING:
+        default = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    else:
+        return "required"
+    if dataclasses.is_dataclass(default):
+        return "see below"
+    if isinstance(default, float):
+        return f"{default:g}"
+    return "none" if default is None else json.dumps(default)
 
 
 def test_paths_are_relative_to_the_file(tmp_path):
