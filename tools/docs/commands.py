@@ -22,7 +22,6 @@ from plan_runner.fleet import cli as fleet
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
-from tff_agnostic.run import process
 from tff_agnostic.run.command_line import DataOptions, RunCommand
 from tff_agnostic.run.completion import SHELLS
 from tff_agnostic.run.help_page import Group, groups_of, own_groups, without_repeated
@@ -38,7 +37,6 @@ from tff_agnostic.settings import Option, flag_text
 from tff_agnostic.tasks.registry import TASKS
 
 FOLDER = "reference/commands"
-EXIT_STATUS = "reference/exit_status.md"
 # They describe their arguments in ways of their own.
 OTHERS = ("completion", "fleet", "run_plan")
 _KINDS = {"bool": "true or false", "int": "whole number", "float": "number", "str": "text"}
@@ -153,7 +151,7 @@ def shared_flags(name: str) -> dict[str, list[Option]]:
 def pages() -> dict[str, str]:
     """Returns the text of every page by its path in the site."""
     shared = {page.name: page for page in shared_pages()}
-    made = {f"{FOLDER}/index.md": _index(shared.values()), EXIT_STATUS: _exit_status()}
+    made = {f"{FOLDER}/index.md": _index(shared.values())}
     for name in COMMANDS:
         made[f"{FOLDER}/{name}.md"] = _command_page(name, shared)
     for name, text in (
@@ -189,7 +187,7 @@ def _index(shared: Iterable[Shared]) -> str:
             "Every command takes `--help`, which prints the flags that apply to the task and the "
             "algorithm that you name, `--help=GROUP` for one group in full, and `--helpfull` for "
             "all flags. `--flagfile=FILE` reads flags from a file, one in a line. "
-            "[Exit status](../exit_status.md) lists what a command returns to the shell.",
+            "[Exit codes](../exit_codes.md) lists what a command returns to the shell.",
         ]
     )
 
@@ -424,37 +422,6 @@ def _completion() -> str:
         "values. It holds all that it needs: the shell answers without starting Python."
     )
     return "\n\n".join(["# completion", _markdown(_summary("completion")) + ".", *blocks, about])
-
-
-def _exit_status() -> str:
-    rows = [
-        ("0", "the command did what it was asked to"),
-        (
-            str(process._FAILURE_STATUS),
-            "something failed that is no mistake of yours, as a worker that ended; or the verdict "
-            "is no, as of an audit that proves more than was claimed",
-        ),
-        (
-            str(process._USAGE_STATUS),
-            "a flag, a file or a folder is wrong; one line says what was expected, what was found, "
-            "and where",
-        ),
-        ("128 + N", "signal N ended it, as 130 after Ctrl-C; a run was saved before, and the last "
-         "line is the command that goes on"),
-    ]  # fmt: skip
-    lines = [f"| {status} | {meaning} |" for status, meaning in rows]
-    return "\n".join(
-        [
-            "# Exit status",
-            "",
-            "What every command returns to the shell, so that a script can tell a mistake from a "
-            "failure.",
-            "",
-            "| status | when |",
-            "|---|---|",
-            *lines,
-        ]
-    )
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
