@@ -6,12 +6,23 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Optional
 from unittest import mock
 
 import pytest
 
 from tests.binaries.harness import Caller, Outcome
 from tests.docs.newcomer import ROOT, Session, environment
+from tests.docs.printed import (
+    FORM,
+    WHOLE,
+    Block,
+    blocks,
+    has_blocks,
+    is_shown,
+    is_shown_in_form,
+    without_a_kind,
+)
 from tests.docs.small_data import small_copies
 from tests.docs.small_reproduce import small_experiments
 from tests.plan_runner.harness import call as run_plan
@@ -60,7 +71,6 @@ SHORTENED = {
 }
 # Run by .ci/run, or by tests/setup; a test that runs all tests would not end.
 COVERED_ELSEWHERE = {"test", "lint", "bazel", "build", "lock", "setup", "help", "notebook"}
-_BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # A block that is a file says so in its first line.
 _FILE_NAME = re.compile(r"# (\w+\.py)\n")
 # Files that README takes from the tutorial; the table is shorter here.
@@ -71,9 +81,9 @@ READERS_FILES = {
         for k in range(400)
     ),
     **{
-        name[1]: block
-        for _, block in _BLOCK.findall((DOCS / "tutorials" / "own_data.md").read_text())
-        if (name := _FILE_NAME.match(block))
+        name[1]: block.text
+        for block in blocks((DOCS / "tutorials" / "own_data.md").read_text())
+        if (name := _FILE_NAME.match(block.text))
     },
 }
 
@@ -150,7 +160,7 @@ def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 # Pages of results repeat one another's commands, with other settings.
-_WITH_COMMANDS = [page for page in PAGES if _BLOCK.search(page.read_text())]
+_WITH_COMMANDS = [page for page in PAGES if has_blocks(page.read_text())]
 # They are of kinds that other pages have.
 _USUAL = [p for p in _WITH_COMMANDS if p.parent.name != "results"]
 
@@ -160,44 +170,53 @@ def test_page_runs_from_top_to_bottom(
     page: Path, reader_folder: Path, commands: Commands, python: Session
 ) -> None:
     missing: list[str] = []
-    printed = None
-    for language, block in _BLOCK.findall(page.read_text()):
-        if language == "text":
-            # What commands print is of more rounds than are run here.
-            assert printed is None or _is_shown(printed, block), f"{page.name}: {printed}"
-        elif language == "sh":
-            printed = None
-            for line in block.splitlines():
-                _run(commands, page, line, missing)
-        elif name := _FILE_NAME.match(block):
-            (reader_folder / name[1]).write_text(block)
+    printed: Optional[str] = None
+    found = blocks(page.read_text())
+    for block, after in zip(found, [*found[1:], Block("", "", "")]):
+        if block.language == "text":
+            _compare(page, printed, block)
+        elif block.language == "sh":
+            is_whole = (after.language, after.kind) == ("text", WHOLE)
+            outs = [_run(commands, page, li, missing, is_whole) for li in block.text.splitlines()]
+            printed = None if None in outs else "".join(filter(None, outs))
+        elif name := _FILE_NAME.match(block.text):
+            (reader_folder / name[1]).write_text(block.text)
         else:
             script = reader_folder / "script.py"
-            script.write_text(block)
+            script.write_text(block.text)
             printed = python.run(script)
     if missing:
         pytest.skip(f"all but what needs {', '.join(dict.fromkeys(missing))}")
 
 
-def _is_shown(printed: str, shown: str) -> bool:
-    """Whether a page shows what was printed, lines that it leaves out being `...`."""
-    pattern = re.escape(shown).replace(re.escape("...\n"), "(.*\n)*?")
-    return re.fullmatch(pattern, printed) is not None
+def _compare(page: Path, printed: Optional[str], block: Block) -> None:
+    """Compares what was printed with what a page shows of it, if it was run."""
+    compare = {FORM: is_shown_in_form, WHOLE: is_shown, "": is_shown}.get(block.kind)
+    if compare is not None and printed is not None:
+        assert compare(printed, block.text), f"{page.name}: {printed}"
 
 
-def _run(commands: Commands, page: Path, line: str, missing: list[str]) -> None:
-    """Runs a command; if it lacks real data, or what another would have made of them, it adds that.
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_what_was_printed_says_of_which_kind_it_is(page: Path) -> None:
+    assert not list(without_a_kind(page.read_text())), "tests/docs/printed.py has the kinds"
 
+
+def _run(
+    commands: Commands, page: Path, line: str, missing: list[str], is_whole: bool
+) -> Optional[str]:
+    """Runs a command, shortened if not as a whole; returns what it printed, None if it is not run.
+
+    If it lacks real data, or what another would have made of them, it adds that to what is missing.
     What it would have made is missing then as well.
     """
     program, *arguments = shlex.split(line)
     if program.startswith("tools/"):
         subprocess.run([ROOT / program, *arguments], stdin=subprocess.DEVNULL, check=True)
-        return
+        return None
     assert program == "./run", f"{page.name}: a block of commands holds {line!r}"
     command, *arguments = arguments
     if command in COVERED_ELSEWHERE:
-        return
+        return None
     values = {flag: value for flag, _, value in (a.partition("=") for a in arguments)}
     lacking = [
         name
@@ -207,13 +226,16 @@ def _run(commands: Commands, page: Path, line: str, missing: list[str]) -> None:
     ]
     if lacking:
         missing += [*lacking, *(values[f] for f in ("--output", "--output_dir") if f in values)]
-        return
+        return None
     shortened = [flag for flag in SHORTENED[command] if flag != _STREAMED or _may_stream(arguments)]
+    if is_whole:
+        shortened = []
     # A command line has one value for each flag.
     replaced = {flag.partition("=")[0] for flag in shortened}
     kept = [argument for argument in arguments if argument.partition("=")[0] not in replaced]
     outcome = commands(command, *kept, *shortened)
     assert outcome.status == 0, f"{line}\n{outcome.err}"
+    return outcome.out
 
 
 def _may_stream(arguments: list[str]) -> bool:
@@ -236,7 +258,8 @@ def _headings(page: Path) -> set[str]:
 
 
 def test_readme_is_short() -> None:
-    words = (ROOT / "README.md").read_text().split()
+    # Comments are read by nobody but the tests.
+    words = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text()).split()
     assert len(words) <= README_WORDS, f"README.md has {len(words)} words"
 
 

@@ -1,0 +1,78 @@
+"""What pages show of what their commands and their Python print.
+
+A comment in front of a block of text says of which kind it is:
+
+    <!-- printed: whole -->         CI runs the command as it is, and compares every line
+    <!-- printed: form -->          CI runs the command shortened, and compares all but the numbers
+    <!-- printed: 2026-11-24 -->    CI does not run it; somebody did on that day
+    <!-- not run -->                it shows commands, which CI does not run
+
+What follows Python is compared whole. `...` stands for what is left out.
+"""
+
+import datetime
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+WHOLE, FORM, NOT_RUN = "whole", "form", "not run"
+_BLOCK = re.compile(
+    r"^(?:<!-- (?:printed: )?([\w -]+?) -->\n)?```(python|sh|text)\n(.*?)^```",
+    re.DOTALL | re.MULTILINE,
+)
+_NUMBER = re.compile(r"[+-]?\d(?:[\d,.]*\d)?(?:e[+-]?\d+)?")
+_RULE = re.compile(r"-{2,}")
+_LEFT_OUT = "..."
+
+
+class Block(NamedTuple):
+    """A block of a page, and the kind that the page gives it ("" without a comment)."""
+
+    language: str
+    text: str
+    kind: str
+
+
+def blocks(page: str) -> list[Block]:
+    """Returns the blocks of a page."""
+    return [Block(language, text, kind) for kind, language, text in _BLOCK.findall(page)]
+
+
+def has_blocks(page: str) -> bool:
+    """Whether a page has any."""
+    return _BLOCK.search(page) is not None
+
+
+def without_a_kind(page: str) -> Iterator[str]:
+    """Yields the first line of each block of text that has no kind."""
+    before = ""
+    for language, text, kind in blocks(page):
+        if language == "text" and not _is_kind(kind) and (kind or before != "python"):
+            yield text.partition("\n")[0]
+        before = language
+
+
+def _is_kind(kind: str) -> bool:
+    if kind in (WHOLE, FORM, NOT_RUN):
+        return True
+    try:
+        datetime.date.fromisoformat(kind)
+    except ValueError:
+        return False
+    return True
+
+
+def is_shown(printed: str, shown: str) -> bool:
+    """Whether a page shows what was printed, lines that it leaves out being `...`."""
+    pattern = re.escape(shown).replace(re.escape(f"{_LEFT_OUT}\n"), "(.*\n)*?")
+    return re.fullmatch(pattern, printed) is not None
+
+
+def is_shown_in_form(printed: str, shown: str) -> bool:
+    """Whether a page shows the words that were printed, whatever their numbers and lines are."""
+    parts = (re.escape(part.strip()) for part in _form(shown).split(_LEFT_OUT))
+    return re.fullmatch(".*".join(parts), _form(printed)) is not None
+
+
+def _form(text: str) -> str:
+    return " ".join(_RULE.sub("--", _NUMBER.sub("0", text)).split())
