@@ -3,7 +3,8 @@
 A comment in front of a block of text says of which kind it is:
 
     <!-- printed: whole -->         CI runs the command as it is, and compares every line
-    <!-- printed: form -->          CI runs the command shortened, and compares all but the numbers
+    <!-- printed: form -->          CI runs the command shortened, and compares the lines that the
+                                    page shows, without their numbers
     <!-- printed: 2026-11-24 -->    CI does not run it; somebody did on that day
     <!-- not run -->                it shows commands, which CI does not run
 
@@ -69,9 +70,13 @@ def is_shown(printed: str, shown: str) -> bool:
 
 
 def is_shown_in_form(printed: str, shown: str) -> bool:
-    """Whether a page shows the words that were printed, whatever their numbers and lines are."""
-    parts = (re.escape(part.strip()) for part in _form(shown).split(_LEFT_OUT))
-    return re.fullmatch(".*".join(parts), _form(printed)) is not None
+    """Whether the lines that a page shows were printed in this order, whatever their numbers are.
+
+    A printed line may be several lines of the page, and other lines may stand between them.
+    """
+    parts = [part for line in shown.splitlines() for part in _form(line).split(_LEFT_OUT)]
+    pattern = ".*".join(rf"(?<!\w){re.escape(part.strip())}(?!\w)" for part in parts if part)
+    return re.search(pattern, _form(printed)) is not None
 
 
 def _form(text: str) -> str:

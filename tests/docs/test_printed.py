@@ -54,13 +54,16 @@ def test_the_whole_is_compared_by_lines():
     assert not is_shown(printed, "one 1\nthree 3\n") and not is_shown(printed, "one 2\n...\n")
 
 
-def test_the_form_is_compared_by_words_without_numbers():
+def test_the_form_is_compared_by_lines_without_numbers():
     printed = (
-        "domain   loss\n------  -----\n8 (worst)  1,234.5\nall  -2e-7\nreport: run-001/r.html\n"
+        "domain   loss\n------  -----\n8 (worst)  1,234.5\nsmall 1 2\nall  -2e-7\nto run-1/r.html\n"
     )
-    shown = "domain loss\n---- ----\n1 (worst) 0.4\nall\n0.1\nreport: run-12/r.html\n"
+    shown = "domain loss\n---- ----\n1 (worst) 0.4\nall\n0.1\nto run-12/r.html\n"
     assert is_shown_in_form(printed, shown)
-    assert is_shown_in_form(printed, "...\nall 0.3\n...\n")
-    assert not is_shown_in_form(printed, "all 0.3\n...\n")
+    assert is_shown_in_form(printed, "8 (worst) ...\nto ...\n")
+    assert is_shown_in_form("sent 3, took 4, rest 5\n", "sent 1, ..., rest 2\n")
+    assert not is_shown_in_form(printed, "to run-12/r.html\n8 (worst) 1\n")
     assert not is_shown_in_form(printed, shown.replace("worst", "best"))
-    assert not is_shown_in_form(printed, shown.replace("0.4", "none"))
+    assert not is_shown_in_form(printed, "all 1 2\n") and not is_shown_in_form(
+        printed, "all none\n"
+    )
