@@ -75,8 +75,15 @@ def is_shown_in_form(printed: str, shown: str) -> bool:
     A printed line may be several lines of the page, and other lines may stand between them.
     """
     parts = [part for line in shown.splitlines() for part in _form(line).split(_LEFT_OUT)]
-    pattern = ".*".join(rf"(?<!\w){re.escape(part.strip())}(?!\w)" for part in parts if part)
+    pattern = ".*".join(_by_itself(part.strip()) for part in parts if part)
     return re.search(pattern, _form(printed)) is not None
+
+
+def _by_itself(words: str) -> str:
+    """Returns a pattern that does not begin or end within a longer word."""
+    before = r"(?<!\w)" if words[:1].isalnum() else ""
+    after = r"(?!\w)" if words[-1:].isalnum() else ""
+    return f"{before}{re.escape(words)}{after}"
 
 
 def _form(text: str) -> str:
