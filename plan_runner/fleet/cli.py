@@ -91,7 +91,9 @@ def _add_keys(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument(
         "--days", type=int, help="with --server: how long the certificate holds (default: 365)"
     )
-    parser.add_argument("--output", metavar="FOLDER", type=Path, required=True)
+    parser.add_argument(
+        "--output", metavar="FOLDER", type=Path, required=True, help="new folder of the keys"
+    )
     parser.set_defaults(run=_keys)
 
 
@@ -126,18 +128,27 @@ def _add_server(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "server", help="play rounds with the nodes that come", allow_abbrev=False
     )
-    parser.add_argument("--keys", metavar="FOLDER", type=Path, required=True)
-    parser.add_argument("--settings", metavar="FILE", type=Path, required=True, help="server.toml")
-    parser.add_argument("--rounds", type=int, required=True, help="of training, earlier ones too")
+    parser.add_argument(
+        "--keys", metavar="FOLDER", type=Path, required=True, help="the server's keys"
+    )
+    parser.add_argument(
+        "--settings", metavar="FILE", type=Path, required=True, help="the file server.toml"
+    )
+    parser.add_argument(
+        "--rounds", type=int, required=True, help="rounds of training, earlier ones included"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where nodes reach it (%(default)s)")
-    parser.add_argument("--port", type=int, default=_PORT, help="(default: %(default)s)")
+    parser.add_argument("--port", type=int, default=_PORT, help="the server's port (%(default)s)")
     parser.add_argument(
         "--open_to_network",
         action="store_true",
         help="let --host be other than loopback: nodes' requests alone pass the filter there",
     )
     parser.add_argument(
-        "--superlink_port", type=int, default=8000, help="on loopback (default: %(default)s)"
+        "--superlink_port",
+        type=int,
+        default=8000,
+        help="of its SuperLink, on loopback (%(default)s)",
     )
     parser.set_defaults(run=_server)
 
@@ -165,9 +176,13 @@ def _server(arguments: argparse.Namespace) -> int:
 
 def _add_node(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser("node", help="play as one client", allow_abbrev=False)
-    parser.add_argument("--keys", metavar="FOLDER", type=Path, required=True)
-    parser.add_argument("--settings", metavar="FILE", type=Path, required=True, help="node.toml")
-    parser.add_argument("--server", metavar="HOST:PORT", required=True)
+    parser.add_argument(
+        "--keys", metavar="FOLDER", type=Path, required=True, help="the node's keys"
+    )
+    parser.add_argument(
+        "--settings", metavar="FILE", type=Path, required=True, help="the file node.toml"
+    )
+    parser.add_argument("--server", metavar="HOST:PORT", required=True, help="the server's address")
     parser.add_argument(
         "--port", type=int, default=8101, help="of its SuperNode, on loopback (%(default)s)"
     )
@@ -193,10 +208,20 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="play on this machine, every part a process of its own, and compare with run_plan",
         allow_abbrev=False,
     )
-    parser.add_argument("--export", metavar="FOLDER", type=Path, required=True)
-    parser.add_argument("--clients", metavar="FOLDER", type=Path, required=True)
-    parser.add_argument("--nodes", type=int, default=4, help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument(
+        "--export", metavar="FOLDER", type=Path, required=True, help="folder of the export"
+    )
+    parser.add_argument(
+        "--clients",
+        metavar="FOLDER",
+        type=Path,
+        required=True,
+        help="folder with a file NAME.tfrecord per client",
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=4, help="number of nodes, at least 3 (%(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (%(default)s)")
     parser.add_argument("--kill", choices=KILLS, help="what is killed in the second round")
     parser.add_argument(
         "--output", metavar="FOLDER", type=Path, help="new folder to keep; none by default"

@@ -271,6 +271,13 @@ class _WithValues(ast.NodeTransformer):
         """Returns what the name stands for."""
         return self._constants.get(node.id, node) if node.id.startswith("_") else node
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Returns `core.Model` as `Model`, which the reference has a link for."""
+        if isinstance(node.value, ast.Name) and node.value.id == "core":
+            return ast.Name(node.attr)
+        self.generic_visit(node)
+        return node
+
 
 def _is_literal(node: ast.expr) -> bool:
     try:

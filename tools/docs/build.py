@@ -65,8 +65,20 @@ def build(output: Path, package_python: Path) -> None:
     of_api, modules = api.pages(ROOT)
     pages = with_generated(pages, {**_commands(package_python), **of_api})
     changed = write_changed(BUILD / "source", with_order(pages), files)
-    changed |= write_changed(BUILD / "package", modules, {})
-    command = [sys.executable, "-m", "sphinx", "--jobs", "auto", "--fail-on-warning", "--quiet"]
+    if write_changed(BUILD / "package", modules, {}):
+        changed = True
+        for page in of_api:
+            # Sphinx reads a page again that is newer.
+            (BUILD / "source" / page).touch()
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--jobs",
+        "auto",
+        "--fail-on-warning",
+        "--quiet",
+    ]
     command += ["-c", ROOT / "tools" / "docs", "-d", BUILD / "doctrees", BUILD / "source", output]
     # Every page lists the others: all are written anew if one has changed.
     whole = BUILD / "whole"
@@ -90,9 +102,13 @@ def build(output: Path, package_python: Path) -> None:
 
 def check(output: Path) -> int:
     """Checks links, of pages as Markdown and of the site, and the public API; the exit status."""
-    links = [Path(sys.executable).with_name("lychee"), "--offline", "--include-fragments"]
+    links: list[str | Path] = [
+        Path(sys.executable).with_name("lychee"),
+        "--offline",
+        "--include-fragments",
+    ]
     links += ["--no-progress", output, ROOT / "docs", ROOT / "benchmarks", *ROOT.glob("*.md")]
-    api_of = [sys.executable, "-P", "-m", "tools.docs.check_api"]
+    api_of: list[str | Path] = [sys.executable, "-P", "-m", "tools.docs.check_api"]
     failed = [subprocess.run(part, check=False).returncode for part in (links, api_of)]
     return int(any(failed))
 

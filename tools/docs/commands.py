@@ -19,14 +19,13 @@ from absl import flags
 
 from plan_runner import cli as run_plan
 from plan_runner.fleet import cli as fleet
-from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
 from tff_agnostic.run.command_line import DataOptions, RunCommand
 from tff_agnostic.run.completion import SHELLS
 from tff_agnostic.run.help_page import Group, groups_of, own_groups, without_repeated
 from tff_agnostic.run.options import (
-    UPDATE_AGGREGATORS,
     RunConfig,
     options_of_runs,
     options_of_runtimes,
@@ -71,7 +70,7 @@ def shared_pages() -> list[Shared]:
         Group(name, f"{name}: {spec.summary}", [o for o in tasks.values() if o.owner_names == name])
         for name, spec in TASKS.items()
     ]
-    of_sums = [*AGGREGATIONS.values(), *UPDATE_AGGREGATORS.values(), *PRIVACIES.values()]
+    of_sums: list[Any] = [*AGGREGATIONS.values(), *UPDATE_AGGREGATORS.values(), *PRIVACIES.values()]
     return [
         Shared(
             "runs",
@@ -398,12 +397,14 @@ def _action_entry(action: argparse.Action) -> str:
     flag = action.option_strings[-1].removeprefix("--")
     metavar = action.metavar if isinstance(action.metavar, str) else flag.upper()
     value = "" if action.nargs == 0 else f"={metavar}"
-    lines = [_sentence(action.help % vars(action))] if action.help else []
+    # A default in brackets at the end is what the entry has in a sentence of its own.
+    text = (action.help or "").removesuffix(" (%(default)s)")
+    lines = [_sentence(text % vars(action))] if text else []
     lines += [] if action.choices is None else [f"One of: {', '.join(map(str, action.choices))}."]
     known = action.default not in (None, False, argparse.SUPPRESS)
     if action.required:
         lines.append("Required.")
-    elif known and "default" not in (action.help or ""):
+    elif known and "%(default)" not in text:
         lines.append(f"Default: `{action.default}`.")
     return _entry(flag, f"--{flag}", value, lines)
 

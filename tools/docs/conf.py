@@ -1,6 +1,7 @@
 """Sphinx's settings for the site. `tools/docs/build.py` gathers the pages and calls Sphinx."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,14 @@ highlight_language = "none"
 def setup(app: Sphinx) -> None:
     """Diagrams are shown as their text: what draws them is fetched from elsewhere."""
     app.add_lexer("mermaid", TextLexer)
-    app.connect("autodoc-process-docstring", _without_substitutions, priority=1)
+    app.connect("autodoc-process-docstring", _as_prose, priority=1)
 
 
-def _without_substitutions(*given: Any) -> None:
-    """Bars in docstrings are those of formulas."""
+def _as_prose(*given: Any) -> None:
+    """Docstrings are no reStructuredText: bars are those of formulas, and a letter is no number."""
     lines: list[str] = given[-1]
-    lines[:] = [line.replace("|", "\\|") for line in lines]
+    escaped = (line.replace("|", "\\|") for line in lines)
+    lines[:] = [re.sub(r"(: |^ *)(\w\.)(?= |$)", r"\1\\\2", line) for line in escaped]
 
 
 html_theme = "furo"

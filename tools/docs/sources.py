@@ -119,7 +119,7 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
 
 
 def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[str, Page]:
-    """Returns the pages with those that are made of the code, which their folder lists last.
+    """Returns the pages with those that are made of the code, which the reference lists first.
 
     Args:
         pages: The pages by path.
@@ -137,7 +137,7 @@ def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[
         REFERENCE, Page(REFERENCE, "# Reference\n\nWhere to look things up.\n", (), False)
     )
     text = f"{before.text.rstrip()}\n\n## Made from the code\n\n" + "\n".join(lines) + "\n"
-    found[REFERENCE] = dataclasses.replace(before, text=text, links=(*before.links, *listed))
+    found[REFERENCE] = dataclasses.replace(before, text=text, links=(*listed, *before.links))
     return found
 
 
