@@ -68,7 +68,7 @@ def _check_known(value: Any, where: str) -> None:
         is_map = field.message_type.GetOptions().map_entry
         if is_map and field.message_type.fields_by_name["value"].message_type is None:
             continue
-        many = field.label == field.LABEL_REPEATED
-        for child in content.values() if is_map else content if many else [content]:
+        one = isinstance(content, message.Message)
+        for child in content.values() if is_map else [content] if one else content:
             _check_known(child, f"{where}: {field.name}")
     raise PlanError(f"{where}: expected known parts only, found one that this runner does not know")

@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _skips_without_tff() -> Iterator[None]:
     try:
         yield
-    except (UserError, ModuleNotFoundError) as e:
+    except (UserError, ModuleNotFoundError, AssertionError) as e:
         skip_if_tff_is_missing(str(e))
         raise
 

@@ -280,7 +280,13 @@ def content():
 def test_constants_of_the_plan_are_fed_as_text(content, tmp_path, scale):
     """As the platform's client does; a name that TensorFlow has not was asked for once."""
     write_checkpoint(tmp_path / "in", {"a": np.array([1.0, 2.0], np.float32)})
-    TfLiteClient(content, _phase(scale)).run("ann", [], tmp_path / "in", tmp_path / "out")
+    try:
+        client = TfLiteClient(content, _phase(scale))
+    except PlanError as e:
+        if "no Flex delegate" not in str(e):
+            raise
+        pytest.skip(str(e))
+    client.run("ann", [], tmp_path / "in", tmp_path / "out")
     assert read_checkpoint(tmp_path / "out", "out")["b"].tolist() == [7.0, 14.0]
 
 

@@ -19,7 +19,7 @@ _OF_TWO_INPUTS = """
         assert data.x_dtype == {"age": "int32", "place": "float32"}, data.x_dtype
         age = tf.keras.Input([], name="age")
         place = tf.keras.Input([2], name="place")
-        joined = tf.keras.layers.Concatenate()([tf.reshape(age, [-1, 1]), place])
+        joined = tf.keras.layers.Concatenate()([tf.keras.layers.Reshape([1])(age), place])
         scores = tf.keras.layers.Dense(data.num_classes)(joined)
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
         return tf.keras.Model({"age": age, "place": place}, scores), loss
