@@ -1,6 +1,7 @@
 """References that the site makes of the code, and the order of its pages."""
 
 import ast
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from tff_agnostic import settings
 from tff_agnostic.commands import COMMANDS, command
 from tff_agnostic.run.options import options_of_runs, options_of_runtimes, options_of_tasks
-from tools.docs import api, commands, sources
+from tools.docs import api, commands, plain, sources
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -163,3 +164,35 @@ def test_what_the_public_api_is_compared_by_has_defaults_and_no_help(tmp_path):
     assert "share: float = 0.5" in text and "n: int=0.5) -> int" in text
     assert "help" not in text and "_own" not in text and "LIMIT = 3" in text
     assert "@dataclasses.dataclass(frozen=True)" in text
+
+
+def test_sequence_diagrams_are_tables_of_messages_where_they_are_understood():
+    page = (
+        "A\n\n```mermaid\nsequenceDiagram\n    participant S as Server\n    S->>S: {}\n```\n\nB\n"
+    )
+    table = "A\n\n| from | to | what |\n|---|---|---|\n| Server | itself | adds |\n\nB\n"
+    assert plain.with_tables(page.format("adds")) == table
+    unknown = page.format("adds\n    loop every day")
+    assert plain.with_tables(unknown) == unknown
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert "```mermaid" not in plain.with_tables(path.read_text()), path
+
+
+def test_a_notebook_is_a_page_with_the_text_that_it_was_saved_with():
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n"]},
+        {
+            "cell_type": "code",
+            "source": ["print(1)\n", "2"],
+            "outputs": [
+                {"output_type": "stream", "text": ["1\n"]},
+                {"output_type": "execute_result", "data": {"text/plain": ["```"]}},
+                {"output_type": "display_data", "data": {"image/png": "", "text/plain": ["<F>"]}},
+            ],
+        },
+    ]
+    page = plain.page_of_notebook(json.dumps({"cells": cells}), "a.ipynb")
+    title, download, *blocks = page.strip().split("\n\n")
+    assert title == "# Title" and "(a.ipynb)" in download
+    assert blocks == ["```python\nprint(1)\n2\n```", "```text\n1\n```", "````text\n```\n````"]
+    assert sources.site_path("docs/tutorials/a.ipynb") == "tutorials/a_notebook.md"

@@ -14,6 +14,8 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
+from tools.docs.plain import page_of_notebook, with_tables
+
 DOCS = "docs"
 # Where files lie that pages link to and that are not in docs/.
 PROJECT = "project"
@@ -23,6 +25,7 @@ _INDEX = "index.md"
 # Lists what is made of the code.
 REFERENCE = "reference/index.md"
 _EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
+_NOTEBOOK = ".ipynb"
 _MOVED = "Moved: "
 
 
@@ -64,9 +67,11 @@ def targets(text: str) -> list[str]:
 def site_path(path: str) -> str:
     """Returns where a file of the checkout lies in the site's sources."""
     inside = PurePosixPath(path)
+    if inside.suffix == _NOTEBOOK:
+        inside = inside.with_name(f"{inside.stem}_notebook.md")
     if inside.parts[0] == DOCS:
         return str(PurePosixPath(*inside.parts[1:]))
-    return f"{PROJECT}/{path}"
+    return f"{PROJECT}/{inside}"
 
 
 def is_stub(text: str) -> bool:
@@ -93,19 +98,24 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
         if site_path(path) in pages:
             continue
         text = (root / path).read_text(encoding="utf-8")
+        name = PurePosixPath(path).name
+        if path.endswith(_NOTEBOOK):
+            files[str(PurePosixPath(site_path(path)).with_name(name))] = root / path
+            text = page_of_notebook(text, name)
+        text = with_tables(text)
         links, moved = [], {}
         for target in targets(text):
-            if _EXTERNAL.match(target) or target.startswith("#"):
+            if _EXTERNAL.match(target) or target.startswith("#") or target == name:
                 continue
-            name, _, fragment = target.partition("#")
-            linked = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+            file, _, fragment = target.partition("#")
+            linked = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))
             if (root / linked).is_dir() and (root / linked / _INDEX).is_file():
                 linked = f"{linked}/{_INDEX}"
             if linked.startswith("../") or not (root / linked).is_file():
                 broken.append(f"{path}: expected a file at {target}, found none")
                 continue
             there = site_path(linked)
-            if linked.endswith(".md"):
+            if linked.endswith((".md", _NOTEBOOK)):
                 links.append(there)
                 waiting.append(linked)
             else:

@@ -1,0 +1,67 @@
+"""What a forge draws of Markdown and notebooks, as plain Markdown for the site.
+
+Nothing is fetched and nothing is executed: a sequence diagram becomes a table of its messages, and
+a notebook shows the outputs that it was saved with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Optional
+
+_DIAGRAM = re.compile(r"^```mermaid\nsequenceDiagram\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
+_MESSAGE = re.compile(r"(\w+)-?->>(\w+): (.+)")
+
+
+def with_tables(text: str) -> str:
+    """Returns a page with a table in the place of each sequence diagram that is understood."""
+    return _DIAGRAM.sub(lambda found: _table(found[1]) or found[0], text)
+
+
+def _table(diagram: str) -> Optional[str]:
+    names: dict[str, str] = {}
+    rows = ["| from | to | what |", "|---|---|---|"]
+    for line in map(str.strip, diagram.splitlines()):
+        if participant := _PARTICIPANT.fullmatch(line):
+            names[participant[1]] = participant[2]
+        elif message := _MESSAGE.fullmatch(line):
+            sender, receiver = (names.get(key, key) for key in message.groups()[:2])
+            to = "itself" if sender == receiver else receiver
+            rows.append(f"| {sender} | {to} | {message[3]} |")
+        elif line:
+            return None
+    return "\n".join(rows)
+
+
+def page_of_notebook(text: str, name: str) -> str:
+    """Returns a notebook as a page: its cells, and the outputs that are text.
+
+    Args:
+        text: The notebook's file.
+        name: What a link to it is, from the page.
+    """
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"]).rstrip("\n")
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        elif cell["cell_type"] == "code" and source:
+            parts.append(_fenced(source, "python"))
+            parts += [_fenced(shown) for output in cell["outputs"] if (shown := _shown(output))]
+    # Below the title.
+    parts.insert(1, f"This page shows the notebook with its saved outputs: [download it]({name}).")
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown(output: Mapping[str, Any]) -> str:
+    text = output.get("text") or output.get("data", {}).get("text/plain", "")
+    has_picture = any(kind.startswith("image/") for kind in output.get("data", {}))
+    return "" if has_picture else "".join(text).rstrip("\n")
+
+
+def _fenced(text: str, language: str = "text") -> str:
+    ticks = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
+    return f"{ticks}{language}\n{text}\n{ticks}"
