@@ -53,7 +53,7 @@ def test_train_is_the_command(call, tmp_path):
     assert run.table in outcome.out
     assert run.result["rounds"] == 2 and list(run.history()["round"]) == [1, 2]
     weights = run.keras_model().get_weights()
-    assert float(weights[0]) == pytest.approx(run.history()["learned value"][-1])
+    assert weights[0].item() == pytest.approx(run.history()["learned value"][-1])
     with pytest.raises(
         UserError, match=r"half\.keras: expected a Keras model, found model in mine"
     ):
