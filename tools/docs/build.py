@@ -9,6 +9,7 @@ import argparse
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,17 +33,29 @@ _OF_SPHINX = ("genindex.html", "py-modindex.html", "search.html")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Builds the site, and serves it if it is asked to; returns the exit status."""
+    """Does what is asked for; returns the exit status."""
     given = _parser().parse_args(arguments)
+    try:
+        return _run(given)
+    except SiteError as e:
+        print(e, file=sys.stderr)
+        return 1
+    except OSError as e:
+        if e.filename is None:
+            raise
+        _refuse(f"{e.filename}: cannot read or write ({e.strerror})")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _run(given: argparse.Namespace) -> int:
+    """Builds the site, and checks or serves it."""
     output = BUILD / "html" if given.output is None else given.output.resolve()
     if output.exists() and any(output.iterdir()) and not (output / _BUILT).is_file():
         _refuse(f"--output: expected a new or empty folder or a site, found {output} with others")
     server = None if given.no_serve or given.check else _server(given.port, output)
-    try:
-        build(output, given.package_python)
-    except SiteError as e:
-        print(e, file=sys.stderr)
-        return 1
+    build(output, given.package_python)
     print(f"site: {output / 'index.html'}")
     if given.check:
         return check(output)
@@ -92,11 +105,11 @@ def build(output: Path, package_python: Path) -> None:
     }
     if subprocess.run(command, env={**os.environ, **own}, check=False).returncode:
         raise SiteError("the site was not built: see Sphinx's warnings above")
-    for page in output.rglob("*.html"):
+    for made in output.rglob("*.html"):
         # Sphinx leaves what an earlier build had.
-        source = (BUILD / "source" / page.relative_to(output)).with_suffix(".md")
-        if not source.is_file() and page.name not in _OF_SPHINX:
-            page.unlink()
+        source = (BUILD / "source" / made.relative_to(output)).with_suffix(".md")
+        if not source.is_file() and made.name not in _OF_SPHINX:
+            made.unlink()
     whole.write_text(str(output), encoding="utf-8")
 
 
