@@ -138,8 +138,8 @@ def test_no_process_stays_after_ctrl_c(folder):
     """In the middle of a workload that is not tiny; test_process has the other signals."""
     command = [sys.executable, "-m", "benchmarks.benchmark", "--workload=logistic", "--peers=tff"]
     with Process([*command, *QUICK], folder) as process:
-        wait_until(lambda: len(descendants(process.pid)) >= 2)
-        pids = descendants(process.pid)
+        wait_until(lambda: len(descendants(process.started)) >= 2)
+        pids = descendants(process.started)
         process.send(signal.SIGINT)
         outcome = process.outcome()
         wait_until(lambda: not any(map(is_running, pids)))

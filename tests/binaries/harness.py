@@ -225,10 +225,16 @@ class Process:
         self._process.wait()
 
     @property
+    def started(self) -> int:
+        """The id of the process that was started."""
+        pid: int = self._process.pid
+        return pid
+
+    @property
     def pid(self) -> int:
-        """Its process id: the process that was started waits for the one that runs the command."""
-        wait_until(lambda: children_of(self._process.pid))
-        (pid,) = children_of(self._process.pid)
+        """The binary's process id: what was started waits for the one that runs the command."""
+        wait_until(lambda: children_of(self.started))
+        (pid,) = children_of(self.started)
         return pid
 
     def children(self) -> list[int]:
