@@ -1,4 +1,4 @@
-"""The table of docs/reference/tasks.md is what the tasks have as their defaults."""
+"""Every task has a place in the reference, and the defaults that stand there."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ from tabulate import tabulate
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.tasks.registry import TASKS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "tasks.md"
+_REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+PAGE, DEFAULTS = _REFERENCE / "tasks.md", _REFERENCE / "task_defaults.md"
 _SETTINGS = {
     "rounds": "rounds",
     "clients": "clients_per_round",
@@ -33,10 +34,10 @@ def _table() -> str:
 
 
 def test_the_table_is_that_of_the_tasks():
-    assert _table() in PAGE.read_text(), f"expected in {PAGE.name}:\n{_table()}"
+    assert _table() in DEFAULTS.read_text(), f"expected in {DEFAULTS.name}:\n{_table()}"
 
 
 def test_every_task_is_explained():
     text = PAGE.read_text()
     for name in TASKS:
-        assert f"### `{name}`" in text
+        assert f"### `{name}`" in text and f"| [`{name}`](#{name}) |" in text
