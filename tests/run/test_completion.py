@@ -70,6 +70,7 @@ def test_commands_and_values(offered):
         ("train", []),
         ("train", ["--task=digits", "--algorithm=fed_boost", "--aggregation=secure"]),
         ("train", ["--task=adult", "--privacy=distributed", "--runtime=ray"]),
+        ("train", ["--task=digits", "--update_aggregator=dp"]),
         ("compare", ["--task=digits", "--algorithms=q_ffl,term"]),
         ("compare", ["--arms=mild=q_ffl:q=0.1;delta_fl"]),
         ("tune", ["--task=toy_regression", "--algorithms=fed_prox,delta_fl"]),

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
 from tff_agnostic.errors import UserError
@@ -36,9 +36,12 @@ _PARTS: dict[str, Registry] = {
     "task": TASKS,
     "algorithm": ALGORITHMS,
     "aggregation": AGGREGATIONS,
+    "update_aggregator": UPDATE_AGGREGATORS,
     "privacy": PRIVACIES,
     "runtime": RUNTIMES,
 }
+# Of them, whose settings are settings of runs.
+_OF_RUNS = ("algorithm", "aggregation", "update_aggregator", "privacy")
 _LISTS_OF_ALGORITHMS = ("algorithms",)
 _OF_ALL = ("help", "helpfull", "flagfile=")
 # They have no description with options.
@@ -48,8 +51,9 @@ _COMPLETE = r"""
 # Prints what the last of some words may become: a command, a flag or a whole --flag=value.
 _tff_agnostic_complete() {
   [ -z "${ZSH_VERSION-}" ] || emulate -L sh
-  local command task algorithm aggregation privacy runtime word flag value part filter all known
-  task= algorithm= aggregation= privacy= runtime= flag=
+  local command task algorithm aggregation update_aggregator privacy runtime
+  local word flag value part filter all known
+  task= algorithm= aggregation= update_aggregator= privacy= runtime= flag=
   shift
   if [ $# -le 1 ]; then
     _tff_agnostic_beginning "${1-}" "" $(_tff_agnostic_table commands)
@@ -73,6 +77,7 @@ _tff_agnostic_complete() {
       --algorithm | --algorithms) algorithm=$(printf %s "$value" | tr , ' ') ;;
       --arms) algorithm=$(printf %s "$value" | tr ';' '\n' | sed 's/:.*//; s/.*=//') ;;
       --aggregation) aggregation=$value ;;
+      --update_aggregator) update_aggregator=$value ;;
       --privacy) privacy=$value ;;
       --runtime) runtime=$value ;;
     esac
@@ -109,6 +114,7 @@ _tff_agnostic_complete() {
         ;;
       algorithm) value=$algorithm ;;
       aggregation) value=$aggregation ;;
+      update_aggregator) value=$update_aggregator ;;
       privacy) value=$privacy ;;
       runtime) value=$runtime filter= ;;
     esac
@@ -217,7 +223,7 @@ def table() -> dict[str, list[str]]:
             flags += _flags(o for o in settings_in(RunConfig) if described.has_setting(o))
             parts = [
                 *(["task"] if issubclass(described.own, DataOptions) else []),
-                *("algorithm", "aggregation", "privacy"),
+                *_OF_RUNS,
                 *(["runtime"] if described.has_runtime else []),
             ]
             words[f"parts {name}"] = parts
@@ -233,7 +239,7 @@ def table() -> dict[str, list[str]]:
     words["flags algorithm of any"] = _flags(
         o for o in runs.values() if {part for part, _ in o.owners} == {"algorithm"}
     )
-    for part in ("algorithm", "aggregation", "privacy", "runtime"):
+    for part in (*_OF_RUNS, "runtime"):
         for task in (None, *TASKS):
             default = default_for_task(task, part, [])
             words[" ".join(filter(None, ["default", part, task]))] = [str(default)]
@@ -244,7 +250,7 @@ def table() -> dict[str, list[str]]:
 def _parts() -> Iterator[tuple[str, list[tuple[str, list[Option]]]]]:
     tasks = options_of_tasks().values()
     yield "task", [(t, [o for o in tasks if ("task", t) in o.owners]) for t in TASKS]
-    for part in ("algorithm", "aggregation", "privacy"):
+    for part in _OF_RUNS:
         specs = _PARTS[part].items()
         yield part, [(name, list(settings_in(spec.options))) for name, spec in specs]
     runtimes = options_of_runtimes().values()
