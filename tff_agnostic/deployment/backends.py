@@ -35,8 +35,7 @@ hold a secret. Their operators pin the SHA-256 of `plan/manifest.json`, which is
 
     ./run fleet demo --export=plan --clients=CLIENTS --nodes={nodes} --rounds=3
 
-plays it on one machine, where CLIENTS has a file NAME.tfrecord a client.
-More: docs/how_to/live_fleet.md.
+plays it here, where CLIENTS has a file NAME.tfrecord a client; more: docs/how_to/live_fleet.md.
 """
 
 
