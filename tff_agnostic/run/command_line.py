@@ -332,15 +332,19 @@ def started(runtime: str, options: RuntimeOptions) -> contextlib.AbstractContext
     return RUNTIMES[runtime](options)
 
 
-def _default_text(option: Option) -> str:
-    """Returns the default of an option of runs, with those of tasks and algorithms."""
-    texts = []
+def defaults_elsewhere(option: Option) -> Iterator[tuple[str, str]]:
+    """Yields where an option of runs has a default of its own, by task and algorithm, and which."""
     for task, spec in TASKS.items():
         if option.flag in spec.defaults:
-            texts.append(f"{task}: {flag_text(spec.defaults[option.flag])}")
+            yield task, flag_text(spec.defaults[option.flag])
         for algorithm, own in spec.algorithm_defaults.items():
             if option.flag in own:
-                texts.append(f"{task} with {algorithm}: {flag_text(own[option.flag])}")
+                yield f"{task} with {algorithm}", flag_text(own[option.flag])
+
+
+def _default_text(option: Option) -> str:
+    """Returns the default of an option of runs, with those of tasks and algorithms."""
+    texts = [f"{where}: {text}" for where, text in defaults_elsewhere(option)]
     default = option.default_text()
     return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
 

@@ -22,7 +22,7 @@ from plan_runner.fleet import cli as fleet
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
-from tff_agnostic.run.command_line import DataOptions, RunCommand
+from tff_agnostic.run.command_line import DataOptions, RunCommand, defaults_elsewhere
 from tff_agnostic.run.completion import SHELLS
 from tff_agnostic.run.help_page import Group, groups_of, own_groups, without_repeated
 from tff_agnostic.run.options import (
@@ -328,13 +328,7 @@ def _defaults(option: Option, worked_out: Optional[re.Match[str]]) -> str:
     known = f"Default: `{default}`" if default else "No default"
     if worked_out:
         known = f"Default: {_markdown(worked_out[1])}"
-    others = []
-    for task, spec in TASKS.items():
-        if option.flag in spec.defaults:
-            others.append(f"`{flag_text(spec.defaults[option.flag])}` for {task}")
-        for algorithm, own in spec.algorithm_defaults.items():
-            if option.flag in own:
-                others.append(f"`{flag_text(own[option.flag])}` for {task} with {algorithm}")
+    others = [f"`{text}` for {where}" for where, text in defaults_elsewhere(option)]
     return f"{'; '.join([known, *map(_escaped_outside_code, others)])}."
 
 
