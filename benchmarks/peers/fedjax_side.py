@@ -1,6 +1,10 @@
 """FedJAX's `fed_avg` and `agnostic_fed_avg`, with FedJAX's own models."""
 
+import os
 from typing import Any
+
+# Before JAX is imported, which reads it.
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={os.cpu_count()}"
 
 import fedjax
 import haiku as hk
@@ -59,7 +63,7 @@ def make_agnostic(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAl
         client_optimizer=fedjax.optimizers.sgd(workload.learning_rate),
         server_optimizer=fedjax.optimizers.sgd(1.0),
         client_batch_hparams=fedjax.ShuffleRepeatBatchHParams(workload.batch_size),
-        domain_batch_hparams=fedjax.PaddedBatchHParams(workload.batch_size),
+        domain_batch_hparams=fedjax.PaddedBatchHParams(workload.domain_pass_batch),
         init_domain_weights=[1.0 / p] * p,
         domain_learning_rate=0.01,
         domain_window_size=1,
@@ -67,6 +71,8 @@ def make_agnostic(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAl
     )
 
 
+# One client after another on all cores, or a device for each core, each with clients of its own.
+BACKENDS = {"one device": "jit", "a device for each core": "pmap"}
 ALGORITHMS = {"fed_avg": make_fed_avg, "agnostic_fed_avg": make_agnostic}
 
 
@@ -75,16 +81,20 @@ def main() -> None:
     side = Side.from_command_line()
     workload = side.workload
     model = MODELS[workload.model](workload)
-    algorithm = ALGORITHMS[side.algorithm](model, workload)
+    algorithms = {}
+    for setting, backend in BACKENDS.items():
+        with fedjax.for_each_client_backend(backend):
+            algorithms[setting] = ALGORITHMS[side.algorithm](model, workload)
     key = jax.random.PRNGKey(0)
     params = model.init(key)
     parameters = sum(leaf.size for leaf in jax.tree_util.tree_leaves(params))
-    state = algorithm.init(params)
+    state = next(iter(algorithms.values())).init(params)
     datasets = [fedjax.ClientDataset(client) for client in side.clients()]
-    for number in side.rounds(parameters, ["fedjax", "jax", "dm-haiku"]):
+    rounds = side.rounds_of(parameters, ["fedjax", "jax", "dm-haiku"], list(algorithms))
+    for number, setting in enumerate(rounds):
         keys = jax.random.split(jax.random.fold_in(key, number), len(datasets))
         cohort = [(str(k), dataset, keys[k]) for k, dataset in enumerate(datasets)]
-        state, _ = algorithm.apply(state, cohort)
+        state, _ = algorithms[setting].apply(state, cohort)
         jax.block_until_ready(state.params)
 
 

@@ -1,5 +1,6 @@
 """pfl-research: `FederatedAveraging` on `SimulatedBackend`, with PyTorch."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch_models import make_model, make_tensors, mean_loss, num_parameters
 from benchmarks.timing.side import Side
 
 _NEVER = 1_000_000_000
+THREADS = {"one thread": 1, "a thread for each core": os.cpu_count() or 1}
 
 
 class PflModule(nn.Module):
@@ -42,13 +44,19 @@ class PflModule(nn.Module):
 class RoundByRound(TrainingProcessCallback):
     """Starts each round of `FederatedAveraging.run` when it is asked for."""
 
-    def __init__(self, rounds: Iterator[int]) -> None:
+    def __init__(self, rounds: Iterator[str]) -> None:
         self._rounds = rounds
+
+    def _wait(self) -> bool:
+        setting = next(self._rounds, None)
+        if setting is not None:
+            torch.set_num_threads(THREADS[setting])
+        return setting is not None
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
         """Waits for the first round."""
         del model
-        next(self._rounds)
+        self._wait()
         return Metrics()
 
     def after_central_iteration(
@@ -56,7 +64,7 @@ class RoundByRound(TrainingProcessCallback):
     ) -> tuple[bool, Metrics]:
         """Waits for the next round; stops the training when there is none."""
         del aggregate_metrics, model, central_iteration
-        return next(self._rounds, None) is None, Metrics()
+        return not self._wait(), Metrics()
 
 
 def main() -> None:
@@ -86,7 +94,9 @@ def main() -> None:
             local_batch_size=workload.batch_size,
         ),
         NNEvalHyperParams(local_batch_size=workload.batch_size),
-        callbacks=[RoundByRound(side.rounds(num_parameters(module), ["pfl", "torch"]))],
+        callbacks=[
+            RoundByRound(side.rounds_of(num_parameters(module), ["pfl", "torch"], list(THREADS)))
+        ],
         send_metrics_to_platform=False,
     )
 

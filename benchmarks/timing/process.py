@@ -34,6 +34,9 @@ class SideProcess:
         environment: Its environment variables.
         log: File for its standard error.
         round_limit: Seconds that it has for a round; the first one counts from its start.
+
+    Attributes:
+        setting: What the side ran its last round with, if it has several settings; or "".
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class SideProcess:
         self._unread = b""
         self._started = 0.0
         self._deadline: Optional[float] = None
+        self.setting = ""
 
     def __enter__(self) -> "SideProcess":
         """Starts it."""
@@ -135,9 +139,10 @@ class SideProcess:
         # It may have been held since the last round, which is no fault of its own.
         if self._deadline is None:
             self._deadline = time.monotonic() + self._round_limit
-        seconds = float(self._answer("seconds")["seconds"])
+        answer = self._answer("seconds")
         self._deadline = None
-        return seconds
+        self.setting = str(answer["setting"])
+        return float(answer["seconds"])
 
     @property
     def _running(self) -> "subprocess.Popen[bytes]":

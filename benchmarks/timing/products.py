@@ -7,9 +7,6 @@ from typing import Callable
 from benchmarks.timing.workloads import Workload
 from tff_agnostic.registry import Registry
 
-# Examples of a step of the domain pass, as in `domain_pass`.
-_DOMAIN_PASS_BATCH = 256
-
 
 @dataclasses.dataclass(frozen=True)
 class Product:
@@ -119,7 +116,7 @@ def round_products(workload: Workload) -> list[Product]:
     """Returns the products of one round: the domain pass and one epoch on every client."""
     form = _FORMS[workload.model]
     times, batch = (1, workload.clients) if form.vectorised else (workload.clients, 1)
-    domain_batch = min(workload.examples, _DOMAIN_PASS_BATCH)
+    domain_batch = workload.domain_pass_batch
     passes = workload.examples // domain_batch
     products = []
     for layer in form.layers(workload):

@@ -99,6 +99,9 @@ def workload_blocks(result: WorkloadResult, style: str) -> list[str]:
     header = ["", "s per round", "ratio", "min - max", "first round, s", "peak, MB"]
     rows = [_side_row(side, result.ratio(side)) for side in result.sides]
     blocks = [f"{result.description}.", _table(rows, header, style)]
+    chosen = [_settings(side) for side in result.sides if side.settings]
+    if chosen:
+        blocks.append(f"The fastest setting, once for each repetition: {'; '.join(chosen)}.")
     if result.products_share is not None and result.gflops_per_second is not None:
         blocks.append(
             f"The matrix products of AgnosticFedAvg alone ({result.flops / 1e9:.1f} GFLOP) take "
@@ -106,6 +109,10 @@ def workload_blocks(result: WorkloadResult, style: str) -> list[str]:
             f"GFLOP/s: {result.products_share:.0%} of our round."
         )
     return blocks
+
+
+def _settings(side: SideResult) -> str:
+    return f"{side.title}, {', '.join(side.settings)}"
 
 
 def scale_blocks(result: ScaleResult, style: str) -> list[str]:

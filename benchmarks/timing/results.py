@@ -16,6 +16,7 @@ class SideResult:
         seconds: Seconds of every steady-state round.
         first_round: Seconds from the start of the process to the end of its first round.
         peak_bytes: Largest memory of its processes, while it started and in a round.
+        settings: The setting of the steady-state rounds, of a side that has several.
         versions: What it runs on.
         failure: What went wrong, in one line; None if nothing did.
     """
@@ -25,6 +26,7 @@ class SideResult:
     seconds: list[list[float]] = dataclasses.field(default_factory=list)
     first_round: list[float] = dataclasses.field(default_factory=list)
     peak_bytes: list[int] = dataclasses.field(default_factory=list)
+    settings: list[str] = dataclasses.field(default_factory=list)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     failure: Optional[str] = None
 

@@ -10,9 +10,7 @@ from benchmarks.timing.environments import side_environment
 from benchmarks.timing.process import SideError, SideProcess
 from benchmarks.timing.process_tree import PeakMemory
 from benchmarks.timing.results import SideResult
-
-# The first round after the one that compiles is often slow as well.
-_WARM_UP_ROUNDS = 1
+from benchmarks.timing.side import WARM_UP_ROUNDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,22 +95,24 @@ def _start(
 
 
 def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Protocol) -> None:
-    for number in range(_WARM_UP_ROUNDS + protocol.rounds):
+    for number in range(WARM_UP_ROUNDS + protocol.rounds):
         # Everyone comes after everyone else in turn.
         first = number % max(1, len(running))
         for side, result in [*running[first:], *running[:first]]:
             if result.failure is None:
                 with _failing(result, protocol), side.released():
                     seconds = side.round()
-                    if number >= _WARM_UP_ROUNDS:
+                    if number >= WARM_UP_ROUNDS:
                         result.seconds[-1].append(seconds)
-        protocol.say(f"round {number + 1}/{_WARM_UP_ROUNDS + protocol.rounds}")
+        protocol.say(f"round {number + 1}/{WARM_UP_ROUNDS + protocol.rounds}")
     for side, result in running:
         if result.failure is None:
             # In a round of its own, as looking at the memory takes time from the side.
             with _failing(result, protocol), side.released(), PeakMemory(side.pid) as memory:
                 side.round()
             result.peak_bytes[-1] = max(result.peak_bytes[-1], memory.peak_bytes)
+            if side.setting:
+                result.settings.append(side.setting)
 
 
 @contextlib.contextmanager

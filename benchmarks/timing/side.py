@@ -16,6 +16,13 @@ from typing import Any, TextIO
 
 from benchmarks.timing.workloads import Workload, make_clients
 
+# The first round of a setting may compile; the second one counts.
+_ROUNDS_OF_A_SETTING = 2
+# Warm-up rounds are enough for so many.
+MOST_SETTINGS = 2
+# Rounds after the first one until every side runs its fastest setting.
+WARM_UP_ROUNDS = _ROUNDS_OF_A_SETTING * MOST_SETTINGS - 1
+
 
 class Side:
     """This process's end of the protocol.
@@ -58,16 +65,43 @@ class Side:
         Raises:
             SystemExit: If that is not the workload's number.
         """
+        for number, _ in enumerate(self.rounds_of(parameters, packages, [""])):
+            yield number
+
+    def rounds_of(
+        self, parameters: int, packages: Sequence[str], settings: Sequence[str]
+    ) -> Iterator[str]:
+        """As `rounds`, and yields the setting that the round has to be run with.
+
+        Each setting is tried in two rounds, and the second one counts. From then on it is the
+        fastest one.
+
+        Args:
+            parameters: As in `rounds`.
+            packages: As in `rounds`.
+            settings: What a table calls each: at most `MOST_SETTINGS`.
+
+        Raises:
+            SystemExit: As in `rounds`.
+        """
+        assert len(settings) <= MOST_SETTINGS, settings
         if parameters != self.workload.parameters:
             sys.exit(
                 f"expected a model of {self.workload.parameters:,} parameters, "
                 f"found one of {parameters:,}"
             )
         self._say({"ready": {name: metadata.version(name) for name in packages}})
+        trials = [setting for setting in settings for _ in range(_ROUNDS_OF_A_SETTING)]
+        tried: dict[str, float] = {}
         for number, _ in enumerate(sys.stdin):
+            is_trial = number < len(trials)
+            setting = trials[number] if is_trial else min(tried, key=tried.__getitem__)
             start = time.perf_counter()
-            yield number
-            self._say({"seconds": time.perf_counter() - start})
+            yield setting
+            seconds = time.perf_counter() - start
+            if is_trial:
+                tried[setting] = seconds
+            self._say({"seconds": seconds, "setting": setting})
 
     def _say(self, message: dict[str, Any]) -> None:
         # Nobody listens any more when the driver has ended first.

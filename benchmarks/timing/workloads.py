@@ -11,6 +11,9 @@ import numpy as np
 
 from tff_agnostic.registry import Registry
 
+# Examples of a step of this package's domain pass, and so of every side's.
+_DOMAIN_PASS_BATCH = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -48,6 +51,11 @@ class Workload:
     def steps(self) -> int:
         """Local steps of one client."""
         return self.examples // self.batch_size
+
+    @property
+    def domain_pass_batch(self) -> int:
+        """Examples of a step of the domain pass."""
+        return min(self.examples, _DOMAIN_PASS_BATCH)
 
     def describe(self) -> str:
         """Returns the sizes in words."""

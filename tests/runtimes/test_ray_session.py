@@ -37,7 +37,8 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 with StopRequest() as stop, RUNTIMES["ray"](RuntimeOptions(num_workers=1)) as runtime:
     rounds, clients = training(runtime, "streamed"), cohort("streamed", 4, size=200)
     state = rounds.initialize()
-    print(ray.get_runtime_context().gcs_address, ray.nodes()[0]["NodeManagerPort"], flush=True)
+    address, port = ray.get_runtime_context().gcs_address, ray.nodes()[0]["NodeManagerPort"]
+    print("ready", address, port, flush=True)
     while True:
         state, _ = rounds.next(state, clients)
         print(stop.signal_number, runtime.take_events(), flush=True)
@@ -114,7 +115,10 @@ def command() -> Iterator[_Command]:
         folder = Path(path)
         process = _start(_ENDLESS, folder)
         try:
-            address, node_port = process.stdout.readline().split()
+            # On a busy machine Ray says first that it starts once more.
+            ready = next((line for line in process.stdout if line.startswith("ready ")), "")
+            assert ready, "it ended before its Ray was ready"
+            _, address, node_port = ready.split()
             yield _Command(process, folder, address, int(node_port))
         finally:
             process.kill()

@@ -17,6 +17,7 @@ def daemon() -> None:
     subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL)
 
 
+SECONDS = {"slow": 1.0, "fast": 0.01}
 MEMORY: list[bytes] = []
 # After their first round, in which the number is 0.
 BEHAVIOURS: Mapping[str, Callable[[int], Any]] = {
@@ -37,6 +38,10 @@ def main() -> None:
     behaviour, _, parameters = side.algorithm.partition(":")
     if behaviour == "never_ready":
         time.sleep(1000)
+    if behaviour == "settings":
+        for setting in side.rounds_of(side.workload.parameters, ["numpy"], ["slow", "fast"]):
+            time.sleep(SECONDS[setting])
+        return
     for number in side.rounds(int(parameters or side.workload.parameters), ["numpy"]):
         BEHAVIOURS[behaviour](number)
 
