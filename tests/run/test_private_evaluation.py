@@ -14,6 +14,7 @@ from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
 from tff_agnostic.aggregations.private_sum import CentralDpSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.computations.domain_losses import DomainSums, MetricSums
 from tff_agnostic.computations.evaluation import ClientDistribution, EvaluationOutput
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.errors import UserError
@@ -272,8 +273,14 @@ def test_noisy_histograms_become_ones_that_could_be(task):
     exact = rng.multinomial(5000, np.ones(201) / 201, size=2)
     noisy = np.rint(exact + rng.normal(scale=20.0, size=exact.shape)).astype(np.int64)
     rows = ClientDistribution(np.array([5013, -4]), np.float32([9e9, -1.0]), noisy)
-    distributions = {name: rows for name in bounds.over_clients}
-    output = EvaluationOutput(None, distributions, None, None)  # type: ignore[arg-type]
+
+    def noisy_output(rows, examples=1.0):
+        ratio = MetricSums(np.zeros([1]), np.array([examples]))
+        sums = DomainSums(ratio.numerator, ratio.denominator, {"accuracy": ratio})
+        distributions = {name: rows for name in bounds.over_clients}
+        return EvaluationOutput(sums, distributions, None, None)
+
+    output = noisy_output(rows)
     found = ClientDistribution(
         *map(np.asarray, consistent(output, bounds).over_clients["accuracy"])
     )
@@ -287,5 +294,8 @@ def test_noisy_histograms_become_ones_that_could_be(task):
     assert off.max() < 600
     # What could be stays.
     rows = ClientDistribution(exact.sum(axis=1), np.float32([7.0, 8.0]), exact)
-    output = EvaluationOutput(None, {n: rows for n in distributions}, None, None)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(consistent(output, bounds).over_clients["loss"].histogram, exact)
+    found = consistent(noisy_output(rows), bounds).over_clients
+    np.testing.assert_array_equal(found["loss"].histogram, exact)
+    # Where nobody is known to have an example, noise makes no clients: not 5013 of the last bin.
+    for of in consistent(noisy_output(rows, examples=0.0), bounds).over_clients.values():
+        assert not any(np.any(field) for field in of)

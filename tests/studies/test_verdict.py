@@ -49,7 +49,7 @@ def test_a_gain_beyond_doubt_is_told_and_so_is_who_pays():
     ) in text
     assert "Better off: 1 of 3 domains (a: +12.0 points [" in text
     assert "Worse off, and paying for it: 1 of 3 domains (b: -3.0 points [-4.0, -2.0])." in text
-    assert "For 1 of 3 it cannot be told." in text
+    assert "In 1 of 3 domains no difference can be told from 0." in text
     assert "for all examples together cannot be told: accuracy 90.2% against 90.0%" in text
     assert "for other test clients and other seeds (3 trials)" in text
     assert "Next:" not in text
@@ -62,7 +62,7 @@ def test_noise_is_no_gain_and_what_would_tell_is_said():
         in text
     )
     assert "No domain is shown to pay." in text
-    assert "For none of the 3 domains can it be told by itself." in text
+    assert "No single domain of the 3 shows a difference that can be told from 0." in text
     # t of 30 degrees is 2.042: (0.7 e^2) / ((0.03 / 2.042)^2 - 0.3 e^2) = 2.9 times the clients.
     assert "2.9 times as many test clients of a would tell a difference of this size" in text
     assert "about 120, not 40" in text

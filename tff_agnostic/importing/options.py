@@ -303,7 +303,8 @@ class ImportOptions:
     )
     feature_shape: tuple[int, ...] = setting(
         (),
-        "Shape of an example's features, if not a vector, e.g. 28,28.",
+        "Shape of an example's features, if not a vector, e.g. 28,28. In a table it needs exactly "
+        "one input in --feature_columns.",
         only_with=_formats("leaf", *TABLES),
     )
     class_names: tuple[str, ...] = setting(

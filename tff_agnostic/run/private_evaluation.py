@@ -441,21 +441,26 @@ def consistent(output: EvaluationOutput, limits: EvaluationOutput) -> Evaluation
 
     Totals are between 0 and the clients times their largest value. Histograms hold no negative
     numbers, and as many clients as there are: the numbers of clients up to each bin are replaced by
-    the middle between the largest one before and the least one after, which rise.
+    the middle between the largest one before and the least one after, which rise. Where the sum
+    that a measure is divided by counts as zero, no client has such examples, whatever noise says.
 
     Args:
         output: Noisy sums.
         limits: The bound of each value.
     """
+    sums = output.sums
+    denominators = {name: of.denominator for name, of in sums.metric_sums.items()}
     over_clients = OrderedDict(
-        (name, _consistent(of, limits.over_clients[name]))
+        (name, _consistent(of, limits.over_clients[name], denominators.get(name, sums.counts)))
         for name, of in output.over_clients.items()
     )
     return output._replace(over_clients=over_clients)
 
 
-def _consistent(of: ClientDistribution, limits: Any) -> ClientDistribution:
-    num_clients = tf.maximum(of.num_clients, 0)
+def _consistent(of: ClientDistribution, limits: Any, denominators: tf.Tensor) -> ClientDistribution:
+    has_examples = denominators > 0
+    has_examples = tf.concat([has_examples, [tf.reduce_any(has_examples)]], axis=0)
+    num_clients = tf.where(has_examples, tf.maximum(of.num_clients, 0), 0)
     most = tf.cast(num_clients, tf.float64) * limits.total.limit
     total = tf.clip_by_value(tf.cast(of.total, tf.float64), 0.0, most)
     counts = _counts(tf.convert_to_tensor(of.histogram), num_clients[:, tf.newaxis])

@@ -180,9 +180,9 @@ def _by_domain(sides: Sides, domains: Sequence[Gain]) -> list[str]:
     if not told[-1]:
         found.append("No domain is shown to pay.")
     if len(told[0]) == count:
-        found.append(f"For none of the {count} domains can it be told by itself.")
+        found.append(f"No single domain of the {count} shows a difference that can be told from 0.")
     elif told[0]:
-        found.append(f"For {len(told[0])} of {count} it cannot be told.")
+        found.append(f"In {len(told[0])} of {count} domains no difference can be told from 0.")
     return found
 
 
