@@ -6,12 +6,20 @@ import gc
 import os
 import typing
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
 
 import pytest
 
 from tests import golden
-from tests.selection import is_in_share, is_left_out, rest, skip_if_tff_is_missing
+from tests.selection import (
+    EACH_COMMIT,
+    is_in_share,
+    is_left_out,
+    is_of_commit,
+    rest,
+    skip_if_tff_is_missing,
+)
 from tff_agnostic.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ _MEMBERS_OF_PROTOCOL = "_get_protocol_attrs"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--exhaustive`, `--exhaustive-share`, `--ring` (`tests/selection.py`), `--golden`."""
+    """Adds `--golden`, and what chooses tests (`tests/selection.py`)."""
     parser.addoption(
         "--exhaustive",
         action="store_true",
@@ -40,6 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run what only --exhaustive runs, and of it the share that a commit has",
     )
     parser.addoption(
+        "--file-share",
+        metavar="COMMIT",
+        help="run only the share of the files that a commit has, and tests/each_commit.txt",
+    )
+    parser.addoption(
         "--ring",
         choices=_RINGS,
         default="all",
@@ -48,13 +61,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="write tables of messages anew")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
+    """Passes over files of other shares: they are not imported."""
+    commit = config.getoption("--file-share")
+    if commit is None or not collection_path.match("test_*.py"):
+        return None
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    return None if is_of_commit(name, commit, rest(EACH_COMMIT)) else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is marked as exhaustive unless it is asked for, and what is in no ring."""
     ring = config.getoption("--ring")
     commit = config.getoption("--exhaustive-share")
+    commit_of_files = config.getoption("--file-share")
     entries = frozenset() if ring == "all" else rest()
+    each_commit = rest(EACH_COMMIT)
 
     def is_chosen(item: pytest.Item) -> bool:
+        if commit_of_files and not is_of_commit(item.nodeid, commit_of_files, each_commit):
+            return False
         is_exhaustive = item.get_closest_marker("exhaustive") is not None
         if commit is not None:
             return is_exhaustive and is_in_share(item.nodeid, commit)

@@ -1,7 +1,8 @@
 """Which tests run: of many combinations a part, and of the usual tests the quick ring.
 
 `./run test` runs the quick ring, `./run test --all` all usual tests, and `--exhaustive` every
-combination too. `--exhaustive-share` runs a twentieth of what only `--exhaustive` runs.
+combination too. `--exhaustive-share` runs a twentieth of what only `--exhaustive` runs, and
+`--file-share` of any of these the files that are a commit's.
 """
 
 import functools
@@ -16,8 +17,12 @@ import pytest
 exhaustive = pytest.mark.exhaustive
 # What the quick ring leaves out; `tools/choose_ring.py` chose it.
 REST = Path(__file__).parent / "rest.txt"
+# What every commit runs with `--file-share`; `tools/try_today` uses it.
+EACH_COMMIT = REST.with_name("each_commit.txt")
 # A commit runs one of so many shares of the exhaustive tests, each of which is in one.
 SHARES = 20
+# And one of so many shares of test files: only these are imported.
+FILE_SHARES = 40
 
 
 @functools.cache
@@ -40,18 +45,32 @@ def rest(path: Path = REST) -> frozenset[str]:
 
 
 def is_left_out(test: str, entries: Collection[str]) -> bool:
-    """Returns whether a test, by pytest's name for it, is not in the quick ring."""
+    """Returns whether entries, as of `rest`, have a test, by pytest's name for it."""
     return test.partition("::")[0] in entries or test.partition("[")[0] in entries
 
 
-def share_of(text: str) -> int:
-    """Returns a number below `SHARES`, the same in every process."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % SHARES
+def share_of(text: str, shares: int = SHARES) -> int:
+    """Returns a number below `shares`, the same in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % shares
 
 
-def is_in_share(test: str, commit: str) -> bool:
-    """Returns whether an exhaustive test is in the share that a commit runs."""
-    return share_of(test) == share_of(commit)
+def is_in_share(test: str, commit: str, shares: int = SHARES) -> bool:
+    """Returns whether a test, or a file of tests, is in the share that a commit runs."""
+    return share_of(test, shares) == share_of(commit, shares)
+
+
+def is_of_commit(test: str, commit: str, entries: Collection[str]) -> bool:
+    """Returns whether a commit runs a test with `--file-share`, or any test of a file.
+
+    Args:
+        test: pytest's name for it, or that of the file.
+        commit: Any text.
+        entries: What every commit runs; see `EACH_COMMIT`.
+    """
+    file, _, function = test.partition("::")
+    if is_in_share(file, commit, FILE_SHARES) or is_left_out(test, entries):
+        return True
+    return not function and any(entry.partition("::")[0] == file for entry in entries)
 
 
 def usually(chosen: Collection[Any], every: Iterable[Hashable]) -> list[Any]:

@@ -26,6 +26,7 @@ from tests.models.user_files import (
     returning,
 )
 from tff_agnostic.models import Model, ModelData, load_user_model
+from tff_agnostic.models.keras_platform import KERAS_2, keras_platform
 
 _SEED = np.array([0, 0], np.int32)
 
@@ -237,6 +238,27 @@ def build_model(data):
         "    return x @ tf.ones([7, 2])",
     ]
     assert "site-packages" not in "\n".join(lines)
+
+
+def test_a_function_of_tensorflow_on_symbolic_inputs_is_told_with_its_line(tmp_path):
+    text = f"""{IMPORTS}
+def build_model(data):
+    x = tf.keras.Input(data.x_shape)
+    both = tf.concat([x, x], 1)
+    return tf.keras.Model(x, layers.Dense(3)(both)), {LOSS}
+"""
+    path = model_file(tmp_path, text)
+    if keras_platform().release == KERAS_2:
+        kernel, _ = load_user_model(path, FEATURES).initial_weights.trainable
+        assert kernel.shape == (8, 3)
+        return
+    assert error_lines(path) == [
+        f"{path}: build_model fails:",
+        f'  File "{path}", line 8, in build_model',
+        "    both = tf.concat([x, x], 1)",
+        "ValueError: expected layers or keras.ops on the inputs of a functional model, as Keras 3 "
+        "has them, found a function of TensorFlow (docs/reference/platforms.md)",
+    ]
 
 
 def _dense(units: Any) -> str:

@@ -13,21 +13,31 @@ from pathlib import Path
 import pytest
 
 from tests.processes import default_signals, is_running
-from tests.selection import SHARES, is_in_share, is_left_out, rest
+from tests.selection import (
+    EACH_COMMIT,
+    FILE_SHARES,
+    REST,
+    SHARES,
+    is_in_share,
+    is_left_out,
+    is_of_commit,
+    rest,
+)
 from tests.setup.checkout import ROOT
 
 _RUN_TESTS = ROOT / "tools" / "run_tests"
 
 
-def test_what_the_quick_ring_leaves_out_is_there():
+@pytest.mark.parametrize("path", [REST, EACH_COMMIT], ids=lambda path: path.stem)
+def test_tests_that_are_listed_are_there(path: Path) -> None:
     functions: dict[str, set[str]] = {}
-    for entry in rest():
+    for entry in rest(path):
         file, _, function = entry.partition("::")
-        assert (ROOT / file).is_file(), f"tests/rest.txt: {entry}"
+        assert (ROOT / file).is_file(), f"{path.name}: {entry}"
         if function and file not in functions:
             tree = ast.parse((ROOT / file).read_text())
             functions[file] = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
-        assert not function or function in functions[file], f"tests/rest.txt: {entry}"
+        assert not function or function in functions[file], f"{path.name}: {entry}"
 
 
 def test_a_test_is_left_out_by_its_file_or_its_function():
@@ -44,6 +54,28 @@ def test_shares_of_the_exhaustive_tests_are_disjoint_and_make_up_the_whole():
     assert len(shares) == SHARES
     assert sum(len(share) for share in shares) == len(tests)
     assert frozenset().union(*shares) == tests
+
+
+def test_shares_of_the_files_are_disjoint_and_make_up_the_whole():
+    files = {str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py")}
+    commits = (hashlib.sha1(str(number).encode()).hexdigest() for number in range(1000))
+    shares = {frozenset(f for f in files if is_of_commit(f, commit, ())) for commit in commits}
+    assert len(shares) == FILE_SHARES
+    assert sum(len(share) for share in shares) == len(files)
+    assert frozenset().union(*shares) == files
+
+
+def test_what_each_commit_runs_is_in_every_share_of_the_files():
+    entries = {"tests/a.py", "tests/b.py::test_one"}
+    listed = ("tests/a.py", "tests/a.py::test_two[x]", "tests/b.py", "tests/b.py::test_one[x]")
+    others = ("tests/b.py::test_two", "tests/c.py", "tests/c.py::test_one")
+    commit = next(
+        f"{n}"
+        for n in range(100)
+        if not any(is_of_commit(t, f"{n}", ()) for t in (*listed, *others))
+    )
+    assert all(is_of_commit(test, commit, entries) for test in listed)
+    assert not any(is_of_commit(test, commit, entries) for test in others)
 
 
 _SOME_EXHAUSTIVE = """
@@ -65,8 +97,9 @@ def test_a_share_has_exhaustive_tests_only(tmp_path):
         python = ROOT / ".venv" / "bin" / "python"
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        # A folder: a file that is named is never passed over.
         done = subprocess.run(
-            [*command, *arguments, "test_some.py"],
+            [*command, *arguments, "."],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -79,6 +112,9 @@ def test_a_share_has_exhaustive_tests_only(tmp_path):
     expected = {test for test in every - chosen() if is_in_share(test, "a commit")}
     assert chosen("--exhaustive-share=a commit") == expected
     assert 0 < len(expected) < 20
+    has_file = {is_of_commit("test_some.py", f"{n}", ()): n for n in range(1000)}
+    assert chosen(f"--file-share={has_file[True]}") == chosen()
+    assert not chosen(f"--file-share={has_file[False]}")
 
 
 _STUBBORN = """
