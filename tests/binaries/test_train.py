@@ -106,6 +106,7 @@ def test_the_result(digits):
         "client_values",
         "class_counts",
         "confusion",
+        "constant_answers",
         "domain_weights",
         "about",
     ]
@@ -119,6 +120,10 @@ def test_the_result(digits):
     # Each domain of digits is a class.
     counts = [[n for n in of if n] for of in result["class_counts"].values()]
     assert counts == [[d["num_examples"]] for d in result["domains"].values()]
+    of_all = np.array([n for (n,) in counts]) / 540
+    constants = {"accuracy": {"all": of_all.max()}, "loss": {"all": -of_all @ np.log(of_all)}}
+    assert result["constant_answers"]["accuracy"] == constants["accuracy"]
+    assert result["constant_answers"]["loss"] == pytest.approx(constants["loss"])
     tables = [np.array(of) for of in result["confusion"].values()]
     for domain, table in zip(result["domains"].values(), tables):
         assert np.trace(table) / table.sum() == pytest.approx(domain["accuracy"])

@@ -68,8 +68,9 @@ def _assert_as_then(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert (found.pop("worst_min_examples"), found.pop("not_counted")) == (1, [])
     assert (found.pop("superquantile_share"), found.pop("interval_level")) == (0.1, 0.95)
     assert found.pop("client_values")
-    for of_classes in ("class_counts", "confusion", "answers_by_class", "score_counts"):
-        found.pop(of_classes, None)
+    of_labels = ("class_counts", "confusion", "answers_by_class", "score_counts")
+    for name in (*of_labels, "constant_answers"):
+        found.pop(name, None)
     for one in (*found["domains"].values(), found["overall"]):
         assert one.pop("intervals")
     statistics = {id(found): ("p95", "superquantile"), id(expected): ()}

@@ -80,8 +80,8 @@ def test_where_a_constant_is_always_right_nothing_is_said():
 
 def test_where_no_constant_answer_is_known_a_sentence_says_so():
     why, what_next = run_verdict(_run(counts={}))
-    assert why.startswith("Whether AgnosticFedAvg is better than a constant answer (the mean of ")
-    assert "its labels were not counted; --domain_baselines=trivial counts those of" in why
+    assert why.startswith("This run does not show whether AgnosticFedAvg is better than a constant")
+    assert "labels were not counted. With an algorithm that follows losses of domains, --dom" in why
     assert what_next.startswith("Next: `./run compare`")
     run = _run(counts={})
     private = dataclasses.replace(run, result={**run.result, "privacy": {"epsilon": 1.0}})
@@ -100,6 +100,7 @@ def test_a_private_evaluation_says_that_clients_are_not_resampled():
     assert what_next.startswith("Next: ")
 
 
+_OF_WHAT = "the mean of the numbers, or the shares of the classes or words"
 _LOSSES = {"good": 0.1, "open": 0.48, "bad": 0.9, "few": 0.1}
 
 
@@ -148,8 +149,26 @@ def test_losses_are_compared_with_trivial_predictors_where_these_are_known(tmp_p
     assert "of 95%, for other test clients; those of single domains hold for all 4" in scope
 
 
+def test_other_measures_are_compared_with_the_constant_answers_of_sums(tmp_path):
+    losses = _of_losses(tmp_path, "own")
+    constants = {"loss": {**dict.fromkeys(_NAMES, 0.5), "all": 0.4}}
+    run = dataclasses.replace(losses, result={**losses.result, "constant_answers": constants})
+    overall, worse, unknown, better, scope, _ = run_verdict(run)
+    value = run.result["overall"]["loss"]
+    assert (
+        f"the best constant answer ({_OF_WHAT}): loss of all examples: {value:.3f} aga" in overall
+    )
+    assert "is worse than the best constant answer of a domain in 1 of 4 domains (loss" in worse
+    assert "cannot be told in 2 of 4" in unknown
+    assert "is better than the best constant answer of a domain in 1 of 4" in better
+    assert "those of single domains hold for all 4" in scope
+    # A metric is what people know.
+    constants["accuracy"] = {"all": 0.6}
+    assert "accuracy of all examples: " in run_verdict(run)[0]
+
+
 def test_reference_runs_are_no_trivial_predictors(tmp_path):
-    assert "is not known of this run" in run_verdict(_of_losses(tmp_path, "own"))[0]
+    assert "This run does not show whether" in run_verdict(_of_losses(tmp_path, "own"))[0]
 
 
 def test_where_domains_are_classes_all_examples_are_told():

@@ -27,6 +27,7 @@ from tff_agnostic.computations.histograms import LinearGrid, quantile, superquan
 from tff_agnostic.domain_weights import LambdaSet, Simplex
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.metrics.class_counts import ClassReport, class_report
+from tff_agnostic.metrics.constant_answers import CONSTANTS, Constants
 from tff_agnostic.metrics.intervals import (
     LEVEL,
     Interval,
@@ -302,6 +303,7 @@ class EvaluationReport:
         client_values: The clients' values of each measure, to be drawn.
         replicates: What works out `resampled`; None where clients are not resampled.
         classes: Answers by domain and class.
+        constants: What works out what the best constant answers attain; None where nobody knows.
     """
 
     domains: Mapping[str, SetReport]
@@ -315,6 +317,7 @@ class EvaluationReport:
     client_values: Mapping[str, ClientValues] = dataclasses.field(default_factory=dict)
     replicates: Optional[Callable[[], Resampled]] = dataclasses.field(default=None, compare=False)
     classes: ClassReport = ClassReport()
+    constants: Optional[Callable[[], Constants]] = dataclasses.field(default=None, compare=False)
 
     @functools.cached_property
     def resampled(self) -> Optional[Resampled]:
@@ -374,6 +377,10 @@ class EvaluationReport:
             }
         }
 
+    def _constants_json(self) -> dict[str, Any]:
+        found = {} if self.constants is None else self.constants()
+        return {CONSTANTS: {name: dict(of) for name, of in found.items()}} if found else {}
+
     def _counted_values(self, measure: str) -> dict[str, float]:
         values = {name: report.measures[measure].value for name, report in self.domains.items()}
         left_out = self.not_counted
@@ -403,6 +410,7 @@ class EvaluationReport:
             "clients": dict(self.clients),
             "client_values": {name: of.to_json() for name, of in self.client_values.items()},
             **self.classes.to_json(),
+            **self._constants_json(),
             **({"clipped": dict(self.clipped)} if self.clipped else {}),
         }
 

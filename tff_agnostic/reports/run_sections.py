@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
 from tff_agnostic.later import matplotlib
-from tff_agnostic.metrics.class_counts import ACCURACY, constant_accuracies
+from tff_agnostic.metrics.class_counts import ACCURACY, CLASS_COUNTS, constant_accuracies
+from tff_agnostic.metrics.constant_answers import CONSTANTS, OVERALL
 from tff_agnostic.metrics.evaluation_report import client_values_from_json
 from tff_agnostic.metrics.formatting import cell, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
@@ -40,6 +41,14 @@ from tff_agnostic.reports.run_record import RunRecord, harm, metrics_first, weig
 
 _VALUE = "value"
 _NUM_CLIENTS = "num_clients"
+# Of other measures, and of accuracy.
+_CONSTANT_HEADINGS = ("constant answer", "most frequent class")
+_CONSTANT_NOTES = (
+    "Constant answer: what the best answer that looks at no input attains in the domain: shares of"
+    " its classes or words, or the mean of its numbers.",
+    "Most frequent class: what always answering the class that a domain has most examples of "
+    "attains there.",
+)
 # Models of a family beside each other; of more the names become the rows.
 _MAX_COLUMNS = 5
 # Points of a curve, and of all curves of a figure: a page holds several, and is to stay small.
@@ -197,8 +206,7 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
     worst = run.source.get("worst", measure.name, "domain")
     # Of algorithms that weigh no domains, a column of dashes says nothing.
     is_weighed = bool(run.source.get("domain_weights"))
-    counts = run.result.get("class_counts") or {}
-    constant = constant_accuracies(counts) if measure.name == ACCURACY else {}
+    constant = _constants(run, measure.name)
     rows: list[Sequence[Line]] = []
     for name in names:
         part = run.source.below("domains", name)
@@ -221,16 +229,13 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
             run.source.number("overall", "num_examples"),
             run.source.number("overall", "over_clients", measure.name, _NUM_CLIENTS),
             *([""] if is_weighed else []),
-            *([""] if constant else []),
+            *([_constant(constant.get(OVERALL), measure.unit)] if constant else []),
             "",
         ]
     )
     notes = ["Weight: what the domain weighed in the last round."] if is_weighed else []
     if constant:
-        notes.append(
-            "Most frequent class: what always answering the class that a domain has most examples "
-            "of attains there."
-        )
+        notes.append(_CONSTANT_NOTES[measure.name == ACCURACY])
     if not_counted:
         fewest = run.result.get("worst_min_examples")
         notes.append(
@@ -242,12 +247,20 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
         [
             *("domain", measure.name, "examples", "clients"),
             *(["weight"] if is_weighed else []),
-            *(["most frequent class"] if constant else []),
+            *([_CONSTANT_HEADINGS[measure.name == ACCURACY]] if constant else []),
             "",
         ],
         rows,
         notes,
     )
+
+
+def _constants(run: RunRecord, name: str) -> Mapping[str, float]:
+    """Returns what the best constant answers attain, by domain; folders of before have fewer."""
+    found = run.result.get(CONSTANTS)
+    if found is not None:
+        return found.get(name) or {}
+    return constant_accuracies(run.result.get(CLASS_COUNTS) or {}) if name == ACCURACY else {}
 
 
 def _constant(accuracy: Optional[float], unit: Unit) -> Line:

@@ -1,9 +1,10 @@
 """A run in sentences: where it is better than an answer that looks at nothing, and where not.
 
 Where classes were counted, that answer is the most frequent class of a domain, and what is compared
-is accuracy. Elsewhere it is the trivial predictor of a domain, the mean of its numbers, or the
-shares of its classes or words, and what is compared is the loss; its loss is known of the domains
-whose baselines are `trivial` (`run.baselines`). Where neither is known, a sentence says so.
+is accuracy. Elsewhere it is the mean of a domain's numbers, or the shares of its classes or words:
+of the training examples where the baselines are `trivial` (`run.baselines`), and what is compared
+is the loss; otherwise of the examples that are evaluated (`metrics.constant_answers`). Where
+neither is known, a sentence says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from tff_agnostic.errors import some_of
 from tff_agnostic.metrics.class_counts import ACCURACY, CLASS_COUNTS, constant_accuracies
+from tff_agnostic.metrics.constant_answers import CONSTANTS, OVERALL
 from tff_agnostic.metrics.formatting import cell, short_names
 from tff_agnostic.metrics.intervals import Interval, share_interval
 from tff_agnostic.metrics.resampling import LEAST_CLIENTS, combined, has_enough
@@ -91,7 +93,9 @@ def run_verdict(run: RunRecord) -> list[str]:
     counts: Mapping[str, Sequence[int]] = run.result.get(CLASS_COUNTS) or {}
     if ACCURACY in run.measures and counts:
         return _against_majority(run, counts)
-    return _against_trivial(run)
+    if run.trivial_losses:
+        return _against_trivial(run)
+    return _against_constants(run)
 
 
 def _against_majority(run: RunRecord, counts: Mapping[str, Sequence[int]]) -> list[str]:
@@ -109,30 +113,46 @@ def _against_majority(run: RunRecord, counts: Mapping[str, Sequence[int]]) -> li
 
 def _against_trivial(run: RunRecord) -> list[str]:
     leads = _leads(run, _LOSS, run.trivial_losses)
-    if not leads:
-        return [_not_known(run), *_of_private_evaluation(run), _NEXT]
     what = f"the trivial predictor of a domain ({_OF_TRIVIAL} of its training examples)"
     return [*_by_domain(run.label, leads, what), _scope(run, len(leads)), _NEXT]
+
+
+def _against_constants(run: RunRecord) -> list[str]:
+    by_measure: Mapping[str, Mapping[str, float]] = run.result.get(CONSTANTS) or {}
+    # Metrics are what people know.
+    names = [*(name for name in run.measures if name != _LOSS), _LOSS]
+    name = next((name for name in names if name in by_measure), None)
+    constants = {} if name is None else dict(by_measure[name])
+    if OVERALL in constants:
+        constants = {_ALL: constants.pop(OVERALL), **constants}
+    leads = [] if name is None else _leads(run, name, constants)
+    if not leads:
+        return [_not_known(run), *_of_private_evaluation(run), _NEXT]
+    what = f"the best constant answer ({_OF_TRIVIAL})"
+    of_all = [_of_all(run.label, lead, what) for lead in leads if lead.name == _ALL]
+    domains = [lead for lead in leads if lead.name != _ALL]
+    lines = [*of_all, *_by_domain(run.label, domains, "the best constant answer of a domain")]
+    return [*lines, _scope(run, len(domains)), _NEXT]
 
 
 def _not_known(run: RunRecord) -> str:
     """Returns why nothing is said of a constant answer, and what would tell it."""
     if (run.result.get("privacy") or {}).get("evaluation"):
         how = (
-            "its evaluations are private, and the largest of several noisy counts, with "
-            "--evaluation_statistics, is too large to compare with"
+            "Its evaluations are private. --evaluation_statistics counts classes with noise, and "
+            "the largest of several noisy counts is too large to compare with"
         )
     elif run.is_private:
-        how = "its labels were not counted, and counts of private training's clients need noise"
+        how = "Its labels were not counted, and counts of private training's clients need noise"
     else:
         how = (
-            "its labels were not counted; --domain_baselines=trivial counts those of the training "
-            "clients first, in one more pass over them, where the algorithm follows losses of "
-            "domains"
+            "Its labels were not counted. With an algorithm that follows losses of domains, "
+            "--domain_baselines=trivial counts the labels of the training clients before the first "
+            "round"
         )
     return (
-        f"Whether {run.label} is better than a constant answer ({_OF_TRIVIAL}) is not known of "
-        f"this run: {how}."
+        f"This run does not show whether {run.label} is better than a constant answer "
+        f"({_OF_TRIVIAL}). {how}."
     )
 
 

@@ -22,6 +22,7 @@ from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, read_json, write_json
 from tff_agnostic.later import tf
+from tff_agnostic.metrics.constant_answers import entropy
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.losses import SentenceLoss
 from tff_agnostic.models.model import Model
@@ -327,13 +328,6 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
         raise UserError(f"--domain_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found others")
     mean = np.full([len(labels), *predictions.shape[1:]], labels.mean(), np.float32)
     return float(np.mean(model.loss(tf.constant(labels), tf.constant(mean))))
-
-
-def entropy(counts: np.ndarray) -> float:
-    """Returns - sum_c q_c log q_c with the shares q of counts, in nats."""
-    shares = counts[counts > 0] / counts.sum()
-    # One value alone has -0.
-    return float(abs(np.sum(shares * np.log(shares))))
 
 
 def _unigram_loss(loss: SentenceLoss, sentences: Sequence[np.ndarray]) -> float:

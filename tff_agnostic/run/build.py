@@ -52,6 +52,7 @@ from tff_agnostic.run.evaluation import (
     RunEvaluations,
     check_readable,
     prepared_evaluation,
+    prepared_labels,
 )
 from tff_agnostic.run.folder import CHECKPOINT, RunFolder, SavedRun, with_kept_model
 from tff_agnostic.run.harm import keeping_absent, moves_lambda
@@ -197,6 +198,7 @@ def _evaluations(
         algorithm.lambda_set,
         config.client_percentiles,
         noise,
+        prepared_labels(runtime, task, aggregation, noise),
     )
     ledger = None if noise is None else ReleaseLedger(folder.releases)
     return RunEvaluations(algorithm, evaluator, config.evaluate_every, config.rounds, ledger)

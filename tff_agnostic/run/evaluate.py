@@ -25,6 +25,7 @@ from tff_agnostic.run.evaluation import (
     choice_table,
     evaluate_choice,
     prepared_evaluation,
+    prepared_labels,
 )
 from tff_agnostic.run.folder import find_checkpoint
 from tff_agnostic.run.options import path_fields, path_of
@@ -138,6 +139,7 @@ def evaluate(given: GivenRun) -> Evaluated:
             lambda_set=_lambda_set(trained, task),
             percentiles=config.client_percentiles,
             noise=noise,
+            labels=prepared_labels(runtime, task, aggregation, noise),
         )
         states = _states(noise, spec, len(models))
         reports = {

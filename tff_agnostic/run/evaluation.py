@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
@@ -21,11 +22,13 @@ from tff_agnostic.computations.evaluation import (
     measurement_of_model,
     num_replicates,
 )
+from tff_agnostic.computations.label_sums import measurement_of_labels
 from tff_agnostic.data.clients import ClientDataset, in_parts
 from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest_of
 from tff_agnostic.later import tf
+from tff_agnostic.metrics.constant_answers import constant_answers
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,
     EvaluationReport,
@@ -68,6 +71,7 @@ class Evaluator:
         lambda_set: The mixtures of which the worst is reported too; none if None.
         percentiles: Which percentiles over clients are reported.
         noise: Of private evaluations, which `evaluate` then is; None if they are none.
+        labels: Sums the labels of clients; None if nothing does, or evaluations are private.
 
     Attributes:
         noise: The same.
@@ -83,8 +87,10 @@ class Evaluator:
         lambda_set: Optional[LambdaSet] = None,
         percentiles: Sequence[float] = DEFAULT_PERCENTILES,
         noise: Optional[PrivateEvaluation] = None,
+        labels: Optional[Evaluation] = None,
     ) -> None:
         self._task = task
+        self._labels, self._label_sums = labels, None
         self.noise = noise
         self._evaluate = evaluate
         self._worst_min_examples = worst_min_examples
@@ -100,7 +106,13 @@ class Evaluator:
             on_all: Whether to use all test clients, or the sample.
             state: Of a private evaluation; see `PrivateEvaluation.state`.
         """
-        return self.report(self.measure(weights, on_all, state))
+        report = self.report(self.measure(weights, on_all, state))
+        if self.noise is not None or not on_all:
+            return report
+        if self._labels is not None and self._label_sums is None:
+            self._label_sums = self._labels(0, in_parts(self._clients(on_all))).output
+        found = functools.partial(constant_answers, self._task.model, report, self._label_sums)
+        return dataclasses.replace(report, constants=found)
 
     def measure(self, weights: ModelWeights, on_all: bool, state: Any = None) -> Evaluated:
         """Returns the sums of which a report is made; see `__call__`.
@@ -274,6 +286,23 @@ def prepared_evaluation(
     counting = class_counting(task.model, task.num_domains)
     measurement = measurement_of_model(task.model, task.num_domains, replicates, counting)
     return runtime.measurement(measurement, aggregation)
+
+
+def prepared_labels(
+    runtime: Runtime, task: Task, aggregation: Aggregation, noise: Optional[PrivateEvaluation]
+) -> Optional[Evaluation]:
+    """Returns what an `Evaluator` sums labels with, where constant answers are made of them.
+
+    Args:
+        runtime: Executes it.
+        task: Whose labels.
+        aggregation: How sums without noise are made.
+        noise: Of private evaluations, which have no such sums; None if they are none.
+    """
+    if noise is not None:
+        return None
+    measurement = measurement_of_labels(task.model, task.num_domains, aggregation)
+    return None if measurement is None else runtime.measurement(measurement, aggregation)
 
 
 def num_evaluations(rounds: int, every: int) -> int:

@@ -1,0 +1,225 @@
+"""What the best answer attains that looks at no input, for each measure and domain, from sums.
+
+Of classes it is the most frequent one, for accuracy, and the shares of the classes, for losses; of
+words their shares (a unigram) and the most frequent word; of numbers the mean. All are of the
+examples that are evaluated, so no constant answer that was made elsewhere is better. What a loss or
+a metric gives such an answer is found by calling it on a few labels: nothing is known of its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.computations.class_sums import class_scores
+from tff_agnostic.computations.label_sums import NumberSums, WordSums
+from tff_agnostic.later import tf
+from tff_agnostic.metrics.class_counts import ACCURACY, constant_accuracies
+from tff_agnostic.models.losses import SentenceLoss, takes_scores
+from tff_agnostic.models.metrics import Metric
+from tff_agnostic.models.model import Model
+
+CONSTANTS = "constant_answers"
+OVERALL = "all"
+_LOSS = "loss"
+# A metric that tells words apart is asked about so many of the most frequent ones.
+_MOST_WORDS = 20
+# Of more classes a loss is not asked about each.
+_MOST_CLASSES = 1000
+# Numbers by which a loss or a metric is told from others.
+_LABELS, _MEAN = (0.0, 1.0, 3.0, 7.0), 2.0
+# Below it, float32 sums of squares do not tell a variance.
+_LEAST_VARIANCE = 1e-4
+
+# By measure, then by domain, and `OVERALL` of all examples.
+Constants = Mapping[str, Mapping[str, float]]
+
+
+def constant_answers(model: Model, report: Any, labels: Any) -> Constants:
+    """Returns what the best constant answers attain, as far as sums tell.
+
+    Args:
+        model: What was evaluated.
+        report: Its `EvaluationReport`.
+        labels: `WordSums` or `NumberSums` of the same clients; None if there are none.
+    """
+    if labels is None:
+        return of_classes(model, report.classes.counts)
+    names = tuple(report.domains)
+    denominators = {
+        name: np.array([_denominator(of, name) for of in report.domains.values()])
+        for name in report.measures
+    }
+    if isinstance(labels, WordSums):
+        return of_words(model, names, labels, denominators)
+    return of_numbers(model, names, labels, denominators[_LOSS])
+
+
+def _denominator(of_domain: Any, name: str) -> float:
+    sums = of_domain.measures[name].sums
+    return 0.0 if sums is None else float(sums.denominator)
+
+
+def of_classes(model: Model, counts: Mapping[str, Sequence[int]]) -> dict[str, dict[str, float]]:
+    """Returns them of a model that answers with classes.
+
+    A domain of a single class has none: where domains are classes, a model that does not know the
+    domain cannot answer so.
+
+    Args:
+        model: What was evaluated.
+        counts: Examples of each class, by domain.
+    """
+    if not counts:
+        return {}
+    totals = np.sum(list(counts.values()), axis=0).tolist()
+    accuracies = constant_accuracies({**counts, OVERALL: totals})
+    found = {ACCURACY: accuracies}
+    losses = {
+        name: _loss_of_shares(model, np.array({**counts, OVERALL: totals}[name], float))
+        for name in accuracies
+    }
+    known = {name: loss for name, loss in losses.items() if loss is not None}
+    return {**found, **({_LOSS: known} if len(known) == len(losses) else {})}
+
+
+def _loss_of_shares(model: Model, counts: np.ndarray) -> Optional[float]:
+    """Returns the mean loss of answering with the classes' shares; None of another loss."""
+    is_logits = takes_scores(model.loss)
+    if is_logits is None or len(counts) > _MOST_CLASSES:
+        return None
+    (held,) = np.nonzero(counts)
+    shares = (counts / counts.sum())[held]
+    scores = class_scores(model)
+    if scores is not None and scores.from_logits is not None:
+        # One output, the second class's.
+        if len(counts) != 2 or len(held) != 2:
+            return None
+        answer = [np.log(shares[1] / shares[0]) if is_logits else shares[1]]
+    else:
+        answer = np.full(len(counts), -1e9 if is_logits else 0.0)
+        answer[held] = np.log(shares) if is_logits else shares
+    answers = np.tile(np.array(answer, np.float32), [len(held), 1])
+    losses = model.loss(tf.constant(held, tf.int32), tf.constant(answers))
+    value = float(shares @ np.asarray(losses, np.float64))
+    return value if math.isfinite(value) else None
+
+
+def of_words(
+    model: Model, names: Sequence[str], sums: WordSums, denominators: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Returns them of a model of sentences.
+
+    Args:
+        model: What was evaluated.
+        names: Of the domains.
+        sums: Of the words.
+        denominators: What each measure was divided by, [p]; of the loss the sentences.
+    """
+    words, weights = (np.asarray(of, np.float64) for of in sums)
+    sets = {name: [i] for i, name in enumerate(names)} | {OVERALL: list(range(len(names)))}
+    found: dict[str, dict[str, float]] = {}
+    loss = model.loss
+    assert isinstance(loss, SentenceLoss)
+    for name, rows in sets.items():
+        counts = words[rows].sum(axis=0)
+        if not counts.any():
+            continue
+        weighted = weights[rows].sum(axis=0)
+        if loss.expected_length is not None:
+            weighted = counts / loss.expected_length
+        sentences = float(np.sum(np.asarray(denominators[_LOSS])[rows]))
+        found.setdefault(_LOSS, {})[name] = entropy(weighted) * weighted.sum() / sentences
+        for metric in model.metrics:
+            below = float(np.sum(np.asarray(denominators[metric.name])[rows]))
+            value = _of_metric(metric, counts, below)
+            if value is not None:
+                found.setdefault(metric.name, {})[name] = value
+    return found
+
+
+def _of_metric(metric: Metric, counts: np.ndarray, denominator: float) -> Optional[float]:
+    """Returns what the words' shares give a metric, or their most frequent one that may be right.
+
+    Shares are the best answer to a metric that is worse the larger it is, such as perplexity.
+    """
+    order = np.argsort(-counts, kind="stable")[:_MOST_WORDS]
+    order = order[counts[order] > 0]
+    labels = tf.constant(order[:, np.newaxis], tf.int32)
+    if metric.higher_is_better:
+        scores = np.zeros([len(order), 1, len(counts)], np.float32)
+        scores[np.arange(len(order)), 0, order] = 1.0
+        right, _ = metric.per_example(labels, tf.constant(scores))
+        best = np.max(np.asarray(right) * counts[order], initial=0.0)
+        ratio = best / denominator if denominator else math.nan
+    else:
+        (held,) = np.nonzero(counts)
+        scores = np.full([1, 1, len(counts)], -1e9, np.float32)
+        shares = counts[held] / counts.sum()
+        scores[0, 0, held] = np.log(shares)
+        # That it is the entropy of its words is tried on those that are most frequent.
+        tried = np.asarray(metric.per_example(labels, tf.tile(scores, [len(order), 1, 1]))[0])
+        if not np.allclose(tried, -scores[0, 0, order], rtol=1e-3):
+            return None
+        ratio = entropy(counts)
+    value = float(np.asarray(metric.value(tf.constant(ratio, tf.float64))))
+    return value if math.isfinite(value) else None
+
+
+def of_numbers(
+    model: Model, names: Sequence[str], sums: NumberSums, counts: Any
+) -> dict[str, dict[str, float]]:
+    """Returns them of a model of numbers, for mean squared errors and their roots.
+
+    Args:
+        model: What was evaluated.
+        names: Of the domains.
+        sums: Of the labels.
+        counts: How many there are, [p].
+    """
+    total, squares, number = (np.asarray(of, np.float64) for of in (*sums, counts))
+    sets = {name: [i] for i, name in enumerate(names)} | {OVERALL: list(range(len(names)))}
+    variances = {}
+    for name, rows in sets.items():
+        n = number[rows].sum()
+        if n:
+            mean = total[rows].sum() / n
+            variance = squares[rows].sum() / n - mean**2
+            if variance > _LEAST_VARIANCE * mean**2:
+                variances[name] = float(variance)
+    found = {}
+    for name, power in _powers(model).items():
+        if variances:
+            found[name] = {of: variance**power for of, variance in variances.items()}
+    return found
+
+
+def _powers(model: Model) -> dict[str, float]:
+    """Returns the measures that are a power of the mean squared error, and which."""
+    labels = tf.constant(_LABELS)
+    guess = tf.fill([len(_LABELS), 1], _MEAN)
+    errors = np.square(np.array(_LABELS) - _MEAN)
+
+    def of_metric(metric: Metric) -> float:
+        above, below = (np.asarray(of, np.float64) for of in metric.per_example(labels, guess))
+        return float(np.asarray(metric.value(tf.constant(above.sum() / below.sum(), tf.float64))))
+
+    values = {_LOSS: float(np.mean(np.asarray(model.loss(labels, guess), np.float64)))}
+    values.update({metric.name: of_metric(metric) for metric in model.metrics})
+    powers = {1.0: errors.mean(), 0.5: math.sqrt(errors.mean())}
+    return {
+        name: power
+        for name, value in values.items()
+        for power, expected in powers.items()
+        if math.isclose(value, expected, rel_tol=1e-4)
+    }
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Returns - sum_c q_c log q_c with the shares q of counts, in nats."""
+    shares = counts[counts > 0] / counts.sum()
+    # One value alone has -0.
+    return float(abs(np.sum(shares * np.log(shares))))
