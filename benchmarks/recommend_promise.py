@@ -10,8 +10,8 @@ Each problem is a store of three domains with a linear model for two classes, dr
 - both: one domain is rare, another one noisy;
 - nothing: all domains are alike.
 
-The command chooses on validation clients, of which each domain has 80. The models that it made,
-each row's at its best setting, are then asked for the worst domain on 400 fresh clients of each
+The command's search chooses on validation clients, of which each domain has 80. The models that it
+made, each row's at its best setting, are then asked for the worst domain on 400 fresh clients of each
 domain, in NumPy: by what the choice is better or worse than FedAvg there, and what the portfolio's
 best row gains. Problems that are in the file already are not played again.
 """
@@ -29,12 +29,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic import api
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.experiments.hard_digits import MODEL
 from tff_agnostic.later import tf
-from tff_agnostic.studies.recommendation_page import FILE as RECOMMENDATION
+from tff_agnostic.run.command_line import GivenRun, started
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.studies.arms import BASELINE
+from tff_agnostic.studies.choice import attained, chosen
+from tff_agnostic.studies.recommend import RECOMMEND, Asked, ask
+from tff_agnostic.studies.recommendation import Found
 
 KINDS = ("rare", "hard", "noisy", "both", "nothing")
 _DOMAINS = ("a", "b", "c")
@@ -153,41 +157,55 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
         for split, record in records(domains, rng):
             writer.add(split, record)
         writer.finish("features", class_names=("no", "yes"))
-    started, used = time.monotonic(), time.process_time()
-    with contextlib.redirect_stdout(io.StringIO()):
-        found = api.recommend(
-            "custom",
-            data=data,
-            model=model,
-            rounds=_ROUNDS,
-            clients_per_round=30,
-            evaluate_every=_ROUNDS,
-            client_learning_rate=_RATE,
-            tries=_TRIES,
-            trials=_TRIALS,
-            show_progress=False,
-            output_dir=folder / "runs",
-        )
-    seconds, processor_seconds = time.monotonic() - started, time.process_time() - used
-    fresh = [drawn(domain, _FRESH, rng) for domain in domains]
-    content = json.loads((found.path / RECOMMENDATION).read_text())
-    by_row = {
-        row: _accuracies_of(found.path, row, content["tried"], fresh) for row in content["rows"]
+    began, used = time.monotonic(), time.process_time()
+    settings = {
+        "task": "custom",
+        "data": data,
+        "model": model,
+        "rounds": _ROUNDS,
+        "clients_per_round": 30,
+        "evaluate_every": _ROUNDS,
+        "client_learning_rate": _RATE,
+        "tries": _TRIES,
+        "trials": _TRIALS,
     }
+    runs = folder / "runs"
+    with contextlib.redirect_stdout(io.StringIO()):
+        asked, found = _searched(RECOMMEND.given_by(settings, show_progress=False), runs)
+    choice = chosen(found.judged) or BASELINE
+    seconds, processor_seconds = time.monotonic() - began, time.process_time() - used
+    fresh = [drawn(domain, _FRESH, rng) for domain in domains]
+    tried = {
+        name: float(attained(found.tried, name, asked.objective).values[0])
+        for name in found.tried.trials
+    }
+    by_row = {row: _accuracies_of(runs, row, tried, fresh) for row in found.changes}
     gains = {}
-    for row in by_row.keys() - {"fed_avg"}:
-        both = min(len(by_row[row]), len(by_row["fed_avg"]))
-        gains[row] = worst_gain(by_row[row][:both], by_row["fed_avg"][:both], rng)
-    chosen = gains.get(found.choice)
+    for row in sorted(by_row.keys() - {BASELINE}):
+        both = min(len(by_row[row]), len(by_row[BASELINE]))
+        gains[row] = worst_gain(by_row[row][:both], by_row[BASELINE][:both], rng)
+    of_choice = gains.get(choice)
     return {
         "number": number,
         "kind": kind,
-        "choice": found.choice,
-        "gains": {row: gains[row][0] for row in sorted(gains)},
-        "interval": None if chosen is None else chosen[1],
+        "choice": choice,
+        "gains": {row: of[0] for row, of in gains.items()},
+        "interval": None if of_choice is None else of_choice[1],
         "seconds": seconds,
         "processor_seconds": processor_seconds,
     }
+
+
+def _searched(given: GivenRun, folder: Path) -> tuple[Asked, Found]:
+    """Returns what `recommend` chooses from: all but the last runs, which look at test clients.
+
+    These have the seeds and the training clients of the search, and so its models.
+    """
+    asked = ask(given)
+    options = given.runtime_options(asked.first.config.runtime)
+    with StopRequest() as stop, started(asked.first.config.runtime, options) as runtime:
+        search, _ = asked.search(folder, runtime, stop)
+        return asked, search.run(given.own.budget)
 
 
 def _accuracies_of(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests import golden
 from tests.data.stores import text_store, tff_store
+from tff_agnostic.data import store as store_module
 from tff_agnostic.data.clients import (
     FirstExamples,
     InMemoryClients,
@@ -256,6 +257,29 @@ def test_a_client_has_its_examples_in_the_order_in_which_they_came(tmp_path):
     assert list(clients.client_ids) == ["a", "b"]
     np.testing.assert_array_equal(clients.read("b")["x"], [[7], [3], [11]])
     np.testing.assert_array_equal(clients.read("b")["domain_id"], [0, 1, 0])
+
+
+def test_the_first_clients_that_are_read_stay_in_memory_until_it_is_full(tmp_path, monkeypatch):
+    path = text_store(tmp_path / "s.sqlite")
+    # Of "b": three examples with two numbers of 4 bytes and a domain id of 4.
+    monkeypatch.setattr(store_module, "_KEPT_BYTES", 36)
+    parsed = []
+
+    def noted(client_id, columns):
+        parsed.append(client_id)
+        return _lengths(client_id, columns)
+
+    clients = _clients(path, to_examples=noted)
+    for client in ("b", "a", "b", "a"):
+        found, alone = clients.read(client), _clients(path).read(client)
+        for name in alone:
+            np.testing.assert_array_equal(found[name], alone[name])
+    assert parsed == ["b", "a", "a"]
+    other = sqlite3.connect(path)
+    other.execute("DELETE FROM examples WHERE client_id = 'a'")
+    other.commit()
+    with pytest.raises(UserError, match="the store was changed while it was read"):
+        clients.read("b")
 
 
 def test_counts_need_no_reading(tmp_path):

@@ -28,6 +28,8 @@ _TFF_TABLES = {
 _PATIENCE = 5.0
 # Rows that are looked at without an index.
 _MAX_SCANNED = 1_000_000
+# Of parsed examples that a split's clients keep in memory: a run reads a client in many rounds.
+_KEPT_BYTES = 64 * 2**20
 # How a file of SQLite begins.
 _SQLITE = b"SQLite format 3\0"
 
@@ -154,13 +156,13 @@ class Store:
             [client_id, split],
             (bytes,),
         )
-        self._check_unchanged()
+        self.check_unchanged()
         return [row[0] for row in rows]
 
     def digest(self) -> str:
         """Returns a short name of the whole file, which changes with any example."""
         found = _digest_of(self.path.absolute(), self._data_version)
-        self._check_unchanged()
+        self.check_unchanged()
         return found
 
     def _query(
@@ -191,7 +193,8 @@ class Store:
         connection: sqlite3.Connection = self._local.connection
         return connection
 
-    def _check_unchanged(self) -> None:
+    def check_unchanged(self) -> None:
+        """Checks that the file is as it was when it was opened."""
         if self._version() != self._data_version:
             raise UserError(
                 f"{self.path}: the store was changed while it was read: let what writes to it end, "
@@ -300,6 +303,8 @@ ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
 class StoreClients:
     """Clients of a split; reading one touches its rows only.
 
+    The first clients that are read stay in memory, as many as fit into `_KEPT_BYTES`.
+
     Args:
         to_examples: Makes a client's examples of its columns.
         domain_names: Names of the task's domains, in the order of their ids.
@@ -323,6 +328,8 @@ class StoreClients:
         self._has_row_each = has_row_each
         self._counts = store.client_counts(split)
         self._ids = list(self._counts)
+        self._kept: dict[str, Examples] = {}
+        self._kept_bytes = 0
 
     @property
     def client_ids(self) -> Sequence[str]:
@@ -331,6 +338,18 @@ class StoreClients:
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples; see `ClientDataset.read`."""
+        kept = self._kept.get(client_id)
+        if kept is not None:
+            self._store.check_unchanged()
+            return kept
+        examples = self._read(client_id)
+        num_bytes = sum(np.asarray(column).nbytes for column in tf.nest.flatten(examples))
+        if self._kept_bytes + num_bytes <= _KEPT_BYTES:
+            self._kept_bytes += num_bytes
+            self._kept[client_id] = examples
+        return examples
+
+    def _read(self, client_id: str) -> Examples:
         where = f"{self._store.path}: client {client_id}"
         count = self._counts.get(client_id)
         serialized = [] if count is None else self._store.read(self._split, client_id)
