@@ -10,10 +10,10 @@ Each problem is a store of three domains with a linear model for two classes, dr
 - both: one domain is rare, another one noisy;
 - nothing: all domains are alike.
 
-The command's search chooses on validation clients, of which each domain has 80. The models that it
-made, each row's at its best setting, are then asked for the worst domain on 400 fresh clients of each
-domain, in NumPy: by what the choice is better or worse than FedAvg there, and what the portfolio's
-best row gains. Problems that are in the file already are not played again.
+The search of the command chooses on validation clients, of which each domain has 80. The models
+that it made, each row's at its best setting, are then asked for the worst domain on 400 fresh
+clients of each domain, in NumPy: by what the choice is better or worse than FedAvg there, and what
+the portfolio's best row gains. Problems that are in the file already are not played again.
 """
 
 import argparse

@@ -28,8 +28,9 @@ _TFF_TABLES = {
 _PATIENCE = 5.0
 # Rows that are looked at without an index.
 _MAX_SCANNED = 1_000_000
-# Of parsed examples that a split's clients keep in memory: a run reads a client in many rounds.
-_KEPT_BYTES = 64 * 2**20
+# Of parsed examples that the clients of a split keep: a run reads a client in many rounds. A
+# comparison has as many such splits as seeds.
+_KEPT_BYTES = 16 * 2**20
 # How a file of SQLite begins.
 _SQLITE = b"SQLite format 3\0"
 

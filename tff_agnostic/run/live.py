@@ -152,9 +152,10 @@ class TensorBoardSink:
             if column.name in numbers:
                 of_domain = scalars.setdefault(column.domain, {})
                 of_domain[column.quantity.name] = numbers[column.name]
-        for domain, values in scalars.items():
-            event = _event(wall_time=time.time(), step=step, summary=_summary(values))
-            with write_errors(self._folder), tensorflow_writes():
+        # Entered once a round: to change the level of a logger costs more than to write an event.
+        with write_errors(self._folder), tensorflow_writes():
+            for domain, values in scalars.items():
+                event = _event(wall_time=time.time(), step=step, summary=_summary(values))
                 writer = self._writer(domain)
                 writer.write(event.SerializeToString())
                 writer.flush()
