@@ -1,9 +1,13 @@
 """Excess losses: hand-worked, without baselines the algorithm itself, and the regret's saddle."""
 
+import itertools
+import json
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from scipy import optimize
 
 from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
@@ -13,6 +17,7 @@ from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.computations import PlainSum
+from tff_agnostic.domain_weights.ascent import lambda_ascent
 from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
@@ -96,18 +101,105 @@ def _domains() -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def _smallest_worst_regret(
-    losses: Callable[[np.ndarray], np.ndarray], optima: np.ndarray
+    regrets: Callable[[np.ndarray], np.ndarray], corners: np.ndarray
 ) -> np.ndarray:
-    """min t with L_k(w) - b_k <= t, by a solver."""
+    """min t with lambda (L(w) - b) <= t for each lambda, by a solver.
+
+    Args:
+        regrets: L - b at w, [p].
+        corners: Of the set Lambda, [m, p]; the largest of what is linear in lambda is at one.
+    """
     found = optimize.minimize(
         lambda v: v[2],
         np.array([0.0, 0.0, 10.0]),
         method="SLSQP",
-        constraints={"type": "ineq", "fun": lambda v: v[2] - (losses(v[:2]) - optima)},
+        constraints={"type": "ineq", "fun": lambda v: v[2] - corners @ regrets(v[:2])},
         options={"ftol": 1e-12, "maxiter": 500},
     )
     assert found.success
     return np.asarray(found.x[:2])
+
+
+def _within(lower: Sequence[float], upper: Sequence[float]) -> np.ndarray:
+    """The corners of the mixtures within bounds: all weights but one are at a bound."""
+    found = []
+    for k in range(3):
+        rest = [i for i in range(3) if i != k]
+        for ends in itertools.product(*([lower[i], upper[i]] for i in rest)):
+            corner = np.zeros(3)
+            corner[rest], corner[k] = ends, 1.0 - sum(ends)
+            if lower[k] <= corner[k] <= upper[k]:
+                found.append(corner)
+    return np.array(found)
+
+
+def _circle(radius: float) -> np.ndarray:
+    """Mixtures of three whose chi2 distance from the uniform one is the radius."""
+    basis = np.array([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]]) / np.sqrt([[2.0], [6.0]])
+    angle = np.linspace(0.0, 2.0 * np.pi, 361)[:, np.newaxis]
+    around = np.cos(angle) * basis[0] + np.sin(angle) * basis[1]
+    return 1.0 / 3.0 + np.sqrt(radius / 3.0) * around
+
+
+_MIXTURES = {"a": {"0": 0.6, "1": 0.4}, "b": {"0": 0.2, "1": 0.2, "2": 0.6}}
+_LOWER, _UPPER = (0.3, 0.1, 0.1), (0.8, 0.8, 0.4)
+# In each set but the simplex the saddle is on its border.
+_SETS = {
+    "simplex": ({"domain_weight_update": "projected_gradient"}, np.eye(3)),
+    "box": ({"lambda_lower": _LOWER, "lambda_upper": _UPPER}, _within(_LOWER, _UPPER)),
+    "ball": (
+        {"lambda_radius": 0.02, "domain_weight_update": "projected_gradient"},
+        _circle(0.02),
+    ),
+    "hull": ({}, np.array([[0.6, 0.4, 0.0], [0.2, 0.2, 0.6]])),
+    # The shares of the domains, a third each, up to 1 / theta times.
+    "cvar": (
+        {"domain_weight_update": "cvar", "domain_conformity": 0.9, "cvar_rate": 0.002},
+        _within((0.0,) * 3, (1.0 / 3.0 / 0.9,) * 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _SETS)
+def test_lambda_and_weights_that_follow_gradients_end_at_the_saddle_of_each_set(name, tmp_path):
+    settings, corners = _SETS[name]
+    if name == "hull":
+        settings = {"mixtures": str(tmp_path / "mixtures.json")}
+        (tmp_path / "mixtures.json").write_text(json.dumps(_MIXTURES))
+    if name in ("box", "ball", "hull"):
+        settings = {"lambda_set": name, **settings}
+    if name != "cvar":
+        settings = {"domain_learning_rate": 0.05, **settings}
+    steps = lambda_ascent(AgnosticFedAvgOptions(**settings), ("0", "1", "2"))
+    xs, ys = (np.stack(part) for part in _domains())
+    solutions = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys)]
+    optima = [np.mean((x @ w - y) ** 2) for x, y, w in zip(xs, ys, solutions)]
+
+    def regrets(w: np.ndarray) -> np.ndarray:
+        return np.mean((xs @ w - ys) ** 2, axis=1) - optima
+
+    def worst(w: np.ndarray) -> float:
+        return float((corners @ regrets(w)).max())
+
+    x, y, known = tf.constant(xs, tf.float32), tf.constant(ys, tf.float32), tf.ones([3])
+
+    @tf.function
+    def followed(w: tf.Tensor, lambda_: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(1000):
+            errors = tf.linalg.matvec(x, w) - y
+            excess = excess_losses(tf.reduce_mean(errors**2, axis=1), optima, known > 0)
+            slopes = tf.linalg.matvec(x, errors, transpose_a=True) / 20.0
+            w -= 0.1 * tf.linalg.matvec(slopes, steps.mixture(lambda_), transpose_a=True)
+            lambda_ = steps.next(lambda_, excess, known)
+        return w
+
+    least = worst(_smallest_worst_regret(regrets, corners))
+    start = tf.constant(steps.initial, tf.float32)
+    assert worst(followed(tf.zeros([2]), start).numpy()) == pytest.approx(least, abs=1e-3)
+    # Lambda that stays where it starts is not there.
+    scale = np.sqrt(np.repeat(steps.mixture(start), 40))
+    still = np.linalg.lstsq(scale[:, np.newaxis] * np.concatenate(xs), scale * ys.ravel(), None)[0]
+    assert worst(still) > least + 0.004
 
 
 def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
@@ -148,16 +240,16 @@ def test_it_goes_to_the_saddle_of_the_regret(cohort_runtime, build):
     }
     problem = Problem(least_squares(), ("a", "b", "c"), expected_counts=(40.0,) * 3)
 
-    def trained(baselines: Any) -> np.ndarray:
+    def trained(baselines: Any, rounds: int) -> np.ndarray:
         algorithm, weights = build(problem, baselines)
         training = cohort_runtime.training(algorithm, PlainSum())
-        state, _ = run_rounds(training, [[client]] * 600)
+        state, _ = run_rounds(training, [[client]] * rounds)
         return np.asarray(weights(state.algorithm), np.float64)
 
-    saddle = _smallest_worst_regret(losses, optima)
-    found = trained(tuple(optima.tolist()))
+    saddle = _smallest_worst_regret(lambda w: losses(w) - optima, np.eye(3))
+    found = trained(tuple(optima.tolist()), 400)
     regret = losses(found) - optima
     assert regret.max() == pytest.approx((losses(saddle) - optima).max(), abs=1e-3)
     # Without baselines it serves the noisiest domain alone.
     assert np.argmax(losses(saddle)) == 0
-    assert (losses(trained(None)) - optima).max() > 1.5 * regret.max()
+    assert (losses(trained(None, 200)) - optima).max() > 1.5 * regret.max()
