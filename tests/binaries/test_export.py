@@ -22,9 +22,10 @@ from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 @pytest.fixture(scope="module")
 def trained(call: Caller, tmp_path_factory) -> Path:
-    """Two rounds of the toy task."""
+    """Two rounds of the toy task, with baselines of excess losses."""
     path = tmp_path_factory.mktemp("trained") / "run"
-    outcome = call(train, *TOY, "--rounds=2", f"--output_dir={path}")
+    baselines = "--domain_baselines=0.5,0.1,0,0.1,0.5"
+    outcome = call(train, *TOY, "--rounds=2", baselines, f"--output_dir={path}")
     assert outcome.status == 0, outcome
     return path
 

@@ -24,6 +24,7 @@ _PRIVATE = (
     "--clip_norm=0.5",
     "--secure_max_examples=40",
     "--secure_max_loss=10",
+    "--domain_baselines=0.5,0.1,0,0.1,0.5",
 )
 _EVALUATED = (*_PRIVATE, "--private_evaluation", "--evaluation_noise_multiplier=5")
 _DISTRIBUTED = (

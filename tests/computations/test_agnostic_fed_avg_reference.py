@@ -189,6 +189,7 @@ def test_lambda_follows_excess_losses(update, absent):
 
 
 _ADAM = {"window": 3, "client_epochs": 2, "server": "adam"}
+_EXCESS = {**_ADAM, "absent_domains": "freeze", "domain_baselines": _BASELINES}
 _PROJECTED = {
     "window": 1,
     "batch_normalizer": "batch",
@@ -200,8 +201,8 @@ _PROJECTED = {
 
 @pytest.mark.parametrize(
     ("runtime", "settings"),
-    [("tff_runtime", _ADAM), ("streaming_runtime", _ADAM), ("streaming_runtime", _PROJECTED)],
-    ids=["tff", "cohort, adam", "cohort, projected"],
+    [("tff_runtime", _EXCESS), ("streaming_runtime", _ADAM), ("streaming_runtime", _PROJECTED)],
+    ids=["tff, excess", "cohort, adam", "cohort, projected"],
 )
 def test_in_every_runtime(request, runtime, settings):
     options = _options(**settings)

@@ -29,6 +29,8 @@ _ALGORITHMS = {
     ("vectorised", "secure"): "above_mean",
     ("streamed", "plain"): "stochastic_afl",
 }
+# Excess losses, above and below the losses.
+_SETTINGS = {"agnostic_fed_avg": {"domain_baselines": (0.9, 0.0, 2.0)}}
 CASES = tuple((*of, algorithm) for of, algorithm in _ALGORITHMS.items())
 # Messages of another form, and as clients' model an ensemble.
 ENSEMBLE_CASES = (
@@ -46,7 +48,8 @@ def model(mode: str) -> Model:
 
 @functools.cache
 def _algorithm(mode: str, name: str) -> Algorithm:
-    return build(name, model(mode), NUM_DOMAINS, client_learning_rate=0.5)
+    settings = _SETTINGS.get(name, {})
+    return build(name, model(mode), NUM_DOMAINS, client_learning_rate=0.5, **settings)
 
 
 def training(runtime: Any, mode: str, aggregation: str = "plain", algorithm: str = "") -> Any:
