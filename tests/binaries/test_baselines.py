@@ -186,13 +186,19 @@ def store(tmp_path) -> Path:
     return write_store(tmp_path / "sites.sqlite", records, "features", class_names=("no", "yes"))
 
 
-def test_trivial_baselines_are_made_in_a_new_folder_and_fixed_weights_take_none(store, tmp_path):
+def test_trivial_baselines_are_made_in_a_new_folder_and_fixed_weights_take_none(
+    store, tmp_path, capsys
+):
     options = {"model": str(tmp_path / "linear.py")}
     given = {"domain_baselines": "trivial"}
     spec = resolve("custom", given, options, data=store)
     path = tmp_path / "run"
+    trials = [spec, dataclasses.replace(spec, config=dataclasses.replace(spec.config, seed=1))]
     with StopRequest() as stop:
-        (found,) = baselines.with_baselines([spec], path, None, stop)
+        found, other = baselines.with_baselines(trials, path, None, stop)
+    assert other.algorithm == found.algorithm
+    # Once of all that share them.
+    assert capsys.readouterr().out.count("baselines (trivial, training; ") == 1
     train_clients, expected = spec.load_task().train, []
     for domain in ("dark", "light"):
         ids = [name for name in train_clients.client_ids if name.startswith(domain)]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.run.harness import make_evaluation, make_task
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions
-from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP
+from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, UNMOVED
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.report_fields import ReportField, Role
@@ -77,6 +77,21 @@ def test_a_domain_that_was_given_up_is_told_with_the_flag_that_mends_it():
 )
 def test_healthy_runs_are_told_nothing_of(healthy):
     assert _remarks(**healthy) == []
+
+
+def test_lambda_that_no_loss_was_above_its_baseline_to_move_is_told():
+    """The largest loss of each domain is 9."""
+    same = {"lambda_": (0.4, 0.3, 0.3)}
+    for baselines in ((9.0, 9.0, 9.0), (20.0, 10.0, 9.5)):
+        ((kind, text),) = _remarks(
+            algorithm=AgnosticFedAvgOptions(domain_baselines=baselines), **same
+        )
+        assert kind == UNMOVED
+    assert "a 20 (largest loss 9), b 10 (largest loss 9), c 9.5 (largest loss 9)" in text
+    assert text.endswith("lower --domain_baselines.")
+    for baselines in ((20.0, 8.9, 20.0), (0.0, 0.0, 0.0), None):
+        algorithm = AgnosticFedAvgOptions(domain_baselines=baselines)
+        assert _remarks(algorithm=algorithm, **same) == []
 
 
 def test_lambda_is_that_of_the_last_tenth_of_the_rounds():

@@ -19,8 +19,8 @@ from tff_agnostic.errors import some_of
 # deviation).
 FEW_EXAMPLES = 100
 # Kinds of remarks about what training did, which reports tell before all others.
-GIVEN_UP, ABSURD = "given_up", "absurd_losses"
-OF_TRAINING = (GIVEN_UP, ABSURD)
+GIVEN_UP, ABSURD, UNMOVED = "given_up", "absurd_losses", "unmoved_lambda"
+OF_TRAINING = (GIVEN_UP, ABSURD, UNMOVED)
 # A domain in fewer of the rounds than this share is absent from most of them.
 FEW_ROUNDS = 0.5
 # By how much a flag has to raise a domain's share of the rounds to be named.

@@ -69,6 +69,7 @@ def with_baselines(
         show_progress: Whether to show how many references are done, and the time left.
     """
     made: list[tuple[Any, Path]] = []
+    said: set[str] = set()
     found = []
     for spec in specs:
         options = spec.algorithm
@@ -83,10 +84,14 @@ def with_baselines(
             made.append((wanted, path))
             _make(spec, str(word), wanted, path, runtime, stop, load_task, show_progress)
         numbers = read_baselines(path / FILE_NAME, spec.task, options.baseline_losses)
-        print(
+        line = (
             f"baselines ({word}, {options.baseline_losses}; {path / FILE_NAME}): "
             + ", ".join(f"{name} {number:.4g}" for name, number in numbers.items())
         )
+        # Rows and trials that share numbers share the line.
+        if line not in said:
+            print(line)
+            said.add(line)
         algorithm = dataclasses.replace(options, domain_baselines=tuple(numbers.values()))
         found.append(dataclasses.replace(spec, algorithm=algorithm))
     return found

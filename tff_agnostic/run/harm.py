@@ -11,8 +11,9 @@ from typing import Any, Optional
 
 import numpy as np
 
-from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, Remark
+from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, UNMOVED, Remark
 from tff_agnostic.domain_weights.ascent import FREEZE, LAMBDA, LambdaOptions
+from tff_agnostic.domain_weights.excess import BaselineOptions
 from tff_agnostic.errors import some_of
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import tf
@@ -148,6 +149,32 @@ def absurd_losses(
     ]
 
 
+def never_above(baselines: Mapping[str, float], largest: Mapping[str, float]) -> list[Remark]:
+    """Returns a warning if no domain's loss was ever above its baseline: lambda did not move then.
+
+    Args:
+        baselines: b of each domain.
+        largest: The largest loss of each domain in any round; NaN of one that was in none.
+    """
+    if any(largest[name] > b for name, b in baselines.items()):
+        return []
+    listed = [f"{name} {b:.4g} (largest loss {largest[name]:.4g})" for name, b in baselines.items()]
+    return [
+        Remark(
+            UNMOVED,
+            "lambda did not move, because in no round did a domain lose more than its baseline: "
+            f"{some_of(listed, _MAX_NAMES)}. A baseline is the least loss that a model can have: "
+            "lower --domain_baselines.",
+            {
+                "domains": {
+                    name: {"baseline": b, "largest_loss": finite_or_none(largest[name])}
+                    for name, b in baselines.items()
+                }
+            },
+        )
+    ]
+
+
 def loss_of_equal_chances(model: Model) -> Optional[tuple[float, int]]:
     """Returns the cross-entropy of equal probabilities, and of how many classes.
 
@@ -212,6 +239,14 @@ def remarks_at_end(
         start = at_start() if weights else None
         if start is not None:
             found += given_up(_losses(start), end, weights, mending(algorithm))
+        numbers = isinstance(algorithm, BaselineOptions) and algorithm.baselines(len(names))
+        if numbers:
+            largest = {
+                str(c.domain): float(np.fmax.reduce(values[c.name]))
+                for c in columns
+                if c.quantity.role is Role.DOMAIN_LOSS
+            }
+            found += never_above(dict(zip(names, numbers)), largest)
     rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
     classes, first = loss_of_equal_chances(model), loss_of_first_round(columns, values)
     if classes is not None:
