@@ -44,6 +44,7 @@ class ArmOptions(TaskOptions):
         "Instead of --algorithms: the same algorithm several times, with settings of their own, as "
         "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a word: "
         "uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains frozen), "
+        "excess_own and excess_trivial (in compare: --domain_baselines=own or trivial), "
         "last_layer (half of the rounds FedAvg, then its last layer alone, as uniform), "
         "domain_input (FedAvg of a model with the domain as an input), or "
         "pooled and pooled_balanced (no federated training: FedAvg's and uniform's model, of all "
