@@ -84,9 +84,8 @@ def with_baselines(
             made.append((wanted, path))
             _make(spec, str(word), wanted, path, runtime, stop, load_task, show_progress)
         numbers = read_baselines(path / FILE_NAME, spec.task, options.baseline_losses)
-        line = (
-            f"baselines ({word}, {options.baseline_losses}; {path / FILE_NAME}): "
-            + ", ".join(f"{name} {number:.4g}" for name, number in numbers.items())
+        line = f"baselines ({word}, {options.baseline_losses}; {path / FILE_NAME}): " + ", ".join(
+            f"{name} {number:.4g}" for name, number in numbers.items()
         )
         # Rows and trials that share numbers share the line.
         if line not in said:
