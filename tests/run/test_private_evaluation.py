@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import OrderedDict
 from typing import Any, Optional
 
 import numpy as np
@@ -276,9 +277,9 @@ def test_noisy_histograms_become_ones_that_could_be(task):
 
     def noisy_output(rows, examples=1.0):
         ratio = MetricSums(np.zeros([1]), np.array([examples]))
-        sums = DomainSums(ratio.numerator, ratio.denominator, {"accuracy": ratio})
+        sums = DomainSums(*ratio, OrderedDict(accuracy=ratio))
         distributions = {name: rows for name in bounds.over_clients}
-        return EvaluationOutput(sums, distributions, None, None)
+        return EvaluationOutput(sums, distributions, None, None)  # type: ignore[arg-type]
 
     output = noisy_output(rows)
     found = ClientDistribution(
@@ -294,8 +295,8 @@ def test_noisy_histograms_become_ones_that_could_be(task):
     assert off.max() < 600
     # What could be stays.
     rows = ClientDistribution(exact.sum(axis=1), np.float32([7.0, 8.0]), exact)
-    found = consistent(noisy_output(rows), bounds).over_clients
-    np.testing.assert_array_equal(found["loss"].histogram, exact)
+    possible = consistent(noisy_output(rows), bounds).over_clients
+    np.testing.assert_array_equal(possible["loss"].histogram, exact)
     # Where nobody is known to have an example, noise makes no clients: not 5013 of the last bin.
     for of in consistent(noisy_output(rows, examples=0.0), bounds).over_clients.values():
         assert not any(np.any(field) for field in of)

@@ -98,11 +98,11 @@ def _loss_of_shares(model: Model, counts: np.ndarray) -> Optional[float]:
         # One output, the second class's.
         if len(counts) != 2 or len(held) != 2:
             return None
-        answer = [np.log(shares[1] / shares[0]) if is_logits else shares[1]]
+        answer = np.array([np.log(shares[1] / shares[0]) if is_logits else shares[1]])
     else:
         answer = np.full(len(counts), -1e9 if is_logits else 0.0)
         answer[held] = np.log(shares) if is_logits else shares
-    answers = np.tile(np.array(answer, np.float32), [len(held), 1])
+    answers = np.tile(answer.astype(np.float32), [len(held), 1])
     losses = model.loss(tf.constant(held, tf.int32), tf.constant(answers))
     value = float(shares @ np.asarray(losses, np.float64))
     return value if math.isfinite(value) else None
