@@ -1,6 +1,7 @@
 """Saved models, loaded by plain TensorFlow, tell what the models of this package tell."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any, Callable
@@ -69,7 +70,7 @@ def _unigram() -> tuple[Model, Any]:
 
 
 _CASES: dict[str, Callable[[], tuple[Model, Any]]] = {
-    **{name: lambda name=name: _zoo(name) for name in KINDS},
+    **{name: functools.partial(_zoo, name) for name in KINDS},
     "logistic_regression": lambda: _numbers(logistic_regression(5, 3)),
     "emnist_cnn": lambda: _numbers(emnist_cnn(10)),
     "emnist_linear": lambda: _numbers(emnist_linear(10)),
@@ -145,7 +146,7 @@ def _told(path: Path, form: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", usually(_USUAL, _CASES))
-def test_predictions_in_plain_tensorflow(saved, case):
+def test_predictions_in_plain_tensorflow(saved: dict[str, Any], case: str) -> None:
     trained, x, path = saved[case]
     expected = np.asarray(trained.predict(x))
     assert np.ptp(expected) > 0.1
@@ -156,7 +157,7 @@ def test_predictions_in_plain_tensorflow(saved, case):
         np.testing.assert_allclose(told, expected, rtol=0, atol=tolerance, err_msg=form)
 
 
-def test_lstms_of_keras_begin_each_example_anew_in_tensorflow_lite(tmp_path):
+def test_lstms_of_keras_begin_each_example_anew_in_tensorflow_lite(tmp_path: Path) -> None:
     """TensorFlow Lite's own would begin in the state that the example before has left."""
 
     def build() -> tf.keras.Model:
@@ -179,13 +180,13 @@ def test_lstms_of_keras_begin_each_example_anew_in_tensorflow_lite(tmp_path):
     np.testing.assert_allclose(told, np.asarray(trained.predict(x)), rtol=0, atol=1e-5)
 
 
-def test_the_models_of_every_task_are_among_them():
+def test_the_models_of_every_task_are_among_them() -> None:
     assert set(_MODELS) == set(TASKS)
     assert {name for names in _MODELS.values() for name in names} == set(_CASES)
 
 
 @pytest.mark.parametrize("case", usually(["two_inputs"], ["dense_with_dropout", "two_inputs"]))
-def test_classes_have_probabilities_and_names(saved, case):
+def test_classes_have_probabilities_and_names(saved: dict[str, Any], case: str) -> None:
     trained, x, path = saved[case]
     told, scores = _told(path, "saved_model"), np.asarray(trained.predict(x), np.float64)
     odds = np.exp(scores)
@@ -198,7 +199,7 @@ def test_classes_have_probabilities_and_names(saved, case):
 
 
 @pytest.mark.parametrize("case", ["text_mean"])
-def test_texts_are_asked_for_their_class(saved, case):
+def test_texts_are_asked_for_their_class(saved: dict[str, Any], case: str) -> None:
     trained, _, path = saved[case]
     told = _told(path, "saved_model")
     # As training encodes them: of the long one the first words.
@@ -212,7 +213,7 @@ def test_texts_are_asked_for_their_class(saved, case):
 
 
 @pytest.mark.parametrize("case", usually(["keyboard_cifg"], ["next_word_lstm", "keyboard_cifg"]))
-def test_texts_are_asked_for_their_next_words(saved, case):
+def test_texts_are_asked_for_their_next_words(saved: dict[str, Any], case: str) -> None:
     trained, _, path = saved[case]
     told = _told(path, "saved_model")
     # As training encodes them; of the long one the last words.
@@ -232,7 +233,7 @@ def test_texts_are_asked_for_their_next_words(saved, case):
         np.testing.assert_allclose(told["default_probabilities"][row], of_words[best], atol=1e-6)
 
 
-def test_numbers_have_neither_probabilities_nor_classes(tmp_path):
+def test_numbers_have_neither_probabilities_nor_classes(tmp_path: Path) -> None:
     model = model_from_keras(
         lambda: tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)]),
         loss=OfColumns(tf.keras.losses.MeanSquaredError(reduction="none")),
@@ -252,7 +253,9 @@ def test_numbers_have_neither_probabilities_nor_classes(tmp_path):
         ("within", "--format=keras: expected LSTM layers where Keras' own can take their place, f"),
     ],
 )
-def test_what_keras_cannot_hold_is_told_in_one_line(tmp_path, name, message):
+def test_what_keras_cannot_hold_is_told_in_one_line(
+    tmp_path: Path, name: str, message: str
+) -> None:
     if name == "within":
         model = _within_another()
     else:
@@ -328,7 +331,7 @@ def _line(check: FileCheck) -> str:
 
 
 @pytest.mark.parametrize("bias", [0.0, -np.inf, np.inf, np.nan])
-def test_the_same_numbers_are_the_same_finite_or_not(bias):
+def test_the_same_numbers_are_the_same_finite_or_not(bias: float) -> None:
     check = _check(bias, _nothing)
     assert check.is_same and check.largest_difference == 0.0
     assert "predicts as the run's model does, by 0 at most on 6 test examples" in _line(check)
@@ -338,21 +341,21 @@ def test_the_same_numbers_are_the_same_finite_or_not(bias):
     ("bias", "found"),
     [(0.0, np.nan), (0.0, np.inf), (np.inf, 0.0), (np.nan, 0.0), (np.inf, -np.inf)],
 )
-def test_what_is_finite_in_one_alone_differs(bias, found):
+def test_what_is_finite_in_one_alone_differs(bias: float, found: float) -> None:
     check = _check(bias, _put(found))
     assert not check.is_same and check.largest_difference is None
     assert "its predictions differ, some of them not finite, on" in _line(check)
     json.dumps(dataclasses.asdict(check), allow_nan=False)
 
 
-def test_finite_differences_are_measured():
+def test_finite_differences_are_measured() -> None:
     check = _check(0.0, lambda scores: _put(scores[0, 0] + 0.25)(scores))
     assert not check.is_same
     assert check.largest_difference == pytest.approx(0.25, abs=1e-6)
     assert "its predictions differ, by 0.25 at most" in _line(check)
 
 
-def test_measures_that_are_not_finite_are_null():
+def test_measures_that_are_not_finite_are_null() -> None:
     check = _check(0.0, _put(np.nan, np.s_[:]))
     for of_domain in check.domains.values():
         assert of_domain["loss"]["file"] is None and np.isfinite(of_domain["loss"]["run"])
@@ -381,7 +384,7 @@ def _refused() -> Model:
     return model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
 
 
-def test_what_keras_cannot_hold_is_left_out_and_told(tmp_path):
+def test_what_keras_cannot_hold_is_left_out_and_told(tmp_path: Path) -> None:
     model = _refused()
     files = save_for_keras(tmp_path, _task(model), {"model": model.initial_weights})
     assert files.saved == [] and list(tmp_path.iterdir()) == []
@@ -391,7 +394,7 @@ def test_what_keras_cannot_hold_is_left_out_and_told(tmp_path):
     assert "\n" not in reason and not reason.startswith("--")
 
 
-def test_the_predictors_of_an_ensemble_are_files_of_their_own(tmp_path):
+def test_the_predictors_of_an_ensemble_are_files_of_their_own(tmp_path: Path) -> None:
     model = logistic_regression(2, 3)
     predictors = [_changed(model.initial_weights, by) for by in (1.0, 2.0)]
     mixed = ensemble(model, predictors, names=("young", "runs/old"))
@@ -404,7 +407,7 @@ def test_the_predictors_of_an_ensemble_are_files_of_their_own(tmp_path):
             np.testing.assert_array_equal(found, expected)
 
 
-def test_equal_models_have_equal_bytes_whenever_they_are_saved(tmp_path):
+def test_equal_models_have_equal_bytes_whenever_they_are_saved(tmp_path: Path) -> None:
     """Layers of this package are made anew for each file, and Keras numbers what has no name."""
     model = text_classifier(
         TextNetwork("mean", 4), num_classes=3, vocabulary_size=6, sequence_length=5
