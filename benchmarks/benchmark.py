@@ -16,11 +16,13 @@ from absl import flags
 from benchmarks.timing.comparison import compare
 from benchmarks.timing.machine import Machine
 from benchmarks.timing.page import Page
+from benchmarks.timing.prices import chosen_algorithms, prices
 from benchmarks.timing.report import Report
 from benchmarks.timing.scale import ScalePlan, measure_scale
 from benchmarks.timing.schedule import Protocol
 from benchmarks.timing.sides import PEERS, SideSpec, own_sides
 from benchmarks.timing.workloads import WORKLOADS
+from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_new_or_empty, make_folder, write_json, write_text
 from tff_agnostic.folders import claimed_folder
@@ -46,6 +48,12 @@ def define_flags() -> None:
         "peers",
         ["all"],
         f"Other simulators to time beside this. Of: all, none, {', '.join(PEERS)}.",
+    )
+    flags.DEFINE_list(
+        "algorithms",
+        None,
+        "The price over FedAvg instead: of these algorithms, of secure and private sums, and of "
+        f"evaluations. Of: all, {', '.join(ALGORITHMS)}.",
     )
     flags.DEFINE_integer("rounds", 7, "Rounds of each side that count, in each repetition.")
     flags.DEFINE_integer("repeats", 2, "Repetitions, each with new processes.")
@@ -75,21 +83,30 @@ def main(argv: Sequence[str]) -> None:
     for name in ("rounds", "repeats", "round_limit"):
         if flags.FLAGS[name].value < 1:
             raise UserError(f"--{name}: expected at least 1, found {flags.FLAGS[name].value}")
+    algorithms = priced_algorithms()
     page = chosen_page()
     path = output_folder()
     make_folder(path / "logs")
-    print(f"{', '.join(names)}, {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds: {path}")
+    repeats = 1 if algorithms else flags.FLAGS.repeats
+    print(f"{', '.join(names)}, {repeats} x {flags.FLAGS.rounds} rounds: {path}")
     report = Report(
         command=shlex.join(["./run", "benchmark", *sys.argv[1:]]),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         machine=Machine.here(),
         protocol=(
-            f"Medians of {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds, in turn; "
+            f"Medians of {repeats} x {flags.FLAGS.rounds} rounds, in turn; "
             f"runtime {flags.FLAGS.runtime}."
         ),
         workloads=[],
         scale=None,
     )
+    if algorithms:
+        for name in names:
+            say = protocol(path, name).say
+            table = prices(WORKLOADS[name], algorithms, flags.FLAGS.rounds, say)
+            report = dataclasses.replace(report, prices={**report.prices, name: table})
+            write(report, path)
+        names = []
     for name in names:
         if name == _SCALE:
             scale = measure_scale(ours[0], ScalePlan(), protocol(path, name))
@@ -103,6 +120,24 @@ def main(argv: Sequence[str]) -> None:
     if page is not None:
         page.replace_section(report.section(_PAGE_HEADINGS))
     finish(report, path)
+
+
+def priced_algorithms() -> list[str]:
+    """Returns the algorithms whose price is asked for; none if peers are timed."""
+    if flags.FLAGS.algorithms is None:
+        return []
+    names = chosen_algorithms(flags.FLAGS.algorithms)
+    if flags.FLAGS.workload not in WORKLOADS:
+        raise UserError(
+            f"--workload: expected one of {', '.join(WORKLOADS)} with --algorithms, found "
+            f"{flags.FLAGS.workload}"
+        )
+    for name in ("peers", "repeats", "round_limit", "runtime"):
+        if flags.FLAGS[name].present:
+            raise UserError(
+                f"--{name}: has no effect with --algorithms, whose rows take turns in one process"
+            )
+    return names
 
 
 def chosen_peers() -> list[SideSpec]:

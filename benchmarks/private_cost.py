@@ -11,7 +11,7 @@ import argparse
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 from tabulate import tabulate
@@ -33,6 +33,7 @@ _WITHOUT_NOISE = {
     **{name: name for name in (_PLAIN, _SECURE)},
     **{"central": _PLAIN, "tree": _PLAIN, "distributed": _SECURE},
 }
+KINDS = tuple(name for name, spec in PRIVACIES.items() if spec.build is not None)
 _NOISE_MULTIPLIER = 0.5
 _DOMAINS, _WARM = 2, 2
 
@@ -49,22 +50,32 @@ def _clients(settings: argparse.Namespace) -> list[Examples]:
     ]
 
 
-def _sides(settings: argparse.Namespace) -> dict[str, Aggregation]:
-    """Returns sums without noise, and each kind of noise over plain or secure ones."""
-    limits = {"max_examples": settings.examples, "max_loss": 4.0}
+def sums_without_and_with_noise(
+    clients: int,
+    examples: int,
+    kinds: Sequence[str] = KINDS,
+    generators: Sequence[str] = tuple(NOISE_GENERATORS),
+) -> dict[str, Aggregation]:
+    """Returns sums without noise, and each kind of noise over plain or secure ones.
+
+    Args:
+        clients: Of a cohort.
+        examples: Of each client.
+        kinds: Of noise, by their names.
+        generators: Of noise, by their names.
+    """
+    limits: dict[str, Any] = {"max_examples": examples, "max_loss": 4.0}
     sides: dict[str, Aggregation] = {
         _PLAIN: PlainSum(),
         _SECURE: SecureSum(SecureSumOptions(**limits)),
     }
-    for name, generator in itertools.product(settings.noise, settings.noise_generator):
+    for name, generator in itertools.product(kinds, generators):
         spec = PRIVACIES[name]
         assert spec.build is not None
         options = spec.options(
             noise_multiplier=_NOISE_MULTIPLIER, noise_generator=generator, noise_seed=1, **limits
         )
-        facts = NoiseFacts(
-            float(settings.clients), noise_key(options), _NOISE_MULTIPLIER, settings.clients
-        )
+        facts = NoiseFacts(float(clients), noise_key(options), _NOISE_MULTIPLIER, clients)
         inner = sides[_WITHOUT_NOISE[name]]
         sides[f"{name}, {generator}"] = spec.build(name, inner, options, facts)
     return sides
@@ -92,9 +103,8 @@ def _costs(sides: Mapping[str, Aggregation], settings: argparse.Namespace) -> di
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Prints medians of rounds, and their ratios to rounds without noise."""
-    kinds = [name for name, spec in PRIVACIES.items() if spec.build is not None]
     parser = argparse.ArgumentParser(prog="private_cost", description=__doc__)
-    parser.add_argument("--noise", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--noise", nargs="+", choices=KINDS, default=KINDS)
     generators = list(NOISE_GENERATORS)
     parser.add_argument("--noise_generator", nargs="+", choices=generators, default=generators)
     parser.add_argument("--algorithm", default="fed_avg", choices=list(ALGORITHMS))
@@ -104,9 +114,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--examples", type=int, default=5, help="of each client")
     parser.add_argument("--rounds", type=int, default=7, help="timed, of each side")
     settings = parser.parse_args(argv)
-    medians = {
-        name: np.median(took, axis=0) for name, took in _costs(_sides(settings), settings).items()
-    }
+    sides = sums_without_and_with_noise(
+        settings.clients, settings.examples, settings.noise, settings.noise_generator
+    )
+    medians = {name: np.median(took, axis=0) for name, took in _costs(sides, settings).items()}
     rows = []
     for name, (seconds, used) in medians.items():
         beside = _WITHOUT_NOISE[name.split(",")[0]]

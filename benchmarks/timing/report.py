@@ -1,12 +1,13 @@
 """The tables of a benchmark: for a terminal and for a Markdown page."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from tabulate import tabulate
 
 from benchmarks.timing.machine import Machine
+from benchmarks.timing.prices import Price
 from benchmarks.timing.results import SideResult, WorkloadResult
 from benchmarks.timing.scale import ScaleResult
 
@@ -25,6 +26,7 @@ class Report:
         protocol: How often, in words.
         workloads: Results with other sides.
         scale: How our rounds grow, if that was asked for.
+        prices: What algorithms and sums cost over FedAvg, by workload, if that was asked for.
     """
 
     command: str
@@ -33,6 +35,7 @@ class Report:
     protocol: str
     workloads: Sequence[WorkloadResult]
     scale: Optional[ScaleResult]
+    prices: Mapping[str, Sequence[Price]] = dataclasses.field(default_factory=dict)
 
     def failures(self) -> list[str]:
         """Returns a line for everything that failed."""
@@ -48,6 +51,10 @@ class Report:
             "protocol": self.protocol,
             "workloads": {workload.name: workload.to_json() for workload in self.workloads},
             "scale": self.scale.to_json() if self.scale else None,
+            "prices": {
+                name: [dataclasses.asdict(price) for price in table]
+                for name, table in self.prices.items()
+            },
             "failures": self.failures(),
         }
 
@@ -67,7 +74,10 @@ class Report:
             blocks += [f"{heading} {workload.name}", *workload_blocks(workload, "pipe")]
         if self.scale:
             blocks += [f"{heading} scale", *scale_blocks(self.scale, "pipe")]
-        blocks += [f"{heading} Versions", self._versions()]
+        for name, table in self.prices.items():
+            blocks += [f"{heading} {name}", price_table(table, "pipe")]
+        if self.workloads or self.scale:
+            blocks += [f"{heading} Versions", self._versions()]
         failed = self.failures()
         if failed:
             blocks += [f"{heading} Failed", "\n".join(f"- {line}" for line in failed)]
@@ -80,6 +90,8 @@ class Report:
             blocks += [workload.name, *workload_blocks(workload, "simple")]
         if self.scale:
             blocks += ["scale", *scale_blocks(self.scale, "simple")]
+        for name, table in self.prices.items():
+            blocks += [name, price_table(table, "simple")]
         return "\n\n".join(blocks)
 
     def _versions(self) -> str:
@@ -113,6 +125,21 @@ def workload_blocks(result: WorkloadResult, style: str) -> list[str]:
 
 def _settings(side: SideResult) -> str:
     return f"{side.title}, {', '.join(side.settings)}"
+
+
+def price_table(prices: Sequence[Price], style: str) -> str:
+    """Returns the table of what rows cost.
+
+    Args:
+        prices: A row each.
+        style: A table format of tabulate.
+    """
+    header = ["", "s", "beside", "ratio", "ratio of processor s"]
+    rows = [
+        [p.title, f"{p.seconds:.3g}", p.beside, f"{p.ratio:.2f}", f"{p.processor_ratio:.2f}"]
+        for p in prices
+    ]
+    return _table(rows, header, style)
 
 
 def scale_blocks(result: ScaleResult, style: str) -> list[str]:

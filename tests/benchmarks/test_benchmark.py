@@ -19,6 +19,7 @@ from tests.benchmarks.timing.harness import FAKE_SIDE, HANG, TINY
 from tests.binaries.harness import Caller, Process
 from tests.processes import is_running, wait_until
 from tests.selection import exhaustive
+from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.registry import Registry
 
 QUICK = ("--rounds=2", "--repeats=1", "--output_dir=results")
@@ -63,6 +64,22 @@ def test_wrong_flags_are_told_before_anything_starts(call, folder, arguments):
     (folder / "full" / "file").touch()
     (folder / "page.md").write_text("# A page\n")
     return call.refused(folder, benchmark, "--runtime=tff", *arguments)
+
+
+@exhaustive
+def test_the_price_of_every_algorithm_is_beside_fed_avgs(call, folder, tiny):
+    outcome = call(
+        benchmark, "--workload=logistic", "--algorithms=all", "--rounds=1", "--output_dir=results"
+    )
+    assert outcome.status == 0, outcome
+    rows = json.loads((folder / "results" / "benchmark.json").read_text())["prices"]["logistic"]
+    found = {row["title"]: row for row in rows}
+    assert set(ALGORITHMS) < set(found)
+    assert found["fed_avg"]["ratio"] == 1
+    for title, row in found.items():
+        assert row["beside"] == ("evaluation: losses and metrics" if "eval" in title else "fed_avg")
+        assert row["ratio"] == pytest.approx(row["seconds"] / found[row["beside"]]["seconds"])
+    assert {"fed_avg, sums: secure", "agnostic_fed_avg, sums: tree, secure"} < set(found)
 
 
 def test_ours_alone(call, folder, tiny):

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.timing.machine import Machine
 from benchmarks.timing.own_side import MODELS
 from benchmarks.timing.page import BEGIN, END, Page
+from benchmarks.timing.prices import Price
 from benchmarks.timing.products import Product, round_products, total_flops
 from benchmarks.timing.products_side import operands
 from benchmarks.timing.report import Report
@@ -60,7 +61,10 @@ def report(workload):
         long_run=LongRun(100, {100: 300_000_000, 200: 301_000_000, 300: 302_500_000}),
     )
     machine = Machine("A CPU", 2, 16_000_000_000, "Linux", "3.11.7")
-    return Report("./run benchmark", "2026-01-01", machine, "Medians.", [workload], scale)
+    rows = [Price("fed_avg", "fed_avg", 0.5, 1.0, 1.0), Price("q_ffl", "fed_avg", 0.75, 1.5, 1.4)]
+    return Report(
+        "./run benchmark", "2026-01-01", machine, "Medians.", [workload], scale, {"tiny": rows}
+    )
 
 
 @golden.text

@@ -1,0 +1,197 @@
+"""The price over FedAvg: rounds of every algorithm and of every kind of sum, and of evaluations.
+
+All rows take turns in one process, on the cohort of a workload. What counts are ratios: of seconds,
+and of processor seconds, which other work on the machine changes less.
+"""
+
+import dataclasses
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.evaluation_cost import ways
+from benchmarks.private_cost import sums_without_and_with_noise
+from benchmarks.timing.own_side import MODELS
+from benchmarks.timing.workloads import Workload, make_clients
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.boosting.alpha import BoostOptions
+from tff_agnostic.boosting.ensemble import ensemble
+from tff_agnostic.computations.algorithm import Algorithm, AlgorithmSpec
+from tff_agnostic.data.clients import InMemoryClients
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.tasks.task import Task
+
+FED_AVG, AGNOSTIC = "fed_avg", "agnostic_fed_avg"
+_EVALUATION = "evaluation: losses and metrics"
+_PREDICTORS = 4
+_WARM = 2
+# What a row changes of its algorithm's settings, beside the row with none.
+_VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    AGNOSTIC: ({"domain_baselines": (1.0, 1.0)},),
+    "delta_fl": ({"conformity": (0.1, 0.5, 0.8, 1.0)}, {"threshold": "tracked"}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """What one row costs.
+
+    Attributes:
+        title: What takes turns.
+        beside: The title of the row that it is compared with.
+        seconds: The median of its turns.
+        ratio: The same over that of the other row.
+        processor_ratio: The same of processor seconds.
+    """
+
+    title: str
+    beside: str
+    seconds: float
+    ratio: float
+    processor_ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """What takes turns: each call is one turn."""
+
+    title: str
+    beside: str
+    turn: Callable[[], object]
+
+
+def prices(
+    workload: Workload, names: Sequence[str], rounds: int, say: Callable[[str], None]
+) -> list[Price]:
+    """Times FedAvg, the algorithms, the kinds of sums, and evaluations with all that they sum.
+
+    Args:
+        workload: The cohort and its model.
+        names: Algorithms, by their names.
+        rounds: Turns of each row that count.
+        say: Told what goes on, in lines.
+    """
+    with CohortRuntime() as runtime:
+        rows: list[_Row] = []
+        for row in _rows(workload, names, runtime):
+            # Here, as it compiles: not in the turns.
+            for _ in range(_WARM):
+                row.turn()
+            say(f"{row.title} is ready")
+            rows.append(row)
+        took = np.zeros([len(rows), rounds, 2])
+        for number in range(rounds):
+            for k in np.roll(np.arange(len(rows)), number):
+                start = time.perf_counter(), time.process_time()
+                rows[k].turn()
+                took[k, number] = time.perf_counter() - start[0], time.process_time() - start[1]
+            say(f"turn {number + 1}/{rounds}")
+    medians = dict(zip((row.title for row in rows), np.median(took, axis=1)))
+    found = [_price(row, medians) for row in rows]
+    # TensorFlow's functions complain if the end of Python collects them.
+    rows.clear()
+    gc.collect()
+    return found
+
+
+def chosen_algorithms(names: Sequence[str]) -> list[str]:
+    """Returns the algorithms that a flag names: all of them, or each once.
+
+    Raises:
+        UserError: If there is none of a name, or one is named twice.
+    """
+    if list(names) == ["all"]:
+        return list(ALGORITHMS)
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
+    for name in names:
+        _ = ALGORITHMS[name]
+    return list(names)
+
+
+def _price(row: _Row, medians: Mapping[str, np.ndarray]) -> Price:
+    ratio, processor_ratio = medians[row.title] / medians[row.beside]
+    seconds = float(medians[row.title][0])
+    return Price(row.title, row.beside, seconds, float(ratio), float(processor_ratio))
+
+
+def _rows(workload: Workload, names: Sequence[str], runtime: CohortRuntime) -> Iterator[_Row]:
+    # As a run has it: with its metrics, which evaluations sum.
+    model = MODELS[workload.model](workload)
+    clients = make_clients(workload)
+
+    def rounds_of(title: str, algorithm: Algorithm, aggregation: Aggregation) -> _Row:
+        training = runtime.training(algorithm, aggregation)
+        state = training.initialize()
+
+        def turn() -> None:
+            nonlocal state
+            state, _ = training.next(state, clients)
+
+        return _Row(title, FED_AVG, turn)
+
+    for name in [FED_AVG, *(name for name in names if name != FED_AVG)]:
+        for changes in ({}, *_VARIANTS.get(name, ())):
+            title = ", ".join([name, *(f"{key}={_text(value)}" for key, value in changes.items())])
+            yield rounds_of(title, _algorithm(name, changes, model, workload), PlainSum())
+    sums = sums_without_and_with_noise(workload.clients, workload.examples)
+    for name in (FED_AVG, AGNOSTIC) if AGNOSTIC in names else (FED_AVG,):
+        algorithm = _algorithm(name, {}, model, workload)
+        for what, aggregation in sums.items():
+            if not isinstance(aggregation, PlainSum):
+                yield rounds_of(f"{name}, sums: {what}", algorithm, aggregation)
+    task = _task(model, clients, workload.domains)
+    alone, with_all = ways(task, runtime)
+    yield _Row(_EVALUATION, _EVALUATION, alone)
+    yield _Row("evaluation: all that it sums", _EVALUATION, with_all)
+
+
+def _algorithm(
+    name: str, changes: Mapping[str, Any], model: Model, workload: Workload
+) -> Algorithm:
+    spec = ALGORITHMS[name]
+    if issubclass(spec.options, BoostOptions):
+        model = _ensemble(model)
+    settings = {
+        "client_learning_rate": workload.learning_rate,
+        "batch_size": workload.batch_size,
+        # The mean over the batch, as the peers have it.
+        "batch_normalizer": "batch",
+        "target_domain": "0",
+    }
+    problem = Problem.of_numbered_domains(model, workload.domains)
+    return spec.build(problem, spec.options(**_taken(spec, settings), **changes))
+
+
+def _taken(spec: AlgorithmSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that an algorithm has."""
+    names = {field.name for field in dataclasses.fields(spec.options)}
+    return {name: value for name, value in settings.items() if name in names}
+
+
+def _ensemble(model: Model) -> Model:
+    """Returns a mixture of models that differ."""
+    initial, rng = model.initial_weights, np.random.default_rng(0)
+    members = [
+        ModelWeights(
+            [np.asarray(w + rng.normal(0, 0.01, w.shape), np.float32) for w in initial.trainable],
+            initial.non_trainable,
+        )
+        for _ in range(_PREDICTORS)
+    ]
+    return ensemble(model, members)
+
+
+def _task(model: Model, clients: Sequence[Mapping[str, Any]], domains: int) -> Task:
+    found = InMemoryClients({str(k): dict(client) for k, client in enumerate(clients)})
+    return Task(tuple(map(str, range(domains))), found, found, model)
+
+
+def _text(value: Any) -> str:
+    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
