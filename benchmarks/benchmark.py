@@ -13,10 +13,10 @@ from typing import Optional
 
 from absl import flags
 
+from benchmarks.prices import chosen_algorithms, prices
 from benchmarks.timing.comparison import compare
 from benchmarks.timing.machine import Machine
 from benchmarks.timing.page import Page
-from benchmarks.timing.prices import chosen_algorithms, prices
 from benchmarks.timing.report import Report
 from benchmarks.timing.scale import ScalePlan, measure_scale
 from benchmarks.timing.schedule import Protocol

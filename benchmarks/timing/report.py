@@ -7,8 +7,7 @@ from typing import Any, Optional
 from tabulate import tabulate
 
 from benchmarks.timing.machine import Machine
-from benchmarks.timing.prices import Price
-from benchmarks.timing.results import SideResult, WorkloadResult
+from benchmarks.timing.results import Price, SideResult, WorkloadResult
 from benchmarks.timing.scale import ScaleResult
 
 _MEGA = 1e6

@@ -58,6 +58,25 @@ class SideResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class Price:
+    """What one row costs.
+
+    Attributes:
+        title: What takes turns.
+        beside: The title of the row that it is compared with.
+        seconds: The median of its turns.
+        ratio: The same over that of the other row.
+        processor_ratio: The same of processor seconds.
+    """
+
+    title: str
+    beside: str
+    seconds: float
+    ratio: float
+    processor_ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
 class WorkloadResult:
     """All sides on one workload; the first is the one that others are compared with.
 

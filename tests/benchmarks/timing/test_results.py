@@ -9,11 +9,10 @@ import pytest
 from benchmarks.timing.machine import Machine
 from benchmarks.timing.own_side import MODELS
 from benchmarks.timing.page import BEGIN, END, Page
-from benchmarks.timing.prices import Price
 from benchmarks.timing.products import Product, round_products, total_flops
 from benchmarks.timing.products_side import operands
 from benchmarks.timing.report import Report
-from benchmarks.timing.results import SideResult, WorkloadResult
+from benchmarks.timing.results import Price, SideResult, WorkloadResult
 from benchmarks.timing.scale import CohortResult, LongRun, ScaleResult
 from benchmarks.timing.workloads import WORKLOADS, logistic, make_clients
 from tests import golden

@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.evaluation_cost import ways
 from benchmarks.private_cost import sums_without_and_with_noise
 from benchmarks.timing.own_side import MODELS
+from benchmarks.timing.results import Price
 from benchmarks.timing.workloads import Workload, make_clients
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.algorithms import ALGORITHMS, Problem
@@ -36,25 +37,6 @@ _VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     AGNOSTIC: ({"domain_baselines": (1.0, 1.0)},),
     "delta_fl": ({"conformity": (0.1, 0.5, 0.8, 1.0)}, {"threshold": "tracked"}),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Price:
-    """What one row costs.
-
-    Attributes:
-        title: What takes turns.
-        beside: The title of the row that it is compared with.
-        seconds: The median of its turns.
-        ratio: The same over that of the other row.
-        processor_ratio: The same of processor seconds.
-    """
-
-    title: str
-    beside: str
-    seconds: float
-    ratio: float
-    processor_ratio: float
 
 
 @dataclasses.dataclass(frozen=True)
