@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import contextlib
 import email
 import os
 import pathlib
@@ -65,8 +66,8 @@ def test_what_people_know_by_its_place_stays():
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel that `./run build` makes, opened."""
+def wheels(tmp_path_factory):
+    """The wheels that `./run build` makes, opened: the package's, and plan_runner's alone."""
     folder = tmp_path_factory.mktemp("a folder") / "dist"
     # Caches are those of checks that run beside this one.
     caches = {".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -78,10 +79,19 @@ def wheel(tmp_path_factory):
         stdin=subprocess.DEVNULL,
     )
     assert {path.name for path in ROOT.iterdir()} <= before, "the build littered the checkout"
-    (path,) = folder.iterdir()
-    assert path.name == f"tff_agnostic-{version()}-py3-none-any.whl"
-    with zipfile.ZipFile(path) as archive:
-        yield archive
+    names = (
+        f"tff_agnostic-{version()}-py3-none-any.whl",
+        f"plan_runner/tff_agnostic_plan_runner-{version()}-py3-none-any.whl",
+    )
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.whl")}
+    assert found == set(names)
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(zipfile.ZipFile(folder / name)) for name in names]
+
+
+@pytest.fixture(scope="module")
+def wheel(wheels):
+    return wheels[0]
 
 
 # In place of pip: writes where setuptools would, beside everything that is packed.
@@ -114,8 +124,9 @@ def test_a_read_only_checkout_is_built_and_a_folder_that_cannot_be_made_is_one_l
         )
 
     built = build(tmp_path / "dist")
-    assert (built.returncode, built.stdout) == (0, f"{tmp_path / 'dist' / 'one.whl'}\n"), built
-    assert (tmp_path / "dist" / "one.whl").is_file()
+    made = [tmp_path / "dist" / name for name in ("one.whl", "plan_runner/one.whl")]
+    assert (built.returncode, built.stdout) == (0, "".join(f"{path}\n" for path in made)), built
+    assert all(path.is_file() for path in made)
     refused = build(python / "dist")
     assert (refused.returncode, refused.stderr) == (1, f"run: cannot write to {python / 'dist'}\n")
 
@@ -137,6 +148,20 @@ def test_the_wheel_holds_every_module_and_nothing_at_a_common_name(wheel):
     expected |= modules_of("plan_runner")
     assert {name for name in names if name.endswith(".py")} == expected
     assert {name.split("/")[0] for name in names} == {"plan_runner", "tff_agnostic"}
+
+
+def test_the_wheel_of_plan_runner_holds_it_whole_and_nothing_else(wheels, wheel):
+    _, runner = wheels
+    names = {name for name in runner.namelist() if ".dist-info/" not in name}
+    of_both = {name for name in wheel.namelist() if name.startswith("plan_runner/")}
+    assert names == of_both | {"plan_runner/fleet/requirements.lock"}
+    for name in of_both:
+        assert runner.read(name) == wheel.read(name), name
+    assert metadata_file(runner, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
+    said = email.message_from_string(metadata_file(runner, "METADATA"))
+    assert (said["Name"], said["Version"]) == ("tff-agnostic-plan-runner", version())
+    extras = {line for line in said.get_all("Requires-Dist") if 'extra == "flower"' in line}
+    assert "flwr" in {Requirement(line).name for line in extras}
 
 
 def test_the_wheel_holds_the_configurations(wheel):
