@@ -18,13 +18,19 @@ from plan_runner.fleet import keys
 from plan_runner.fleet.comparison import is_as_run_plan
 from plan_runner.fleet.launch import SUPERLINK, Events, Processes
 from plan_runner.fleet.settings import manifest_sha256
+from plan_runner.fleet.usage import Meter
 from plan_runner.private_sums.noise import NodeNoise, noise_of_export
 
 KILLS = ("node", "server", "superlink")
 _LOOK_SECONDS = 0.1
 # The longest of the server's own waits is shorter: it ends them in words of its own.
 _QUIET_SECONDS = 600.0
-_TIMEOUTS = "nodes = 300\nhello = 60\nkeys = 60\nshares = 60\nwork = 180\nvote = 60\nopening = 60\n"
+# One that was killed is waited for as long as others need, not as a busy machine might.
+_TIMEOUTS = (
+    "nodes = 300\nhello = 60\nkeys = 180\nshares = 180\nwork = 300\nvote = 180\nopening = 180\n"
+    "patience = 3\n"
+)
+_METER_SECONDS = 0.5
 
 
 def demo(
@@ -75,15 +81,28 @@ def demo(
             processes.start(*node(number))
         tell(f"server and {nodes} nodes, each with processes and keys of its own: {folder}")
         exchanges: list[dict[str, Any]] = []
+        meter = Meter()
+
+        def look(every: float = 0.0) -> None:
+            meter.look([processes.id(name) for name in ("server", *names)], every)
+
+        def heard_of(event: dict[str, Any]) -> None:
+            look()
+            seconds = event["exchange"]["seconds"]
+            event["node"] = meter.last([processes.id(name) for name in names], seconds)
+            event["server"] = meter.last([processes.id("server")], seconds)
+            exchanges.append(event)
+
         pid, killed, heard = 0, kill is None, time.monotonic()
         while processes.status("server") is None:
+            look(_METER_SECONDS)
             for event in events.new():
                 heard = time.monotonic()
                 pid = event.get("pid", pid)
                 if "line" in event:
                     tell(event["line"])
                 if "exchange" in event:
-                    exchanges.append(event)
+                    heard_of(event)
                 if not killed and event.get("round", 0) == min(2, rounds):
                     killed = True
                     tell(f"kills the {kill}")
@@ -101,7 +120,9 @@ def demo(
             if time.monotonic() > heard + _QUIET_SECONDS:
                 raise PlanError(_quiet(processes, "server"))
             time.sleep(_LOOK_SECONDS)
-        exchanges += [event for event in events.new() if "exchange" in event]
+        for event in events.new():
+            if "exchange" in event:
+                heard_of(event)
         if processes.status("server") != 0:
             raise PlanError(processes.said("server").removeprefix("error: "))
     for line in _table(exchanges):
@@ -131,7 +152,8 @@ def _write_settings(
     common = f"min_clients = {fewest}\n"
     (server / "server.toml").write_text(
         f'export = "{export}"\nroster = "{keys.ROSTER}"\nstate = "state"\nrest_rounds = 0\n'
-        f"{common}keeps_sums = {str(noise is not None).lower()}\n[timeouts]\n{_TIMEOUTS}"
+        f"cohort_size = {len(names)}\n{common}keeps_sums = {str(noise is not None).lower()}\n"
+        f"[timeouts]\n{_TIMEOUTS}"
     )
     for name in names:
         own = folder / name
@@ -169,13 +191,25 @@ def _wait(processes: Processes, name: str, words: str) -> None:
 
 def _table(events: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
-        f"{'round':>5} {'exchange':<9} {'clients':>7} {'bytes down':>11} {'bytes up':>9} seconds"
+        f"{'round':>5} {'exchange':<9} {'clients':>7} {'bytes down':>11} {'bytes up':>9} seconds "
+        "CPU s/node CPU s, server"
     ]
     for event in events:
         found = event["exchange"]
         clients = f"{found['answered']}/{found['asked']}"
         lines.append(
             f"{event['round']:>5} {found['stage']:<9} {clients:>7} {found['bytes_down']:>11,} "
-            f"{found['bytes_up']:>9,} {found['seconds']:>7.1f}"
+            f"{found['bytes_up']:>9,} {found['seconds']:>7.1f} {_used(event['node']):>10} "
+            f"{_used(event['server']):>13}"
+        )
+    of_nodes = [event["node"] for event in events if event["node"] is not None]
+    if of_nodes:
+        lines.append(
+            f"an exchange takes a node {sum(of_nodes) / len(of_nodes):.2f} processor seconds, at "
+            f"most {max(of_nodes):.2f}"
         )
     return lines
+
+
+def _used(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2f}"

@@ -107,6 +107,10 @@ class Processes:
             )
         return self._running[name].pid
 
+    def id(self, name: str) -> int:
+        """Returns a process's number."""
+        return self._running[name].pid
+
     def log(self, name: str) -> Path:
         """Returns the file of what a process prints."""
         return self._folder / f"{name}.log"

@@ -6,7 +6,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Optional, Protocol
 
 from plan_runner.errors import PlanError
 from plan_runner.fleet.wire import Kind, Message, decoded, identity_text
@@ -14,6 +14,8 @@ from plan_runner.secure_aggregation.primitives import is_signed
 from plan_runner.secure_aggregation.sum_plan import Identities
 
 _POLL_SECONDS = 0.02
+# Nobody is late before: a node of Flower looks for messages once in three seconds.
+_NOT_LATE_SECONDS = 10.0
 _DIGEST_BYTES = 32
 
 
@@ -114,12 +116,17 @@ class Members:
         requests: Mapping[bytes, Message],
         timeout: float,
         take: Callable[[bytes, Message], None],
+        enough: int = 0,
+        patience: Optional[float] = None,
     ) -> tuple[Exchange, set[bytes]]:
         """Asks nodes and takes their answers until all have come or time is over.
 
         Args:
             requests: By identity. One that is not there is asked as soon as it is.
             take: Called with an identity and its answer; raises PlanError to refuse it.
+            enough: How many answers do.
+            patience: How many times as long as the last answer took the others are waited for, once
+                there are enough. None waits until the timeout.
 
         Returns:
             What it took, and whose answers are missing.
@@ -129,6 +136,7 @@ class Members:
         waiting: dict[str, bytes] = {}
         missing, failed = set(requests), set[bytes]()
         down = up = 0
+        waits, last = timeout, 0.0
         while True:
             for tag, message, size in self._poll():
                 identity = waiting.pop(tag, None)
@@ -144,7 +152,10 @@ class Members:
                 else:
                     missing.discard(identity)
                     up += size
-            left = timeout - (time.monotonic() - began)
+                    last = time.monotonic() - began
+            if patience is not None and len(requests) - len(missing) >= enough:
+                waits = min(timeout, max(_NOT_LATE_SECONDS, patience * last))
+            left = waits - (time.monotonic() - began)
             batch = {}
             for identity in [i for i in self.reachable() if i in unsent]:
                 tag = secrets.token_hex(8)
@@ -160,7 +171,7 @@ class Members:
             time.sleep(_POLL_SECONDS)
         for identity in missing - failed:
             self._tell(
-                f"{stage}: node {self._identities.name(identity)}: no answer in {timeout:g} s"
+                f"{stage}: node {self._identities.name(identity)}: no answer in {waits:.3g} s"
             )
         answered = len(requests) - len(missing)
         seconds = time.monotonic() - began

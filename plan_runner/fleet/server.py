@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,8 @@ from plan_runner.secure_aggregation.sessions import SessionFolder
 from plan_runner.secure_aggregation.sum_plan import Identities, ProtocolError, SumPlan
 
 _ACCOUNT = "account.jsonl"
+# So many are named of those that are not there.
+_MOST_NAMES = 5
 # By the answers that are collected: what the stage is called, which is the name of its timeout.
 _STAGES = {
     Type.KEYS: "keys",
@@ -173,11 +175,19 @@ class FleetServer:
         plan.met = True
         plan.members.greet(enough(fewest), timeout)
         there = plan.members.reachable()
+        absent = sorted(set(self._identities.names) - set(there), key=self._identities.name)
+        names = f", without {_some(map(self._identities.name, absent))}" if absent else ""
         if len(there) < fewest:
             raise PlanError(
                 f"{plan.track.kind} {number}: expected at least {fewest} nodes within {timeout:g} "
-                f"s, found {len(there)}"
+                f"s, found {len(there)}{names}"
             )
+        if absent != plan.absent:
+            self._listener.line(
+                f"{plan.track.kind}: round {number}: {len(there)} of "
+                f"{len(self._identities.names)} nodes are there{names}"
+            )
+        plan.absent = absent
         rested = [i for i in there if plan.resting.get(i, 0) < number]
         candidates = rested if len(rested) >= fewest else there
         attempt = plan.track.attempts(number)
@@ -216,6 +226,8 @@ class _Plan:
         self.resting: dict[bytes, int] = {}
         # Whether there have been as many nodes as are wanted.
         self.met = False
+        # Who of the roster was not there when the last cohort was drawn.
+        self.absent: list[bytes] = []
         self.sums: SumPlan | None = None
         self.folder: SessionFolder | None = None
         # What has been told of nodes that add noise.
@@ -312,7 +324,7 @@ class _Round:
             updates[identity] = update
             self._bytes_up.append(len(update))
 
-        self._exchange("work", dict.fromkeys(self._cohort, request), take)
+        self._exchange("work", dict.fromkeys(self._cohort, request), take, plan.fewest)
         if len(updates) < plan.fewest:
             raise ProtocolError(
                 f"expected updates of at least {plan.fewest} nodes, found {len(updates)} of "
@@ -370,23 +382,32 @@ class _Round:
             if stage == Type.MASKED:
                 self._bytes_up.append(len(answer))
 
-        self._exchange(_STAGES[stage], requests, take)
+        enough = session.fewest - (len(session.asked) - len(missing))
+        self._exchange(_STAGES[stage], requests, take, enough)
 
     def _exchange(
         self,
         stage: str,
         requests: dict[bytes, Message],
         take: Callable[[bytes, Message], None],
+        enough: int,
     ) -> None:
-        timeout = getattr(self._settings.timeouts, stage)
-        kind = self._plan.track.kind
-        exchange, missing = self._plan.members.exchange(stage, requests, timeout, take)
+        timeouts, kind = self._settings.timeouts, self._plan.track.kind
+        exchange, missing = self._plan.members.exchange(
+            stage, requests, getattr(timeouts, stage), take, enough, timeouts.patience
+        )
         for identity in missing:
             self._plan.resting[identity] = self._number + self._settings.rest_rounds
         self._listener.exchange(kind, self._number, exchange)
 
     def _head(self) -> dict[str, Any]:
         return {"manifest": self._plan.manifest.hex(), "round": self._number}
+
+
+def _some(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return ", ".join(found[:_MOST_NAMES]) + more
 
 
 def _part(message: Message, kind: Kind) -> bytes:

@@ -136,6 +136,8 @@ class Timeouts:
         work: For a client's values, which it has to compute.
         vote: For signatures of whose values are summed.
         opening: For what opens the sum.
+        patience: Once enough have answered, the others have so many times as long as the last of
+            them took, and 10 seconds at least; all of the time above if None.
     """
 
     nodes: float = 600.0
@@ -145,12 +147,15 @@ class Timeouts:
     work: float = 600.0
     vote: float = 60.0
     opening: float = 60.0
+    patience: Optional[float] = None
 
     def check(self, where: str) -> None:
         """Checks that each is a time."""
+        if self.patience is not None and not self.patience >= 1:
+            raise PlanError(f"{where}: patience: expected at least 1, found {self.patience}")
         for field in dataclasses.fields(self):
             found = getattr(self, field.name)
-            if not found > 0:
+            if found is not None and not found > 0:
                 raise PlanError(f"{where}: {field.name}: expected seconds above 0, found {found}")
 
 
