@@ -20,8 +20,10 @@ from typing import Any, NamedTuple, Optional
 
 from plan_runner.errors import PlanError
 from plan_runner.export import EVALUATION, STATE, TRAINING
+from plan_runner.fleet.event_file import EventFile
 
 JOURNAL = "rounds.jsonl"
+TENSORBOARD = "tensorboard"
 _LOCK = "lock"
 _NEXT = ".next"
 _PARTIAL = ".partial"
@@ -177,6 +179,9 @@ class Track:
                 folder.drop_sums(kind, number)
         for ending, write in _WRITERS.items():
             folder.replace(f"{self._metrics}{ending}", write(self._rows()).encode())
+        with folder.one_line():
+            rounds = [(row["round"], _scalars(row)) for row in self._rows()]
+            self._event_file = EventFile(folder.folder / TENSORBOARD / kind, rounds)
 
     def _recovered(self) -> bytes:
         path = self._folder.folder / self._state_file
@@ -270,6 +275,8 @@ class Track:
         for ending, write in _WRITERS.items():
             text = write(self._rows())
             self._folder.replace(f"{self._metrics}{ending}", text.encode())
+        with self._folder.one_line():
+            self._event_file.add(number, _scalars(row))
 
     def _write(self, event: str, number: int, **fields: Any) -> None:
         self._folder.write({"event": event, "kind": self.kind, "round": number, **fields})
@@ -296,20 +303,27 @@ def _as_lines(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns rows with a column for each number; of a metric with several each as NAME/INDEX."""
-    flat = []
-    for row in rows:
-        metrics = dict(row["metrics"])
-        cells = {name: value for name, value in row.items() if name != "metrics"}
-        for name, value in metrics.items():
-            cells.update(_cells(name, value))
-        flat.append(cells)
+    flat = [_flat(row) for row in rows]
     columns = list(dict.fromkeys(name for cells in flat for name in cells))
     file = io.StringIO()
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return file.getvalue()
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row with a cell for each number; of a metric with several each as NAME/INDEX."""
+    cells = {name: value for name, value in row.items() if name != "metrics"}
+    for name, value in dict(row["metrics"]).items():
+        cells.update(_cells(name, value))
+    return cells
+
+
+def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    cells = _flat(row)
+    del cells["round"]
+    return {name: value for name, value in cells.items() if isinstance(value, (int, float))}
 
 
 def _cells(name: str, value: Any) -> dict[str, Any]:

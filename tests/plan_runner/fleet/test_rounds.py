@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
+import time
 
+import numpy as np
 import pytest
+import tensorflow as tf
+from tensorflow.core.util import event_pb2
 
 from plan_runner.errors import PlanError
 from plan_runner.fleet.player import Player
 from plan_runner.fleet.server import FleetServer
-from plan_runner.fleet.settings import manifest_sha256
+from plan_runner.fleet.settings import Timeouts, manifest_sha256
 from plan_runner.fleet.wire import Kind, Message, decoded
 from plan_runner.secure_aggregation.messages import roster_message
 from tests.plan_runner.exports import rehash, write_clients
@@ -53,6 +58,16 @@ def metrics(folder):
     return [json.loads(line)["metrics"] for line in lines]
 
 
+def scalars(folder):
+    """What TensorFlow reads of event files: the tags and values of each step."""
+    (path,) = folder.iterdir()
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
+    events = [event_pb2.Event.FromString(record) for record in records]
+    assert events[0].file_version == "brain.Event:2"
+    assert all(time.time() - 3600 < event.wall_time <= time.time() for event in events)
+    return [(e.step, {v.tag: v.simple_value for v in e.summary.value}) for e in events[1:]]
+
+
 def served(fleet, folder, rounds, channel=None, stop="", player=None, **changes):
     """Plays rounds; returns what was told."""
     told, channel = Told(stop), channel or LocalChannel(fleet.nodes())
@@ -83,6 +98,14 @@ def test_rounds_are_the_runners_bit_for_bit(fleet, tmp_path):
     assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names] * 3)
     assert metrics(tmp_path / "server") == metrics(tmp_path / "run_plan")
     assert len(told.lines) == 2
+    with open(tmp_path / "server" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    shown = scalars(tmp_path / "server" / "tensorboard" / "training")
+    assert shown == [
+        (int(row.pop("round")), {tag: np.float32(text) for tag, text in row.items()})
+        for row in rows
+    ]
+    assert [step for step, _ in shown] == [1, 2, 3]
 
 
 # The requests in order, and whether a node that gets none from there on is in the sum.
@@ -156,6 +179,34 @@ def test_too_few_nodes_are_said_in_a_line(fleet, tmp_path):
     # Later they are there again: a round that was given up is played with new keys.
     served(fleet, tmp_path, 1)
     assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
+
+
+def test_who_is_not_there_is_named(fleet, tmp_path):
+    nodes = {name: node for name, node in fleet.nodes().items() if name != "dee"}
+    told = served(fleet, tmp_path, 2, LocalChannel(nodes))
+    assert told.lines[0] == "training: round 1: 3 of 4 nodes are there, without dee"
+    told = served(fleet, tmp_path, 3)
+    assert not any("are there" in line for line in told.lines)
+    del nodes["bob"]
+    line = "training 4: expected at least 3 nodes within 0.05 s, found 2, without bob, dee"
+    with pytest.raises(PlanError, match=f"^{line}$"):
+        served(fleet, tmp_path, 4, LocalChannel(nodes))
+
+
+def test_a_late_node_is_waited_for_as_long_as_the_others_took(fleet, tmp_path, monkeypatch):
+    """Once enough have answered; until then all of the timeout is theirs."""
+    monkeypatch.setattr("plan_runner.fleet.members._NOT_LATE_SECONDS", 0.01)
+    channel = LocalChannel(fleet.nodes())
+    stage, name = {"secure": ("ROSTER", "shares"), "daf": ("WORK", "work")}[fleet.profile]
+    channel.lost = lambda node, asked: node == "dee" and asked == stage
+    told = served(fleet, tmp_path, 1, channel, timeouts=Timeouts(*[300.0] * 7, patience=3))
+    (late,) = [found for _, _, found in told.exchanges if found.answered < found.asked]
+    # Nodes are called when they are asked: all the others have answered at once.
+    assert (late.stage, late.answered) == (name, 3) and late.seconds < 100
+    channel.lost = lambda node, asked: node in ("cyd", "dee") and asked == stage
+    with pytest.raises(PlanError, match="given up 1 times"):
+        timeouts = Timeouts(*[0.5] * 7, patience=1)
+        served(fleet, tmp_path, 2, channel, timeouts=timeouts, attempts=1, rest_rounds=0)
 
 
 def test_openings_are_asked_for_again_before_a_sum_is_given_up(fleet, tmp_path):
