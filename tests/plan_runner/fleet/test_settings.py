@@ -107,6 +107,7 @@ def test_paths_are_relative_to_the_file(tmp_path):
         ),
         ("sampling = 'poisson'", "sampling: expected a cohort_size with poisson, found none"),
         ("timeouts = { work = 0 }", "timeouts: work: expected seconds above 0, found 0.0"),
+        ("timeouts = { patience = 0.5 }", "timeouts: patience: expected at least 1, found 0.5"),
         ("timeouts = 3", "server.toml: timeouts: expected a table, found 3"),
         ("evaluation = { every = 2 }", "evaluation: expected export, found none"),
         ("export = 'again'", "expected a TOML file, cannot read it (Cannot overwrite a value"),
