@@ -28,7 +28,7 @@ def test_a_process_counts_with_all_that_it_has_started(tmp_path):
     (tmp_path / "14").mkdir()
     (tmp_path / "self").mkdir()
     found = processor_seconds([10, 13, 99], tmp_path)
-    assert found == {10: 330 / _TICK, 13: 4000 / _TICK}
+    assert found == pytest.approx({10: 330 / _TICK, 13: 4000 / _TICK})
 
 
 def test_this_process_counts():
