@@ -156,6 +156,15 @@ def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivi
     assert "note: single is too small for a reference run (1 training clients, 20 held-out" in out
     assert "its baseline is trivial" in out
 
+    # A process that was killed in the second reference, after its round 20.
+    killed = tmp_path / "domain_1"
+    (killed / "result.json").unlink()
+    for checkpoint in (killed / "checkpoints").glob("round_*.npz"):
+        if int(checkpoint.stem.removeprefix("round_")) > 20:
+            checkpoint.unlink()
+    with StopRequest() as stop:
+        assert baselines._own(reference, task, tmp_path, cohort_runtime, stop) == found
+
 
 @pytest.mark.parametrize("made", ["own", "trivial"])
 def test_a_domain_without_data_is_told(cohort_runtime, monkeypatch, tmp_path, made):
