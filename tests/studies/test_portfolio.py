@@ -1,8 +1,12 @@
 """How much is tried: equal numbers of settings, and what fits into a time."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import write_json
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.studies.arms import WORDS
 from tff_agnostic.studies.portfolio import (
@@ -12,6 +16,7 @@ from tff_agnostic.studies.portfolio import (
     schedule_within,
     settings_of,
 )
+from tff_agnostic.studies.portfolio_search import Budget, Search
 
 _MOST = Schedule(8, 5)
 
@@ -54,6 +59,26 @@ def test_where_all_rows_are_trained_anew_their_runs_are_in_the_time():
     assert schedule_within(70 + 4 * 50 + 5 * 70, 70.0, by_row, _MOST, anew=3) == (1, 5)
     with pytest.raises(UserError, match="and 4 at the end"):
         schedule_within(70 + 70 - 1, 70.0, by_row, _MOST, anew=3)
+
+
+def test_references_of_a_row_that_was_left_out_are_in_the_time(tmp_path):
+    """As on digits, where ten references are trained before their losses are found to be 0."""
+    for file, seconds in {
+        "search/fed_avg-1/seconds_00.json": 10.0,
+        "search/uniform-1/seconds_00.json": 20.0,
+        "excess_own/seconds.json": 150.0,
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True)
+        write_json(tmp_path / file, {"seconds": seconds})
+    rows: Any = SimpleNamespace(clients=SimpleNamespace(judging=None))
+    nothing: Any = None
+    search = Search(rows, {}, nothing, tmp_path, nothing, nothing, False)
+    # 30 s a setting and a further trial, and as many a trial at the end.
+    for seconds, found in ((180 + 5 * 60 - 30, (1, 5)), (180 + 30, (1, 1))):
+        budget = Budget(None, 5, seconds / 3600)
+        assert search._schedule(budget, ["fed_avg", "uniform"], all_anew=False) == found
+    with pytest.raises(UserError, match=r"^--hours: expected 0\.06 or more"):
+        search._schedule(Budget(None, 5, 179 / 3600), ["fed_avg", "uniform"], all_anew=False)
 
 
 def test_no_time_is_told_with_what_is_needed():

@@ -279,7 +279,9 @@ class Search:
         if budget.hours is None:
             return Schedule(budget.tries or TRIES, budget.trials)
         one = {row: self._runs.seconds(_folder(row, 0)) for row in rows}
-        used = sum(one.values()) + sum(seconds_of(self.folder / r / _SECONDS) for r in rows)
+        # References also of rows that were then left out.
+        references = map(seconds_of, self.folder.glob(f"*/{_SECONDS}"))
+        used = sum(one.values()) + sum(references)
         most = Schedule(budget.tries or len(FACTORS), budget.trials)
         anew = max(1, len(rows) - 1) if all_anew else 1
         return schedule_within(budget.hours * _SECONDS_PER_HOUR, used, one, most, anew)
