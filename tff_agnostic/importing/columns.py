@@ -454,7 +454,7 @@ def _check_shapes(options: ImportOptions) -> None:
         return
     if len(vector_inputs(options)) != 1:
         raise UserError(
-            "--feature_shape has no effect: it is of the only input of --feature_columns, found "
+            "--feature_shape: expected exactly one input in --feature_columns, found "
             f"{len(vector_inputs(options))}"
         )
     if options.missing_values == "mark":
