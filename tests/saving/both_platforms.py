@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-# Functional with dropout and with two inputs, sequential, within one another, and of texts.
+# Functional with dropout and with two inputs, sequential, within one another, with normalisation,
+# and of texts.
 CASES = (
     "dense_with_dropout",
     "two_inputs",
     "own_recurrent_layers",
     "nested",
+    "frozen_normalization",
     "next_word_lstm",
     "keyboard_cifg",
     "text_mean",

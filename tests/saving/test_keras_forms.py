@@ -28,6 +28,23 @@ def _functional():
     return tf.keras.Model(inputs, layers.Dense(3)(inputs))
 
 
+def _normalized():
+    inputs = tf.keras.Input([4])
+    return tf.keras.Model(inputs, layers.Dense(3)(_frozen(layers.BatchNormalization())(inputs)))
+
+
+def _attending():
+    inputs = tf.keras.Input([4])
+    rows = layers.Reshape([2, 2])(inputs)
+    attended = layers.MultiHeadAttention(2, 3)(rows, rows)
+    return tf.keras.Model(inputs, layers.Dense(3)(layers.Flatten()(attended)))
+
+
+def _frozen(layer):
+    layer.trainable = False
+    return layer
+
+
 def _saved(folder, build):
     spec = {"x": tf.TensorSpec([None, 4], tf.float32), "y": tf.TensorSpec([None], tf.int32)}
     model = model_from_keras(build, loss=sparse_cross_entropy, example_spec=spec)
@@ -40,7 +57,7 @@ def _config(path):
         return json.loads(archive.read("config.json"))
 
 
-@pytest.mark.parametrize("build", [_functional, _nested])
+@pytest.mark.parametrize("build", [_functional, _nested, _normalized, _attending])
 def test_what_is_saved_has_the_models_predictions(tmp_path, build):
     model, file = _saved(tmp_path, build)
     x = np.random.default_rng(0).normal(size=[5, 4]).astype(np.float32)
@@ -61,6 +78,18 @@ def test_a_file_of_keras_2_is_one_for_both_or_has_another_beside_it(tmp_path):
         for name in ("model.keras", "model_keras3.keras")
     ]
     assert calls == [[1, 2], [0, 1]]
+
+
+@pytest.mark.skipif(keras_platform().release == KERAS_3, reason="of Keras 2's files")
+def test_no_file_is_for_keras_3_that_it_does_not_read(tmp_path):
+    """It refuses the axis of a normalisation as a list, and inputs of attention by name."""
+    _, file = _saved(tmp_path, _normalized)
+    assert file.about == {"loads_in": [KERAS_2, KERAS_3]}
+    made_of = [layer["config"] for layer in _config(tmp_path / "model.keras")["config"]["layers"]]
+    assert [config["axis"] for config in made_of if "axis" in config] == [1]
+    _, file = _saved(tmp_path, _attending)
+    assert file.about == {"loads_in": [KERAS_2]}
+    assert not (tmp_path / "model_keras3.keras").exists()
 
 
 def _calls(config, name):

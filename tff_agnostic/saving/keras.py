@@ -30,7 +30,7 @@ from tff_agnostic.saving.keras_forms import (
     archive_for_keras_3,
     common_form,
     is_for_both,
-    is_nested,
+    needs_second_file,
 )
 from tff_agnostic.saving.keras_guard import NotPlain, plain_file
 from tff_agnostic.saving.trained_model import TrainedModel
@@ -240,7 +240,7 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
     with atomic_file(path) as file:
         file.write(content)
     about: dict[str, Any] = _releases(content)
-    if KERAS_3 not in about["loads_in"] and is_nested(_config(content)):
+    if KERAS_3 not in about["loads_in"] and needs_second_file(_config(content)):
         second = path.with_name(f"{path.stem}_keras3{path.suffix}")
         with atomic_file(second) as file:
             file.write(archive_for_keras_3(content))

@@ -20,8 +20,12 @@ _VERSION = "keras_version"
 _FUNCTIONAL = ("keras.src.engine.functional", "Functional")
 _MODEL = {"module": "keras", "class_name": "Model", "registered_name": "Model"}
 _MODELS = (_FUNCTIONAL[1], "Model", "Sequential")
-# Calls of TensorFlow on symbolic inputs, as Keras 2 has them.
-_CALLS = ("TFOpLambda", "SlicingOpLambda", "InstanceMethod", "InstanceProperty", "ClassMethod")
+# Calls of TensorFlow on symbolic inputs, as Keras 2 has them, and the layer that is called with
+# inputs by name: Keras 3 does not read those, nor the shapes that Keras 2 needs of them.
+_OF_KERAS_2 = (
+    *("TFOpLambda", "SlicingOpLambda", "InstanceMethod", "InstanceProperty", "ClassMethod"),
+    "MultiHeadAttention",
+)
 
 
 def common_form(config: Any) -> Any:
@@ -37,22 +41,37 @@ def common_form(config: Any) -> Any:
     if isinstance(arguments, dict) and found["class_name"] != "InputLayer":
         # The layer that has this shape is there beside it.
         arguments.pop("batch_input_shape", None)
+        # Keras 3 takes no list of an axis of a normalisation, and Keras 2 a number as well.
+        if found["class_name"] == "BatchNormalization":
+            _put_one(arguments, "axis")
     for key in ("input_layers", "output_layers"):
         # A single one is one in Keras 3, and a list of one is a list.
-        if isinstance(found.get(key), list) and len(found[key]) == 1:
-            (found[key],) = found[key]
+        _put_one(found, key)
     if found.get("time_major") is False:
         del found["time_major"]
     return found
 
 
+def _put_one(config: dict[str, Any], key: str) -> None:
+    if isinstance(config.get(key), list) and len(config[key]) == 1:
+        (config[key],) = config[key]
+
+
 def is_for_both(config: Any) -> bool:
     """Returns whether a `common_form` is one: Keras 3 reads it."""
-    dicts = list(_dicts(config))
-    return not is_nested(config) and not any(d.get("class_name") in _CALLS for d in dicts)
+    return not _is_of_keras_2(config) and not _is_nested(config)
 
 
-def is_nested(config: Any) -> bool:
+def needs_second_file(config: Any) -> bool:
+    """Returns whether Keras 3 reads `for_keras_3` of a `common_form` of Keras 2, and not itself."""
+    return not _is_of_keras_2(config) and _is_nested(config)
+
+
+def _is_of_keras_2(config: Any) -> bool:
+    return any(found.get("class_name") in _OF_KERAS_2 for found in _dicts(config))
+
+
+def _is_nested(config: Any) -> bool:
     """Returns whether a functional model has models within it."""
     return any(_models_within(found) for found in _dicts(config) if "input_layers" in found)
 
