@@ -48,17 +48,19 @@ def demo(
         kill: What is killed in the second round, and started again.
         folder: A new folder for keys, settings, states and logs.
     """
-    names = sorted(path.stem for path in clients.glob(f"*{SUFFIX}"))[:nodes]
-    if len(names) < nodes:
-        raise PlanError(f"{clients}: expected {nodes} clients NAME{SUFFIX}, found {len(names)}")
+    files = sorted(clients.glob(f"*{SUFFIX}"))[:nodes]
+    if len(files) < nodes:
+        raise PlanError(f"{clients}: expected {nodes} clients NAME{SUFFIX}, found {len(files)}")
     noise = noise_of_export(export, manifest_sha256(export))
     if noise is not None and nodes < noise.fewest_clients:
         raise PlanError(
             f"--nodes: expected at least {noise.fewest_clients}, whose noise together is the "
             f"plan's, found {nodes}"
         )
+    clients = folder / "clients"
+    names = named_clients(files, clients, tell)
     server_port, superlink_port, *node_ports = _free_ports(2 + nodes)
-    _write_settings(folder, export.resolve(), clients.resolve(), names, noise)
+    _write_settings(folder, export.resolve(), clients, names, noise)
     state = folder / "server" / "state"
     module = (sys.executable, "-m", "plan_runner.fleet")
 
@@ -130,6 +132,22 @@ def demo(
     if not killed:
         raise PlanError(f"--kill={kill}: expected a round to kill it in, found none")
     return is_as_run_plan(export, clients, state, folder, tell)
+
+
+def named_clients(files: Sequence[Path], folder: Path, tell: Callable[[str], None]) -> list[str]:
+    """Copies clients to files that nodes can be named after; returns those names.
+
+    A simulation's client may have any name, such as that of a text and a number.
+    """
+    names = [path.stem for path in files]
+    if not all(map(keys.is_name, names)):
+        names = [f"client_{number:03}" for number in range(len(files))]
+        for name, file in zip(names, files):
+            tell(f"{name}: {file}")
+    folder.mkdir(parents=True)
+    for name, file in zip(names, files):
+        shutil.copyfile(file, folder / f"{name}{SUFFIX}")
+    return names
 
 
 def _write_settings(

@@ -184,8 +184,13 @@ def _read_public(path: Path) -> NodePublic:
     return public
 
 
+def is_name(name: str) -> bool:
+    """Returns whether a node may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _check_name(name: str, where: str = "") -> None:
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise PlanError(
             f"{where}expected a name of letters, digits, _ and -, at most 64, found {name!r}"
         )

@@ -12,6 +12,7 @@ import pytest
 
 from plan_runner.errors import PlanError
 from plan_runner.fleet.cli import main
+from plan_runner.fleet.demo import named_clients
 from plan_runner.fleet.launch import Ended, Processes, ended_by_signals
 from tests.processes import default_signals, is_running, wait_until
 
@@ -57,6 +58,18 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("plan_runner.fleet.keys.make_node_keys", lambda *given: full(0))
     assert main(["keys", "--node=a", f"--output={tmp_path / 'keys'}"]) == 2
     assert capsys.readouterr().err == "error: cannot read or write (No space left on device)\n"
+
+
+def test_clients_of_any_name_get_nodes(tmp_path):
+    told: list[str] = []
+    files = [tmp_path / f"{name}.tfrecord" for name in ("a%2F1", "b")]
+    for file in files:
+        file.write_text(file.stem)
+    assert named_clients(files[1:], tmp_path / "as_they_are", told.append) == ["b"] and not told
+    assert named_clients(files, tmp_path / "named", told.append) == ["client_000", "client_001"]
+    found = {path.name: path.read_text() for path in (tmp_path / "named").iterdir()}
+    assert found == {"client_000.tfrecord": "a%2F1", "client_001.tfrecord": "b"}
+    assert told == [f"client_00{number}: {file}" for number, file in enumerate(files)]
 
 
 def test_what_is_killed_leaves_no_process(tmp_path):
