@@ -57,6 +57,11 @@ def demo(
             f"--nodes: expected at least {noise.fewest_clients}, whose noise together is the "
             f"plan's, found {nodes}"
         )
+    if noise is not None and rounds > len(noise.epsilons):
+        raise PlanError(
+            f"--rounds: expected at most {len(noise.epsilons)}, as far as the export's account of "
+            f"epsilon goes, found {rounds}"
+        )
     clients = folder / "clients"
     names = named_clients(files, clients, tell)
     server_port, superlink_port, *node_ports = _free_ports(2 + nodes)

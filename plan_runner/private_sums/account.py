@@ -130,7 +130,7 @@ class ServerAccount:
         if math.isinf(epsilon):
             raise PlanError(
                 f"privacy: expected at most {len(self._noise.epsilons)} sums with one client, as "
-                f"far as the manifest's account goes, this would be the {most}th"
+                f"far as the manifest's account goes, this would be number {most}"
             )
         if epsilon > self._target:
             raise PlanError(

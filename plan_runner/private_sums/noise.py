@@ -218,7 +218,7 @@ class Demands:
         if self.most_sums is not None and sums > self.most_sums:
             raise PlanError(
                 f"most_sums: expected at most {self.most_sums} sums with this node, this would be "
-                f"the {sums}th"
+                f"number {sums}"
             )
         epsilon = noise.epsilon(sums)
         if self.most_epsilon is not None and epsilon > self.most_epsilon:

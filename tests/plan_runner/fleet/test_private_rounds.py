@@ -69,6 +69,12 @@ def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
     clients = exported / "conformance" / "clients"
     with pytest.raises(PlanError, match=r"^--nodes: expected at least 3, .* found 2$"):
         demo(exported, clients, 2, 1, None, tmp_path / "demo", print)
+    # The account has as many sums as the run has rounds.
+    line = (
+        rf"^--rounds: expected at most {len(noise.epsilons)}, .* found {len(noise.epsilons) + 1}$"
+    )
+    with pytest.raises(PlanError, match=line):
+        demo(exported, clients, 3, len(noise.epsilons) + 1, None, tmp_path / "demo", print)
     assert not (tmp_path / "demo").exists()
 
 
