@@ -11,14 +11,16 @@ import dataclasses
 import hashlib
 from collections.abc import Container
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plan_runner.fleet.app_files import app_files
-from plan_runner.private_sums.noise import NodeNoise, noise_of_manifest
 from tff_agnostic.deployment.server_task import ServerTaskSettings
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import settings_in
+
+if TYPE_CHECKING:
+    from plan_runner.private_sums.noise import NodeNoise
 
 FCP, FLOWER = "fcp", "flower"
 # Folders of an export for a fleet.
@@ -114,6 +116,9 @@ def write_app(folder: Path, manifest: dict[str, Any]) -> int:
     Returns:
         How many nodes a demo of it has.
     """
+    # Only fleets need the package `cryptography`, which a plain installation lacks.
+    from plan_runner.private_sums.noise import noise_of_manifest
+
     content = (folder / PLAN / "manifest.json").read_bytes()
     sha256, nodes = hashlib.sha256(content).hexdigest(), nodes_of_demo(noise_of_manifest(content))
     (folder / APP).mkdir()
