@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations.class_sums import ClassCounting, ClassSums, class_counting
 from tff_agnostic.computations.clients import Clients, arrays_of_client
 from tff_agnostic.computations.domain_losses import domain_sums_and_counts
@@ -68,6 +69,29 @@ def test_answers_are_counted_by_domain_and_class(num_classes):
     np.testing.assert_array_equal(found.scores, expected)
     # A threshold of 1/2 lies between bins: both counts say the same of it.
     np.testing.assert_array_equal(found.scores[..., 25:].sum(axis=2), tables[..., 1])
+
+
+@pytest.mark.parametrize("loss", ["log", "squared"])
+def test_probabilities_of_an_ensemble_are_those_of_its_mixture(loss):
+    rng = np.random.default_rng(0)
+    of_two = logistic_regression(4, 2)
+    predictors = [
+        ModelWeights(
+            [rng.normal(size=w.shape).astype(np.float32) for w in of_two.initial_weights[0]], []
+        )
+        for _ in range(2)
+    ]
+    model = ensemble(of_two, predictors, loss=loss)
+    client = _client(rng, rng.integers(2, size=30), 4)
+    found = _counted(model, model.initial_weights, client)
+    if loss == "squared":
+        assert isinstance(found.scores, tuple)
+        return
+    scores = [_scores(client, weights) for weights in predictors]
+    of_one = np.mean([1 / (1 + np.exp(s[:, 0] - s[:, 1])) for s in scores], axis=0)
+    expected = np.zeros([_DOMAINS, 2, 50], int)
+    np.add.at(expected, (client["domain_id"], client["y"], np.floor(50 * of_one).astype(int)), 1)
+    np.testing.assert_array_equal(found.scores, expected)
 
 
 def _of_one_output(from_logits, metrics):

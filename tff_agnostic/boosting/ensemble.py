@@ -93,6 +93,12 @@ class _Loss:
     members: PredictorFamily
     loss: MixtureLoss
 
+    @property
+    def from_logits(self) -> Optional[bool]:
+        """True of the log loss of classes: a cross-entropy of the scores log h(x)."""
+        is_log = self.loss is MIXTURE_LOSSES["log"]
+        return True if is_log and isinstance(self.members, ClassMembers) else None
+
     def __call__(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         losses = self.loss.of_fit(self.members.fit(labels, predictions))
         return self.members.per_example(losses, labels)

@@ -204,4 +204,12 @@ def _num_classes(model: Model, scores: ClassScores) -> int:
                 autograph=False,
             ).get_concrete_function(spec, model.example_spec["x"])
         shape = tuple(traced.structured_outputs.shape)
+        if shape[1:] == (None,):
+            # As of a mixture, whose outputs are stacked.
+            one = tf.nest.map_structure(
+                lambda s: tf.zeros([1, *(n or 1 for n in s.shape[1:])], s.dtype),
+                model.example_spec["x"],
+            )
+            weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
+            shape = tuple(model.predict(weights, one, False, tf.zeros([2], tf.int32)).shape)
     return (shape[1] or 0) if len(shape) == 2 else 0
