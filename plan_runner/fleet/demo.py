@@ -16,7 +16,7 @@ from plan_runner.errors import PlanError
 from plan_runner.export import SERVER_STATE, SUFFIX
 from plan_runner.fleet import keys
 from plan_runner.fleet.comparison import is_as_run_plan
-from plan_runner.fleet.launch import SUPERLINK, Events, Processes
+from plan_runner.fleet.launch import SUPERLINK, Events, Processes, check_room
 from plan_runner.fleet.settings import manifest_sha256
 from plan_runner.fleet.usage import Meter
 from plan_runner.private_sums.noise import NodeNoise, noise_of_export
@@ -149,9 +149,10 @@ def named_clients(files: Sequence[Path], folder: Path, tell: Callable[[str], Non
         names = [f"client_{number:03}" for number in range(len(files))]
         for name, file in zip(names, files):
             tell(f"{name}: {file}")
-    folder.mkdir(parents=True)
+    check_room(folder)
     for name, file in zip(names, files):
-        shutil.copyfile(file, folder / f"{name}{SUFFIX}")
+        with open(folder / f"{name}{SUFFIX}", "xb") as copy:
+            copy.write(file.read_bytes())
     return names
 
 
