@@ -55,8 +55,8 @@ _KIND = "fleet"
 _TYPE = f"query.{_KIND}"
 # Larger ones travel in pieces.
 _MOST_BYTES_IN_ONE = 1_000_000
-# A SuperNode looks for messages once in three seconds. To look ten times a second for those, and
-# for answers, takes most of the processor seconds of an exchange, and hardly shortens it.
+# A SuperNode looks for messages once in three seconds: to look for them, and for answers, ten times
+# a second costs processor seconds and hardly shortens an exchange.
 _POLL_SECONDS = 0.5
 _NODES_SECONDS = 1.0
 _TASK_SECONDS = 0.4
