@@ -119,6 +119,7 @@ class Manifest:
     conformance: Conformance
     max_clients: Optional[int]
     has_noise: bool
+    domains: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,11 +348,16 @@ def check_frames(path: Path, max_records: int) -> None:
                     "than the file)"
                 )
             records += 1
-            if records > max_records:
-                raise PlanError(
-                    f"{path}: expected at most {max_records} records (--max_records), found more"
-                )
+            check_count(records, max_records, str(path))
             file.seek(position)
+
+
+def check_count(count: int, max_records: int, where: str) -> None:
+    """Checks that a client does not have too many examples."""
+    if count > max_records:
+        raise PlanError(
+            f"{where}: expected at most {max_records} records (--max_records), found more"
+        )
 
 
 def parse_manifest(content: bytes) -> Manifest:
@@ -392,6 +398,7 @@ def parse_manifest(content: bytes) -> Manifest:
         conformance=_conformance(_part(top, "conformance", dict, NAME)),
         max_clients=_max_clients(top),
         has_noise="differential_privacy" in top.get("privacy", {}),
+        domains=tuple(_names(top, "domains", NAME)) if "domains" in top else (),
     )
 
 

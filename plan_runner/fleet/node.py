@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import logging
@@ -15,8 +16,9 @@ from typing import Any, Callable
 
 import numpy as np
 
+from plan_runner.client_store import ClientStore
 from plan_runner.errors import PlanError, reason
-from plan_runner.export import SUFFIX
+from plan_runner.export import SUFFIX, check_count
 from plan_runner.fleet.player import Examples, Player
 from plan_runner.fleet.settings import (
     DataSettings,
@@ -153,7 +155,7 @@ class _Plan:
     ) -> None:
         self._settings = settings
         self._name = roster.name(primitives.identity_public(secret))
-        self._source = _source(settings.data)
+        self._source = _source(settings.data, settings.limits.max_records)
         pinned = plan.manifest_sha256
         reads = [] if settings.data.tfrecord is None else _readable(settings.data.tfrecord)
         self._player = Player(plan.export, pinned, settings.limits, settings.trust, reads)
@@ -273,8 +275,10 @@ def _for_the_log() -> Iterator[None]:
         raise PlanError(_FAILED) from e
 
 
-def _source(data: DataSettings) -> Callable[[], Examples]:
+def _source(data: DataSettings, max_records: int) -> Callable[[], Examples]:
     """Returns what gives the examples, as they are when a round needs them."""
+    if data.store is not None:
+        return functools.partial(_of_store, data.store, data.split, data.client or "", max_records)
     if data.tfrecord is not None:
         path = data.tfrecord
         return lambda: Examples(paths=_files(path))
@@ -296,6 +300,14 @@ def _source(data: DataSettings) -> Callable[[], Examples]:
         return Examples(records=found)
 
     return records
+
+
+def _of_store(path: Path, split: str, client: str, max_records: int) -> Examples:
+    with contextlib.closing(ClientStore(path)) as store:
+        counts = store.client_counts(split)
+        # Before they are read.
+        check_count(counts.get(client, 0), max_records, f"{path}: client {client}")
+        return Examples(records=store.examples(split, client, counts), are_stored=True)
 
 
 def _load_function(path: Path) -> Callable[[dict[str, Any]], Any]:

@@ -207,14 +207,21 @@ class Examples(NamedTuple):
     Attributes:
         paths: TFRecord files.
         records: Serialised `tf.train.Example` messages, if there are no files.
+        are_stored: Whether the records are those of a client store, whose labels and domains have
+            other names than a plan's.
     """
 
     paths: Sequence[Path] = ()
     records: Sequence[bytes] = ()
+    are_stored: bool = False
 
 
 def _of_client(name: str, examples: Examples) -> tuple[dict[str, Any], dict[str, bytes]]:
-    request = {"name": name, "paths": [str(path) for path in examples.paths]}
+    request = {
+        "name": name,
+        "paths": [str(path) for path in examples.paths],
+        "are_stored": examples.are_stored,
+    }
     return request, {parts.EXAMPLES: framed(examples.records)}
 
 

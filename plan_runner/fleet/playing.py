@@ -17,7 +17,14 @@ import numpy as np
 from plan_runner.client import Client, check_example
 from plan_runner.daf import read_update
 from plan_runner.errors import PlanError
-from plan_runner.export import SERVER_STATE, Export, Limits, open_export, read_arrays
+from plan_runner.export import (
+    SERVER_STATE,
+    Export,
+    Limits,
+    check_count,
+    open_export,
+    read_arrays,
+)
 from plan_runner.fleet import parts
 from plan_runner.fleet.worker import serve
 from plan_runner.graph_session import check_tensors, read_checkpoint, write_checkpoint
@@ -28,6 +35,7 @@ from plan_runner.play import refusing
 from plan_runner.profile import RoundOutcome
 from plan_runner.rounds import load_profile, metrics_row, round_result
 from plan_runner.secure import SecureProfile, in_graph
+from plan_runner.stored_examples import as_plans_read
 from plan_runner.verify import round_line
 
 _LENGTH = struct.Struct("<Q")
@@ -161,7 +169,11 @@ class _Playing:
         if request["paths"]:
             return
         for count, record in enumerate(_records((files / parts.EXAMPLES).read_bytes()), 1):
-            check_example(record, features, f"{request['name']}, example {count}")
+            where = f"{request['name']}, example {count}"
+            check_count(count, most, request["name"])
+            if request["are_stored"]:
+                record = as_plans_read(record, features, self._manifest.domains, where)
+            check_example(record, features, where)
             yield record
 
     def _check(self, request: dict[str, Any], files: Path, results: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar, Union
 
 from plan_runner import export as exports
+from plan_runner.client_store import TRAIN
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits
 from plan_runner.fleet.cohorts import SAMPLINGS
@@ -37,25 +38,39 @@ _WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
-    """Where a node's examples are: one of the first two.
+    """Where a node's examples are: one of the first three.
 
     Attributes:
         tfrecord: A TFRecord file, or a folder of files NAME.tfrecord, which are read in the order
             of their names.
+        store: A client store, of which the node is the client `client`.
         load: A Python file with a function `load(config)` that returns serialised
             `tf.train.Example` messages. It runs outside of the sandbox: it is the operator's own.
+        client: The client's id in the store.
+        split: The store's split.
         config: What `load` is called with.
     """
 
     tfrecord: Optional[Path] = None
+    store: Optional[Path] = None
     load: Optional[Path] = None
+    client: Optional[str] = None
+    split: str = TRAIN
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def check(self, where: str) -> None:
         """Checks that it is one place."""
-        given = [f.name for f in dataclasses.fields(self)[:2] if getattr(self, f.name) is not None]
+        places = [field.name for field in dataclasses.fields(self)[:3]]
+        given = [name for name in places if getattr(self, name) is not None]
         if len(given) != 1:
-            raise PlanError(f"{where}: expected one of tfrecord and load, found {given or 'none'}")
+            raise PlanError(
+                f"{where}: expected one of {', '.join(places)}, found {', '.join(given) or 'none'}"
+            )
+        if self.store is not None and self.client is None:
+            raise PlanError(f"{where}: store: expected the client that this node is, found none")
+        for name in ("client", "split"):
+            if self.store is None and getattr(self, name) != getattr(DataSettings, name):
+                raise PlanError(f"{where}: {name} has no effect without store")
         if self.config and self.load is None:
             raise PlanError(f"{where}: config has no effect without load")
 

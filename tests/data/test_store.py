@@ -119,7 +119,7 @@ def test_a_store_that_is_written_to_while_it_is_read_is_told(tmp_path):
 
 
 def test_a_store_that_is_locked_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("tff_agnostic.data.store._PATIENCE", 0.05)
+    monkeypatch.setattr("plan_runner.client_store._PATIENCE", 0.05)
     path = text_store(tmp_path / "s.sqlite")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -172,7 +172,7 @@ def _without(sql):
         (_without("DELETE FROM tff_agnostic"), "expected a complete store, found one half-written"),
         (
             _without("UPDATE tff_agnostic SET description = '{\"version\": 2}'"),
-            "expected a store of version 1, found 2",
+            "expected a store of version 1, found 2; a newer store needs a newer program",
         ),
         (
             _without("UPDATE tff_agnostic SET description = '{\"version\": 1}'"),

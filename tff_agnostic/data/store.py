@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import os
-import sqlite3
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional, Union
+from typing import Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.data.store_format import Feature, StoreDescription, description_from_json
+from plan_runner.client_store import ClientStore
+from tff_agnostic.data.store_format import Feature, StoreDescription, description_of
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest, file_digest
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 
-_TFF_TABLES = {
-    "examples": {"split_name", "client_id", "serialized_example_proto"},
-    "client_metadata": {"client_id", "split_name", "num_examples"},
-}
-# Seconds to wait for a process that writes to the file.
-_PATIENCE = 5.0
-# Rows that are looked at without an index.
-_MAX_SCANNED = 1_000_000
 # Of parsed examples that the clients of a split keep: a run reads a client in many rounds. A
 # comparison has as many such splits as seeds.
 _KEPT_BYTES = 16 * 2**20
-# How a file of SQLite begins.
-_SQLITE = b"SQLite format 3\0"
 
 
-class Store:
+class Store(ClientStore):
     """A store, opened read-only; may be used by several threads and processes at once.
 
     Attributes:
@@ -43,47 +30,13 @@ class Store:
         description: The store's description; for a store that TFF wrote, that of its first example.
     """
 
+    error = UserError
+
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._local = threading.local()
-        self._check_file()
-        self._data_version = self._version()
-        self.description = self._read_description()
-
-    def splits(self) -> tuple[str, ...]:
-        """Returns the names of the splits, sorted."""
-        rows = self._query(
-            "SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name", kinds=(str,)
-        )
-        return tuple(row[0] for row in rows)
-
-    def client_ids(self, split: str) -> list[str]:
-        """Returns the ids of a split's clients, sorted; see `client_counts`."""
-        return list(self.client_counts(split))
-
-    def client_counts(self, split: str) -> dict[str, int]:
-        """Returns how many examples each client of a split has, sorted by the clients' ids."""
-        rows = self._query(
-            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?",
-            [split],
-            (str, int),
-        )
-        if not rows:
-            raise UserError(
-                f"{self.path}: expected clients in split {split}, found the splits "
-                f"{', '.join(self.splits()) or '(none)'}"
-            )
-        counts = dict(sorted(rows))
-        if len(counts) < len(rows):
-            raise UserError(f"{self.path}: expected each client of split {split} once")
-        # Rows that were deleted may leave a gap, and none may come twice.
-        ((most,),) = self._query("SELECT MAX(rowid) FROM examples")
-        left = most or 0
-        for client, n in counts.items():
-            if not 0 <= n <= left:
-                raise self._wrong_count(client, split, f"0 to {left} examples", n)
-            left -= n
-        return counts
+        if not path.is_file():
+            raise UserError(f"--data: expected a client store, found no file at {path}")
+        super().__init__(path)
+        self.description = self._description()
 
     def domain_counts(self, split: str) -> Optional[dict[str, dict[str, int]]]:
         """Returns {CLIENT: {DOMAIN: examples}} of a split; None in a store that TFF wrote."""
@@ -108,14 +61,6 @@ class Store:
                 in_all = f"{expected.get(client, 'no')} examples in all domains"
                 raise self._wrong_count(client, split, in_all, found)
         return counts
-
-    def _wrong_count(
-        self, client: str, split: str, expected: str, found: Union[int, str]
-    ) -> UserError:
-        return UserError(
-            f"{self.path}: client {client!r:.60} of split {split}: expected {expected}, found "
-            f"{found}"
-        )
 
     def sentence_lengths(self, split: str) -> Optional[dict[int, int]]:
         """Returns how many sentences of a split have how many words; None if that is not stored."""
@@ -150,133 +95,16 @@ class Store:
             raise UserError(f"{self.path}: expected a vocabulary, found an empty one")
         return tuple(row[0] for row in rows)
 
-    def read(self, split: str, client_id: str) -> list[bytes]:
-        """Returns the serialized examples of one client."""
-        rows = self._query(
-            "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?",
-            [client_id, split],
-            (bytes,),
-        )
-        self.check_unchanged()
-        return [row[0] for row in rows]
-
     def digest(self) -> str:
         """Returns a short name of the whole file, which changes with any example."""
         found = _digest_of(self.path.absolute(), self._data_version)
         self.check_unchanged()
         return found
 
-    def _query(
-        self, sql: str, parameters: Sequence[Any] = (), kinds: tuple[type, ...] = ()
-    ) -> list[Any]:
-        with self._errors():
-            rows = self._connection().execute(sql, parameters).fetchall()
-        # SQLite lets a column hold values of any type.
-        for row in rows:
-            for value, kind in zip(row, kinds):
-                if type(value) is not kind:
-                    raise UserError(
-                        f"{self.path}: expected a client store with {kind.__name__} where it has "
-                        f"{value!r:.60} ({type(value).__name__})"
-                    )
-        return rows
-
-    def _connection(self) -> sqlite3.Connection:
-        # SQLite's connections must not be carried into another thread, or through a fork.
-        if getattr(self._local, "pid", None) != os.getpid():
-            uri = self.path.absolute().as_uri() + "?mode=ro"
-            self._local.connection = sqlite3.connect(uri, uri=True, timeout=_PATIENCE)
-            # See SQLite's advice on untrusted files.
-            self._local.connection.executescript(
-                "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON;"
-            )
-            self._local.pid = os.getpid()
-        connection: sqlite3.Connection = self._local.connection
-        return connection
-
-    def check_unchanged(self) -> None:
-        """Checks that the file is as it was when it was opened."""
-        if self._version() != self._data_version:
-            raise UserError(
-                f"{self.path}: the store was changed while it was read: let what writes to it end, "
-                "and start again"
-            )
-
-    def _version(self) -> tuple[int, int]:
-        try:
-            status = os.stat(self.path)
-        except OSError as e:
-            raise UserError(f"{self.path}: the store is gone ({e.strerror})") from e
-        return status.st_mtime_ns, status.st_size
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as e:
-            if "locked" in str(e):
-                raise UserError(f"{self.path}: another process is writing to the store") from e
-            raise UserError(f"{self.path}: cannot read the store: {e}") from e
-        except sqlite3.DatabaseError as e:
-            if self._is_another_file():
-                raise UserError(
-                    f"{self.path}: expected a client store, found another file (./run import_data "
-                    "makes a store of tables, texts and images)"
-                ) from e
-            raise UserError(
-                f"{self.path}: expected an SQLite file, found a damaged one: {e}"
-            ) from e
-
-    def _is_another_file(self) -> bool:
-        with open(self.path, "rb") as file:
-            return file.read(len(_SQLITE)) != _SQLITE
-
-    def _check_file(self) -> None:
-        if not self.path.is_file():
-            raise UserError(f"--data: expected a client store, found no file at {self.path}")
-        # Views, triggers and virtual tables run code when the file is read or written.
-        for kind, name in self._query(
-            "SELECT type, name FROM sqlite_master "
-            "WHERE type NOT IN ('table', 'index') OR coalesce(rootpage, 0) <= 0"
-        ):
-            what = "virtual table" if kind == "table" else kind
-            raise UserError(
-                f"{self.path}: expected a client store of tables and indices, found the {what} "
-                f"{name!r:.60}"
-            )
-        tables = {row[0] for row in self._query("SELECT name FROM sqlite_master")}
-        for table, columns in _TFF_TABLES.items():
-            found = {row[1] for row in self._query(f"PRAGMA table_info({table})")}
-            if table not in tables or not columns <= found:
-                raise UserError(
-                    f"{self.path}: expected a client store with the table {table} "
-                    f"({', '.join(sorted(columns))}), found {', '.join(sorted(found)) or 'none'}"
-                )
-
-        self._check_owners()
-
-    def _check_owners(self) -> None:
-        """Checks that every example has a client, where an index answers that at once."""
-        columns = self._query("PRAGMA table_info(examples)")
-        if any(name == "client_id" and is_never_null for _, name, _, is_never_null, *_ in columns):
-            return
-        nobody = "FROM examples WHERE client_id IS NULL"
-        plan = self._query(f"EXPLAIN QUERY PLAN SELECT 1 {nobody}")
-        ((most,),) = self._query("SELECT MAX(rowid) FROM examples")
-        if (most or 0) > _MAX_SCANNED and not all(row[-1].startswith("SEARCH") for row in plan):
-            # A store without an index: to see all of it takes too long.
-            return
-        if self._query(f"SELECT 1 {nobody} LIMIT 1"):
-            raise UserError(f"{self.path}: expected a client of each example, found none (NULL)")
-
-    def _read_description(self) -> StoreDescription:
-        is_ours = self._query("SELECT name FROM sqlite_master WHERE name = 'tff_agnostic'")
-        if is_ours:
-            rows = self._query("SELECT description FROM tff_agnostic", kinds=(str,))
-            if not rows:
-                raise UserError(f"{self.path}: expected a complete store, found one half-written")
+    def _description(self) -> StoreDescription:
+        if self.described is not None:
             try:
-                return description_from_json(rows[0][0])
+                return description_of(self.described)
             except ValueError as e:
                 raise UserError(f"{self.path}: {e}") from e
         first = self._query("SELECT serialized_example_proto FROM examples LIMIT 1", kinds=(bytes,))
@@ -352,15 +180,7 @@ class StoreClients:
 
     def _read(self, client_id: str) -> Examples:
         where = f"{self._store.path}: client {client_id}"
-        count = self._counts.get(client_id)
-        serialized = [] if count is None else self._store.read(self._split, client_id)
-        if not serialized:
-            raise UserError(f"{where}: expected examples in split {self._split}, found none")
-        if len(serialized) != count:
-            raise UserError(
-                f"{where}: expected {count} examples in split {self._split}, as the table "
-                f"client_metadata has it, found {len(serialized)}"
-            )
+        serialized = self._store.examples(self._split, client_id, self._counts)
         return self._to_examples(client_id, parse_examples(serialized, self._features, where))
 
     def client_domain_counts(self) -> Optional[np.ndarray]:

@@ -21,16 +21,16 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
+from plan_runner import client_store
 from tff_agnostic.data.statistics import NumberStatistics
 
-FORMAT_VERSION = 1
 # The feature that names an example's domain.
-DOMAIN = "domain"
+DOMAIN = client_store.DOMAIN
 # The feature that holds a sentence, its words separated by single spaces.
 TOKENS = "tokens"
-LABEL = "label"
+LABEL = client_store.LABEL
 # The split to train on: a store's description of its values is of this split's clients.
-TRAIN = "train"
+TRAIN = client_store.TRAIN
 TEXT = "text"
 FEATURES = "features"
 KINDS = (TEXT, FEATURES)
@@ -153,7 +153,7 @@ class StoreDescription:
         if "categories" in value:
             # Pairs: the order of columns is that of the inputs.
             value["categories"] = list(value["categories"].items())
-        return json.dumps({"version": FORMAT_VERSION, **value}, sort_keys=True)
+        return json.dumps({"version": client_store.FORMAT_VERSION, **value}, sort_keys=True)
 
 
 def description_from_json(text: str) -> StoreDescription:
@@ -162,15 +162,11 @@ def description_from_json(text: str) -> StoreDescription:
     Raises:
         ValueError: If it is of another version, or not a description.
     """
-    try:
-        value: Any = json.loads(text)
-        # JSON can write half a character, which no text can hold.
-        json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError as e:
-        raise ValueError(f"expected the description of a store, found another one ({e})") from e
-    version = value.get("version") if isinstance(value, dict) else None
-    if version != FORMAT_VERSION:
-        raise ValueError(f"expected a store of version {FORMAT_VERSION}, found {version!r}")
+    return description_of(client_store.described_by(text))
+
+
+def description_of(value: Mapping[str, Any]) -> StoreDescription:
+    """Returns the description with that JSON; raises as `description_from_json` does."""
     try:
         names = value["class_names"]
         label_range = value.get("label_range")

@@ -15,6 +15,7 @@ from plan_runner.export import TensorType, open_export
 from plan_runner.graph_session import read_checkpoint, write_checkpoint
 from plan_runner.kernel import kernel_problem, token_of
 from plan_runner.rounds import run_rounds
+from plan_runner.stored_examples import as_plans_read
 from plan_runner.tflite import TfLiteClient
 from plan_runner.verify import conformance_clients
 from tests.plan_runner.exports import encoded, example, write_client
@@ -293,3 +294,32 @@ def test_constants_of_the_plan_are_fed_as_text(content, tmp_path, scale):
 def test_a_constant_is_one_value(content):
     with pytest.raises(PlanError, match=r"constant_inputs: scale:0: expected one value, found \(2"):
         TfLiteClient(content, _phase([1, 2]))
+
+
+# --- Examples of a store
+
+
+def _taken(domain: str, **own: tf.train.Feature) -> dict[str, list]:
+    """What a plan finds in an example of a store."""
+    text = tf.train.Feature(bytes_list=tf.train.BytesList(value=[domain.encode()]))
+    kinds = {name: TensorType("int64", ()) for name in ("y", "domain_id")}
+    stored = encoded({"label": _int(7), "domain": text, **own})
+    found = tf.train.Example.FromString(as_plans_read(stored, kinds, ["a", "b"], "ann, example 3"))
+    return {name: list(found.features.feature[name].int64_list.value) for name in kinds}
+
+
+def _int(value: int) -> tf.train.Feature:
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+
+
+def test_labels_and_domains_of_a_store_have_the_plans_names():
+    assert _taken("b") == {"y": [7], "domain_id": [1]}
+    # Those of its own are not replaced, whatever the domain is.
+    assert _taken("c", y=_int(2), domain_id=_int(0)) == {"y": [2], "domain_id": [0]}
+    with pytest.raises(PlanError) as caught:
+        _taken("c")
+    assert (
+        str(caught.value) == "ann, example 3: expected one of the plan's domains, a, b, found 'c'"
+    )
+    # What is no example is for `check_example` to refuse.
+    assert as_plans_read(b"\xff\xff", FEATURES, ["a"], "ann") == b"\xff\xff"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import signal
+import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +18,11 @@ from plan_runner.fleet.node import Node
 from plan_runner.fleet.player import Examples, Player
 from plan_runner.fleet.settings import DataSettings, manifest_sha256
 from plan_runner.fleet.wire import Kind, Message, decoded
-from tests.plan_runner.exports import encoded, write_client, write_clients
+from tests.data.stores import write_store
+from tests.plan_runner.exports import encoded, example, write_client, write_clients
 from tests.plan_runner.fleet.fleet import Fleet
 from tests.processes import is_running, wait_until
+from tff_agnostic.data.store_format import Record
 
 _LOAD = """
 import tensorflow as tf
@@ -35,6 +40,20 @@ def fleet(exports, tmp_path_factory):
     made = Fleet(folder / "fleet", exports["daf"], clients)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """The examples of ann's file, as a client of a store, among others."""
+    given = [("train", "ann", 1.0, 4), ("train", "eve", 3.0, 6), ("train", "ann", 2.0, 5)]
+    return write_store(
+        tmp_path_factory.mktemp("stores") / "s.sqlite",
+        [
+            (s, Record(c, "here", {"x": x, "n": n}))
+            for s, c, x, n in [*given, ("test", "t", 1.0, 1)]
+        ],
+        "features",
+    )
 
 
 def refused(settings, node=Node) -> str:
@@ -55,7 +74,7 @@ def checkpoint(fleet) -> bytes:
     return player.begin((fleet.export / "server_state.ckpt").read_bytes())
 
 
-def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, tmp_path):
+def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, store, tmp_path):
     ann = fleet.node_settings("ann")
     assert "pinned" in refused(dataclasses.replace(ann, manifest_sha256="0" * 64))
     stranger = tmp_path / "roster.toml"
@@ -66,7 +85,14 @@ def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, tmp_path):
     found = refused(dataclasses.replace(ann, data=data), fleet.node)
     assert "record 1: feature 'x': expected float32[], found none" in found
     few = dataclasses.replace(ann, limits=Limits(max_records=1))
-    assert "expected at most 1 records (--max_records), found more" in refused(few)
+    (tmp_path / "two.py").write_text(f"def load(config):\n    return [{example()!r}] * 2\n")
+    for place in (
+        {"tfrecord": fleet.clients / "ann.tfrecord"},
+        {"store": store, "client": "ann"},
+        {"load": tmp_path / "two.py"},
+    ):
+        found = refused(dataclasses.replace(few, data=DataSettings(**place)), fleet.node)
+        assert "expected at most 1 records (--max_records), found more" in found
     (tmp_path / "data.py").write_text("def load(config):\n    raise OSError('no disk')\n")
     data = DataSettings(load=tmp_path / "data.py")
     found = refused(dataclasses.replace(ann, data=data), fleet.node)
@@ -96,6 +122,49 @@ def test_a_round_is_answered_once_whatever_becomes_of_the_node(fleet, checkpoint
         assert "expected a new round, this node has answered it" in again.head["words"]
     finally:
         node.close()
+
+
+def test_a_client_of_a_store_plays_as_that_of_a_file(fleet, checkpoint, store, tmp_path):
+    ann = fleet.node_settings("ann", state=tmp_path / "files")
+    data = DataSettings(store=store, client="ann")
+    stored = fleet.node(dataclasses.replace(ann, data=data, state=tmp_path / "stored"))
+    found = decoded(stored.answer(work(fleet, checkpoint)), "answer")
+    assert found.kind == Kind.WORKED
+    assert found.parts == decoded(fleet.node(ann).answer(work(fleet, checkpoint)), "answer").parts
+
+
+@pytest.mark.parametrize(
+    ("sql", "given", "message"),
+    [
+        ("", {"store": Path("none.sqlite")}, "none.sqlite: expected a client store, found no such"),
+        ("DROP TABLE examples", {}, "expected a client store with the table examples"),
+        (
+            """UPDATE tff_agnostic SET description = '{"version": 2}'""",
+            {},
+            "expected a store of version 1, found 2; a newer store needs a newer program",
+        ),
+        (
+            "",
+            {"client": "anne"},
+            "client anne: expected examples in split train, found none (did you mean ann?)",
+        ),
+        ("", {"split": "dev"}, "expected clients in split dev, found the splits test, train"),
+        ("UPDATE client_metadata SET num_examples = 1", {}, "expected 1 examples in split train"),
+        (
+            "UPDATE examples SET serialized_example_proto = x'' WHERE client_id = 'ann'",
+            {},
+            "ann, example 1: feature 'x': expected float32[], found none",
+        ),
+    ],
+)
+def test_a_store_that_is_wrong(fleet, store, tmp_path, sql, given, message):
+    copied = tmp_path / "s.sqlite"
+    shutil.copy(store, copied)
+    with contextlib.closing(sqlite3.connect(copied)) as connection:
+        connection.executescript(sql)
+    data = DataSettings(**{"store": copied, "client": "ann", **given})
+    found = refused(fleet.node_settings("ann", data=data), fleet.node)
+    assert message in found
 
 
 def test_a_process_that_has_ended_is_started_again(fleet, checkpoint):

@@ -8,18 +8,21 @@ import math
 import numpy as np
 import pytest
 
+from plan_runner.client import read_records
 from plan_runner.errors import PlanError
 from plan_runner.fleet.comparison import moments_of, noise_in_units
 from plan_runner.fleet.demo import demo
 from plan_runner.fleet.player import Player
 from plan_runner.fleet.server import FleetServer
-from plan_runner.fleet.settings import manifest_sha256
+from plan_runner.fleet.settings import DataSettings, manifest_sha256
 from plan_runner.fleet.state_folder import sums_file
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.private_sums.noise import Demands, noise_of_export
 from plan_runner.private_sums.skellam import skellam
+from tests.data.stores import write_store
 from tests.plan_runner.fleet.fleet import Fleet, LocalChannel, Told
 from tests.plan_runner.harness import call
+from tff_agnostic.data.store_format import Record, parsed_features
 from tff_agnostic.deployment.backends import nodes_of_demo
 from tff_agnostic.deployment.export import export
 from tff_agnostic.errors import UserError
@@ -83,8 +86,13 @@ def _zeros(variance, size):
 
 
 def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path):
-    """One round without noise is the runner's; less the noise that was drawn, so is one with it."""
+    """One round without noise is the runner's; less the noise that was drawn, so is one with it.
+
+    One of the nodes has its examples in a store.
+    """
     drawn = []
+    first = fleet.names[0]
+    stored = {"data": DataSettings(store=_store(exported, first, tmp_path), client=first)}
 
     def remembered(variance, size):
         drawn.append(skellam(variance, size))
@@ -94,7 +102,13 @@ def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path)
     for name, draw in (("plain", _zeros), ("noised", remembered)):
         nodes = {
             node: fleet.node(
-                fleet.node_settings(node, state=tmp_path / name / node, trust=True), draw
+                fleet.node_settings(
+                    node,
+                    state=tmp_path / name / node,
+                    trust=True,
+                    **(stored if node == first else {}),
+                ),
+                draw,
             )
             for node in fleet.names
         }
@@ -134,6 +148,17 @@ def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path)
     assert plain == state and noised != state
     assert len(drawn) == 4 * sum(len(group.tensors) for group in _noise(exported).groups)
     _check_sums(exported, opened["plain"][0], opened["noised"][0], drawn)
+
+
+def _store(exported, client, folder):
+    """A store with the examples of a conformance client, under the names that stores have."""
+    path = exported / "conformance" / "clients" / f"{client}.tfrecord"
+    domains = json.loads((exported / "manifest.json").read_text())["domains"]
+    records = []
+    for found in map(parsed_features, read_records(path)):
+        (label,), (domain,) = found["y"].tolist(), found["domain_id"].tolist()
+        records.append(Record(client, domains[domain], {"x": found["x"], "label": label}))
+    return write_store(folder / "s.sqlite", [("train", record) for record in records], "features")
 
 
 def _state(folder) -> bytes:

@@ -88,6 +88,10 @@ def test_paths_are_relative_to_the_file(tmp_path):
     assert settings.export == tmp_path / "export"
     assert settings.data.tfrecord == tmp_path / "a.tfrecord"
     assert settings.limits.max_records == 7
+    file.write_text(file.read_text().replace("tfrecord = ", "client = 'ann', store = "))
+    assert read_node_settings(file).data == DataSettings(
+        store=tmp_path / "a.tfrecord", client="ann"
+    )
     assert settings.min_clients == 3 and settings.evaluation is None
     (tmp_path / "server.toml").write_text(f"{_SERVER}timeouts = {{ work = 5 }}\nseed = 3\n")
     server = read_server_settings(tmp_path / "server.toml")
@@ -116,6 +120,23 @@ def test_paths_are_relative_to_the_file(tmp_path):
 def test_settings_that_are_wrong(tmp_path, added, message):
     (tmp_path / "server.toml").write_text(f"{_SERVER}{added}\n")
     assert message in refused(read_server_settings, tmp_path / "server.toml")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("load = 'a.py'\nstore = 's'", "one of tfrecord, store, load, found store, load"),
+        ("config = { a = 1 }", "data: expected one of tfrecord, store, load, found none"),
+        ("store = 's'", "data: store: expected the client that this node is, found none"),
+        ("load = 'a.py'\nclient = 'a'", "data: client has no effect without store"),
+        ("tfrecord = 'a'\nsplit = 'test'", "data: split has no effect without store"),
+        ("store = 's'\nclient = 3", "data: client: expected a text, found 3"),
+    ],
+)
+def test_data_that_are_wrong(tmp_path, data, message):
+    lines = [line for line in _NODE.format(pin="0" * 64).splitlines() if line[:4] != "data"]
+    (tmp_path / "node.toml").write_text("\n".join([*lines, "[data]", data]))
+    assert message in refused(read_node_settings, tmp_path / "node.toml")
 
 
 def test_files_that_are_wrong(tmp_path):
