@@ -113,6 +113,9 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
 
         def measurement(self, *args: Any) -> Any:
             evaluate = cohort_runtime.measurement(*args)
+            if args[0].step.name == "labels":
+                # No model is evaluated by it.
+                return evaluate
 
             def counted(weights: Any, parts: Any, state: Any) -> Any:
                 clients = [client for part in parts for client in part]

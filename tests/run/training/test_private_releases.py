@@ -86,7 +86,7 @@ class _Watched:
     def measurement(self, *arguments: Any) -> Any:
         evaluate = self._runtime.measurement(*arguments)
 
-        def noted(weights: Any, parts: Any, state: Any) -> Any:
+        def noted(weights: Any, parts: Any, state: Any = None) -> Any:
             clients = [client for part in parts for client in part]
             found = evaluate(weights, [clients], state)
             if state is None:
