@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     commit = config.getoption("--exhaustive-share")
     commit_of_files = config.getoption("--file-share")
     entries = frozenset() if ring == "all" else rest()
-    each_commit = rest(EACH_COMMIT)
+    each_commit = rest(EACH_COMMIT) if commit_of_files else frozenset()
 
     def is_chosen(item: pytest.Item) -> bool:
         if commit_of_files and not is_of_commit(item.nodeid, commit_of_files, each_commit):
