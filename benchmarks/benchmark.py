@@ -132,10 +132,10 @@ def priced_algorithms() -> list[str]:
             f"--workload: expected one of {', '.join(WORKLOADS)} with --algorithms, found "
             f"{flags.FLAGS.workload}"
         )
-    for name in ("peers", "repeats", "round_limit", "runtime"):
+    for name in ("peers", "repeats", "round_limit", "page", "runtime"):
         if flags.FLAGS[name].present:
             raise UserError(
-                f"--{name}: has no effect with --algorithms, whose rows take turns in one process"
+                f"--{name}: expected none with --algorithms, whose rows take turns in one process"
             )
     return names
 
