@@ -9,9 +9,19 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.resampling import Resampled, Spread
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.studies.choice import Judged, attained, chosen, hopeless, judged, share_of
+from tff_agnostic.studies.choice import (
+    Judged,
+    attained,
+    chosen,
+    hopeless,
+    judged,
+    promising,
+    share_of,
+)
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
 from tff_agnostic.studies.gains import Gain
+from tff_agnostic.studies.portfolio import Schedule
+from tff_agnostic.studies.recommendation import Found, sentences
 from tff_agnostic.studies.search_space import parse_objective
 
 _NAMES = ("a", "b", "c")
@@ -93,6 +103,48 @@ def test_the_surest_gain_is_chosen_and_nothing_where_none_is_shown():
     assert chosen({"unknown": Judged(Gain("", 0.5, 0.9, 0.4, None, math.nan), 0.0)}) is None
     assert chosen({}) is None
     assert hopeless(rows) == {"worse"}
+
+
+def test_rows_that_may_not_be_chosen_take_no_place_of_others():
+    rows = {
+        "costly": _judged(0.3, 0.2, loss=0.1),
+        "unknown": _judged(0.2, 0.2, loss=math.nan),
+        "small": _judged(0.01, 0.2, loss=0.05),
+        "better": _judged(0.02, 0.2, loss=-0.01),
+    }
+    assert promising(rows, 2) == ["costly", "unknown"]
+    assert promising(rows, 3, 0.05) == ["better", "small", "costly"]
+    assert promising({}, 2, 0.0) == []
+
+
+def _found(rows):
+    """A search that confirmed some rows, as far as sentences need it."""
+    rng = np.random.default_rng(3)
+    trials = {row: _trials(rng)[0] for row in ("fed_avg", *rows)}
+    labels = {row: row.upper() for row in rows}
+    changes = {row: {"client_learning_rate": 0.5} for row in trials}
+    comparison = Comparison(_NAMES, _MEASURES, trials, labels=labels, split="heldout")
+    return Found(comparison, rows, comparison, changes, {}, Schedule(1, 4))
+
+
+def test_a_limit_that_no_row_meets_is_told_with_what_the_nearest_costs():
+    rows = {"sure": _judged(0.2, 0.01, loss=0.031), "other": _judged(0.3, 0.01, loss=0.1)}
+    assert chosen(rows, 0.03) is None
+    assert sentences(_found(rows), _objective("worst:accuracy"), None, 0.03) == [
+        "Recommended: FedAvg with --client_learning_rate=0.5: no other row meets "
+        "--average_may_lose=3%.",
+        "Nearest to that is SURE: all examples together lose 3.10 points, for a gain of +20.0 "
+        "points (95% interval +18.0 to +22.0) in worst:accuracy.",
+    ]
+    # A little more is allowed: that row is the choice, and the better one is told.
+    assert chosen(rows, 0.04) == "sure"
+    first, _, _, excluded = sentences(_found(rows), _objective("worst:accuracy"), "sure", 0.04)
+    assert first.startswith("Recommended: SURE with ")
+    assert excluded.startswith("--average_may_lose excludes OTHER (a gain of +30.0 points")
+    # Without a limit no sentence is about one.
+    text = " ".join(sentences(_found(rows), _objective("worst:accuracy"), None, None))
+    assert "average_may_lose" not in text
+    assert "no other row is shown to be better" in text
 
 
 def _judged(mean, error, loss=0.0):

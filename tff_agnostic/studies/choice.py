@@ -38,6 +38,10 @@ class Judged:
     gain: Gain
     loss: float
 
+    def may_be_chosen(self, may_lose: Optional[float]) -> bool:
+        """Returns whether its average loses no more than that; any part may be lost if None."""
+        return may_lose is None or self.loss <= may_lose
+
 
 def best_attained(comparison: Comparison, measure_name: str) -> dict[str, float]:
     """Returns the best mean that any row attains in each domain; NaN where none has a value."""
@@ -125,10 +129,26 @@ def chosen(rows: Mapping[str, Judged], may_lose: Optional[float] = None) -> Opti
     sure = {}
     for row, of in rows.items():
         interval = of.gain.interval()
-        is_allowed = may_lose is None or of.loss <= may_lose
-        if interval is not None and interval[0] > 0 and is_allowed:
+        if interval is not None and interval[0] > 0 and of.may_be_chosen(may_lose):
             sure[row] = interval[0]
     return max(sure, key=lambda row: sure[row]) if sure else None
+
+
+def promising(
+    rows: Mapping[str, Judged], number: int, may_lose: Optional[float] = None
+) -> list[str]:
+    """Returns so many rows that look best: first those that may be chosen, then by their gains.
+
+    Args:
+        rows: By one trial of each.
+        number: How many at most.
+        may_lose: See `chosen`.
+    """
+
+    def rank(row: str) -> tuple[bool, float]:
+        return not rows[row].may_be_chosen(may_lose), -rows[row].gain.mean
+
+    return sorted(rows, key=rank)[:number]
 
 
 def hopeless(rows: Mapping[str, Judged]) -> frozenset[str]:

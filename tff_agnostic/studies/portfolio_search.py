@@ -29,7 +29,7 @@ from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, Arm
-from tff_agnostic.studies.choice import attained, hopeless, judged
+from tff_agnostic.studies.choice import attained, hopeless, judged, promising
 from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, run_trials
 from tff_agnostic.studies.comparison_record import COMPARE
 from tff_agnostic.studies.portfolio import (
@@ -192,6 +192,7 @@ class Search:
         runtime: Executes the rounds; entered by the caller.
         stop: Says when to stop.
         show_progress: Whether to show it.
+        may_lose: How much of the average may be lost; see `choice.chosen`.
     """
 
     rows: Rows
@@ -201,6 +202,7 @@ class Search:
     runtime: Runtime
     stop: StopRequest
     show_progress: bool
+    may_lose: Optional[float] = None
 
     @property
     def _runs(self) -> Runs:
@@ -330,12 +332,12 @@ class Search:
     ) -> list[str]:
         """Returns FedAvg and the rows that look best by one trial, each at its best setting."""
         found = judged(tried, self.objective, _folder(BASELINE, best[BASELINE]))
-        gains = {
-            row: found[_folder(row, k)].gain.mean
+        others = {
+            row: found[_folder(row, k)]
             for row, k in best.items()
             if row != BASELINE and row not in given_up
         }
-        return [BASELINE, *sorted(gains, key=lambda row: -gains[row])[:FINALISTS]]
+        return [BASELINE, *promising(others, FINALISTS, self.may_lose)]
 
     def seconds(self, row: str) -> float:
         """Returns how long the runs of a row took, with its references."""

@@ -96,10 +96,7 @@ class RecommendOptions(TaskOptions):
 
 def recommend(given: GivenRun) -> Recommended:
     """Trains the portfolio, chooses, trains the choice anew, and writes what was found."""
-    own = given.own
-    text = own.average_may_lose
-    may_lose = None if text is None else share_of("--average_may_lose", text)
-    asked = ask(given)
+    own, asked = given.own, ask(given)
     objective, (first, rows) = asked.objective, (asked.first, asked.rows)
     with session(given, f"recommend-{own.task}") as at:
         asked.claim(at.path, own.resume)
@@ -108,7 +105,7 @@ def recommend(given: GivenRun) -> Recommended:
         with at.running(first.config.runtime, options) as (runtime, stop):
             search, left_out = asked.search(at.path, runtime, stop)
             found = search.run(own.budget)
-            choice = chosen(found.judged, may_lose)
+            choice = chosen(found.judged, asked.may_lose)
             final = search.train_anew(dict.fromkeys([BASELINE, choice or BASELINE]), found)
         task = search.rows.clients.judging(first)
         facts = {
@@ -123,7 +120,7 @@ def recommend(given: GivenRun) -> Recommended:
             "called": given.typed,
         }
         recommended = write_recommendation(
-            at.path, found, objective, choice, may_lose, final, facts
+            at.path, found, objective, choice, asked.may_lose, final, facts
         )
     return dataclasses.replace(recommended, title=own.title)
 
@@ -136,11 +133,13 @@ class Asked:
         rows: What to choose from, before any is left out.
         first: FedAvg at its first setting.
         objective: What is to be good.
+        may_lose: How much of the average may be lost for it; see `choice.chosen`.
     """
 
     rows: Rows
     first: RunSpec
     objective: Objective
+    may_lose: Optional[float]
 
     def claim(self, folder: Path, resume: bool) -> None:
         """Makes a folder that of this choice, or checks that it is."""
@@ -169,12 +168,16 @@ class Asked:
         for name in check_judges(task):
             print(f"note: {name} has too few validation clients for a claim of its own")
         shows = rows.given.show_progress
-        return Search(rows, fixed, self.objective, folder, runtime, stop, shows), left_out
+        search = Search(
+            rows, fixed, self.objective, folder, runtime, stop, shows, self.may_lose
+        )
+        return search, left_out
 
 
 def ask(given: GivenRun) -> Asked:
     """Returns what is to be chosen, after what can be checked before anything is trained."""
-    own = given.own
+    own, text = given.own, given.own.average_may_lose
+    may_lose = None if text is None else share_of("--average_may_lose", text)
     arms, seed = _portfolio(own.portfolio), given.settings.get("seed", 0)
     rows = Rows(given, arms, ValidationClients(own.task, own.data, seed, True))
     first = rows.spec(BASELINE, {}, 0)
@@ -186,7 +189,7 @@ def ask(given: GivenRun) -> Asked:
     objective = parse_objective(
         own.objective, measures_of(task.model), task.domain_names, (REGRET,)
     )
-    return Asked(rows, first, objective)
+    return Asked(rows, first, objective, may_lose)
 
 
 def _portfolio(words: Sequence[str]) -> dict[str, Arm]:

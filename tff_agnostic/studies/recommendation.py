@@ -79,6 +79,8 @@ def sentences(
 ) -> list[str]:
     """Returns what is recommended, why, and what would have to be known to say more."""
     comparison, split = found.confirmed, found.confirmed.split
+    allowed = {row: of for row, of in found.judged.items() if of.may_be_chosen(may_lose)}
+    lost = [row for row in found.judged if row not in allowed]
     if choice is not None:
         of = found.judged[choice]
         return [
@@ -87,21 +89,23 @@ def sentences(
             f"{objective.text(of.gain.after)}, with FedAvg {objective.text(of.gain.before)}: "
             f"{_gain(of.gain, objective)}.",
             f"All examples together {_average(of.loss, objective)}.",
+            *_excluded(found, objective, lost),
         ]
-    allowed = {r: of for r, of in found.judged.items() if may_lose is None or of.loss <= may_lose}
-    of_them = "no other row" if len(allowed) == len(found.judged) else "no row that may be chosen"
+    fed_avg = f"Recommended: FedAvg{_with(found.changes[BASELINE])}:"
+    if lost and not allowed and may_lose is not None:
+        nearest = min(lost, key=lambda row: (math.isnan(loss := found.judged[row].loss), loss))
+        of = found.judged[nearest]
+        return [
+            f"{fed_avg} no other row meets --average_may_lose={100 * may_lose:g}%.",
+            f"Nearest to that is {comparison.label(nearest)}: all examples together "
+            f"{_average(of.loss, objective)}, for {_gain(of.gain, objective)} in {objective.name}.",
+        ]
+    of_them = "no row that may be chosen" if lost else "no other row"
     found_text = [
-        f"Recommended: FedAvg{_with(found.changes[BASELINE])}: {of_them} is shown to be better "
-        f"for {objective.name} on the {split} clients that judged."
+        f"{fed_avg} {of_them} is shown to be better for {objective.name} on the {split} clients "
+        "that judged.",
+        *_excluded(found, objective, lost),
     ]
-    if len(allowed) < len(found.judged):
-        lost = [
-            f"{comparison.label(row)} ({_gain(of.gain, objective)}; all examples together "
-            f"{_average(of.loss, objective)})"
-            for row, of in found.judged.items()
-            if row not in allowed
-        ]
-        found_text.append(f"--average_may_lose excludes {', '.join(lost)}.")
     known = {row: of.gain for row, of in allowed.items() if not math.isnan(of.gain.mean)}
     if known:
         nearest = max(known, key=lambda row: known[row].mean)
@@ -110,6 +114,17 @@ def sentences(
             f"{_gain(known[nearest], objective)}{_needed(known[nearest])}."
         )
     return found_text
+
+
+def _excluded(found: Found, objective: Objective, rows: Sequence[str]) -> list[str]:
+    """Returns a sentence on the rows that lose too much of the average, if there are any."""
+    texts = [
+        f"{found.confirmed.label(row)} ({_gain(of.gain, objective)}; all examples together "
+        f"{_average(of.loss, objective)})"
+        for row in rows
+        for of in [found.judged[row]]
+    ]
+    return [f"--average_may_lose excludes {', '.join(texts)}."] if texts else []
 
 
 def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> list[str]:
