@@ -134,6 +134,19 @@ def test_the_last_layer_is_trained_anew_in_two_stages(call: Caller, data, recomm
     assert (folder / "report.html").read_bytes() == page
 
 
+def test_data_without_test_clients_is_told_before_anything_is_trained(call: Caller, data, tmp_path):
+    records = [
+        (split, Record(f"{split}_{k}", domain, {"x": np.zeros(2, np.float32), "label": k % 2}))
+        for split in ("train", "heldout")
+        for domain in "ab"
+        for k in range(4)
+    ]
+    store = write_store(tmp_path / "s.sqlite", records, "features", class_names=("no", "yes"))
+    flags = (data[0], f"--data={store}", *data[2:], "--portfolio=uniform")
+    message = call.refused(tmp_path, recommend, *flags, f"--output_dir={tmp_path / 'runs'}")
+    assert "expected clients in split test" in message
+
+
 def test_a_row_whose_runs_diverge_is_told(call: Caller, data, tmp_path):
     flags = ("--portfolio=fed_avg", "--tries=1", "--client_learning_rate=3e38", "--trials=1")
     message = call(recommend, *data, *flags, f"--output_dir={tmp_path / 'runs'}").error

@@ -186,6 +186,9 @@ def ask(given: GivenRun) -> Asked:
     check_given_somewhere([rows.spec(row, {}, 0) for row in arms], given.settings)
     task = rows.clients.judging(first)
     check_judges(task)
+    if rows.clients.are_heldout:
+        # Data without test clients would be refused by the runs at the end alone.
+        rows.spec(BASELINE, {}, 0, is_final=True).load_task()
     objective = parse_objective(
         own.objective, measures_of(task.model), task.domain_names, (REGRET,)
     )
