@@ -168,9 +168,7 @@ class Asked:
         for name in check_judges(task):
             print(f"note: {name} has too few validation clients for a claim of its own")
         shows = rows.given.show_progress
-        search = Search(
-            rows, fixed, self.objective, folder, runtime, stop, shows, self.may_lose
-        )
+        search = Search(rows, fixed, self.objective, folder, runtime, stop, shows, self.may_lose)
         return search, left_out
 
 
