@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
+import random
 import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plan_runner.errors import PlanError
-from plan_runner.export import SERVER_STATE, SUFFIX
-from plan_runner.fleet import keys
+from plan_runner.export import SERVER_STATE, SUFFIX, open_export
+from plan_runner.fleet import keys, kills
 from plan_runner.fleet.comparison import is_as_run_plan
 from plan_runner.fleet.launch import SUPERLINK, Events, Processes, check_room
+from plan_runner.fleet.server import STAGES
 from plan_runner.fleet.settings import manifest_sha256
 from plan_runner.fleet.usage import Meter
 from plan_runner.private_sums.noise import NodeNoise, noise_of_export
 
-KILLS = ("node", "server", "superlink")
+# The exchanges of a round, by the profile of its plan.
+_STAGES = {"daf": ("work",), "secure": tuple(STAGES.values())}
+_MODULE = (sys.executable, "-m", "plan_runner.fleet")
 _LOOK_SECONDS = 0.1
 # The longest of the server's own waits is shorter: it ends them in words of its own.
 _QUIET_SECONDS = 600.0
@@ -30,6 +38,10 @@ _TIMEOUTS = (
     "nodes = 300\nhello = 60\nkeys = 180\nshares = 180\nwork = 300\nvote = 180\nopening = 180\n"
     "patience = 3\n"
 )
+# Where many are killed, a round must not wait long for each.
+_OFTEN = _TIMEOUTS.replace("opening = 180", "opening = 60").replace("patience = 3", "patience = 2")
+# So long a SuperLink may take a node that was killed for one that is there.
+_BACK_SECONDS = 45.0
 _METER_SECONDS = 0.5
 
 
@@ -41,12 +53,18 @@ def demo(
     kill: str | None,
     folder: Path,
     tell: Callable[[str], None],
+    seed: int = 0,
+    store: Path | None = None,
 ) -> bool:
     """Plays rounds with a client of the folder on each node; returns whether it is as run_plan.
 
     Args:
-        kill: What is killed in the second round, and started again.
-        folder: A new folder for keys, settings, states and logs.
+        kill: What is killed, and started again; see `kills.schedule`.
+        folder: A folder for keys, settings, states and logs. One that is there is a demo's that was
+            cut off: its rounds go on.
+        seed: Of what is killed.
+        store: A client store, from which nodes read the clients of the files' names; run_plan reads
+            the files.
     """
     files = sorted(clients.glob(f"*{SUFFIX}"))[:nodes]
     if len(files) < nodes:
@@ -62,81 +80,154 @@ def demo(
             f"--rounds: expected at most {len(noise.epsilons)}, as far as the export's account of "
             f"epsilon goes, found {rounds}"
         )
-    clients = folder / "clients"
-    names = named_clients(files, clients, tell)
-    server_port, superlink_port, *node_ports = _free_ports(2 + nodes)
-    _write_settings(folder, export.resolve(), clients, names, noise)
+    clients, is_new = folder / "clients", not folder.exists()
+    if is_new:
+        names = named_clients(files, clients, tell)
+        places = [_place(clients / f"{name}{SUFFIX}") for name in names]
+        if store is not None:
+            places = [_place_in_store(store.resolve(), file) for file in files]
+        data = dict(zip(names, places))
+        _write_settings(folder, export.resolve(), data, noise, kill == kills.OFTEN)
+    else:
+        names = [path.stem for path in sorted(clients.glob(f"*{SUFFIX}"))]
+        if len(names) != nodes:
+            raise PlanError(f"--nodes: expected {len(names)}, as {folder} has, found {nodes}")
     state = folder / "server" / "state"
-    module = (sys.executable, "-m", "plan_runner.fleet")
-
-    def node(number: int) -> tuple[str, ...]:
-        own = folder / names[number]
-        return (
-            *(names[number], *module, "node", f"--keys={own}", f"--settings={own / 'node.toml'}"),
-            *(f"--server=127.0.0.1:{server_port}", f"--port={node_ports[number]}"),
-        )
-
+    stages = _STAGES[open_export(export).manifest.profile]
+    schedule = kills.schedule(kill, names, rounds, stages, seed)
     with Processes(folder / "processes") as processes:
-        events = Events(state / "events.jsonl")
-        processes.start(
-            *("server", *module, "server", f"--keys={folder / 'server'}"),
-            *(f"--settings={folder / 'server' / 'server.toml'}", f"--rounds={rounds}"),
-            *(f"--port={server_port}", f"--superlink_port={superlink_port}"),
-        )
-        _wait(processes, "server", "nodes may come")
-        for number in range(nodes):
-            processes.start(*node(number))
-        tell(f"server and {nodes} nodes, each with processes and keys of its own: {folder}")
-        exchanges: list[dict[str, Any]] = []
-        meter = Meter()
-
-        def look(every: float = 0.0) -> None:
-            meter.look([processes.id(name) for name in ("server", *names)], every)
-
-        def heard_of(event: dict[str, Any]) -> None:
-            look()
-            seconds = event["exchange"]["seconds"]
-            event["node"] = meter.last([processes.id(name) for name in names], seconds)
-            event["server"] = meter.last([processes.id("server")], seconds)
-            exchanges.append(event)
-
-        pid, killed, heard = 0, kill is None, time.monotonic()
-        while processes.status("server") is None:
-            look(_METER_SECONDS)
-            for event in events.new():
-                heard = time.monotonic()
-                pid = event.get("pid", pid)
-                if "line" in event:
-                    tell(event["line"])
-                if "exchange" in event:
-                    heard_of(event)
-                if not killed and event.get("round", 0) == min(2, rounds):
-                    killed = True
-                    tell(f"kills the {kill}")
-                    if kill == "node":
-                        processes.end(names[-1], signal.SIGKILL)
-                        processes.start(*node(nodes - 1))
-                    else:
-                        number = pid
-                        if kill == "superlink":
-                            number = int((state / f"{SUPERLINK}.pid").read_text())
-                        os.kill(number, signal.SIGKILL)
-            for name in names:
-                if processes.status(name) is not None:
-                    raise PlanError(f"node {name}: {processes.said(name).removeprefix('error: ')}")
-            if time.monotonic() > heard + _QUIET_SECONDS:
-                raise PlanError(_quiet(processes, "server"))
-            time.sleep(_LOOK_SECONDS)
-        for event in events.new():
-            if "exchange" in event:
-                heard_of(event)
-        if processes.status("server") != 0:
-            raise PlanError(processes.said("server").removeprefix("error: "))
-    for line in _table(exchanges):
+        back_seconds = _BACK_SECONDS if kill == kills.OFTEN else 0.0
+        played = _Played(folder, names, rounds, schedule, back_seconds, processes, tell)
+        played.start()
+        played.watch()
+    for line in _table(played.exchanges):
         tell(line)
-    if not killed:
+    if schedule and kill != kills.OFTEN and is_new:
         raise PlanError(f"--kill={kill}: expected a round to kill it in, found none")
     return is_as_run_plan(export, clients, state, folder, tell)
+
+
+class _Played:
+    """The processes of a demo: starts them, watches them, and kills some.
+
+    Attributes:
+        exchanges: Events of exchanges, with the processor seconds that they took.
+
+    Args:
+        schedule: What is killed; what has been is taken out.
+        back_seconds: When a node that was killed starts again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        rounds: int,
+        schedule: kills.Schedule,
+        back_seconds: float,
+        processes: Processes,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder, self._names, self._rounds, self._tell = folder, names, rounds, tell
+        self._schedule, self._back_seconds, self._processes = schedule, back_seconds, processes
+        self._state = folder / "server" / "state"
+        self._ports = _free_ports(2 + len(names))
+        self._events = Events(self._state / "events.jsonl")
+        self._meter = Meter()
+        # What is done at a time of the clock.
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._pid = 0
+        self.exchanges: list[dict[str, Any]] = []
+
+    def start(self) -> None:
+        """Starts the server and the nodes."""
+        keys_of_server = self._folder / "server"
+        self._processes.start(
+            *("server", *_MODULE, "server", f"--keys={keys_of_server}"),
+            *(f"--settings={keys_of_server / 'server.toml'}", f"--rounds={self._rounds}"),
+            *(f"--port={self._ports[0]}", f"--superlink_port={self._ports[1]}"),
+        )
+        _wait(self._processes, "server", "nodes may come")
+        for name in self._names:
+            self._start_node(name)
+        self._tell(
+            f"server and {len(self._names)} nodes, each with processes and keys of its own: "
+            f"{self._folder}"
+        )
+
+    def _start_node(self, name: str) -> None:
+        own, port = self._folder / name, self._ports[2 + self._names.index(name)]
+        self._processes.start(
+            *(name, *_MODULE, "node", f"--keys={own}", f"--settings={own / 'node.toml'}"),
+            *(f"--server=127.0.0.1:{self._ports[0]}", f"--port={port}"),
+        )
+
+    def watch(self) -> None:
+        """Watches until the rounds are played."""
+        heard = time.monotonic()
+        while self._processes.status("server") is None:
+            self._look(_METER_SECONDS)
+            if self._hear():
+                heard = time.monotonic()
+            for due in [due for due in self._later if due[0] <= time.monotonic()]:
+                self._later.remove(due)
+                due[1]()
+            for name in self._there():
+                if self._processes.status(name) is not None:
+                    said = self._processes.said(name).removeprefix("error: ")
+                    raise PlanError(f"node {name}: {said}")
+            if time.monotonic() > heard + _QUIET_SECONDS:
+                raise PlanError(_quiet(self._processes, "server"))
+            time.sleep(_LOOK_SECONDS)
+        self._hear()
+        if self._processes.status("server") != 0:
+            raise PlanError(self._processes.said("server").removeprefix("error: "))
+
+    def _there(self) -> list[str]:
+        return [name for name in self._names if self._processes.has(name)]
+
+    def _look(self, every: float = 0.0) -> None:
+        names = ("server", *self._there())
+        self._meter.look([self._processes.id(name) for name in names], every)
+
+    def _hear(self) -> bool:
+        """Takes what has happened, and returns whether anything has."""
+        events = self._events.new()
+        for event in events:
+            self._pid = event.get("pid", self._pid)
+            if "line" in event:
+                self._tell(event["line"])
+            if "exchange" in event:
+                self._look()
+                seconds = event["exchange"]["seconds"]
+                ids = [self._processes.id(name) for name in self._there()]
+                event["node"] = self._meter.last(ids, seconds)
+                event["server"] = self._meter.last([self._processes.id("server")], seconds)
+                self.exchanges.append(event)
+                self._plan_kills(event["round"], event["exchange"]["stage"], seconds)
+        return bool(events)
+
+    def _plan_kills(self, number: int, stage: str, seconds: float) -> None:
+        """Plans what dies in the exchange that begins now, which takes about as long."""
+        for victim in self._schedule.pop((number, stage), ()):
+            when = time.monotonic() + random.uniform(0, seconds)
+            words = f"kills {victim} in round {number}, after {stage}"
+            self._later.append((when, functools.partial(self._kill, victim, words)))
+
+    def _kill(self, victim: str, words: str) -> None:
+        if victim in self._names and not self._processes.has(victim):
+            self._tell(f"{victim} is not back yet: not killed again")
+            return
+        self._tell(words)
+        if victim in self._names:
+            self._processes.end(victim, signal.SIGKILL)
+            back = time.monotonic() + self._back_seconds
+            self._later.append((back, functools.partial(self._start_node, victim)))
+            return
+        link = self._state / f"{SUPERLINK}.pid"
+        # One that has just ended by itself starts again as well.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid if victim == kills.SERVER else int(link.read_text()), signal.SIGKILL)
 
 
 def named_clients(files: Sequence[Path], folder: Path, tell: Callable[[str], None]) -> list[str]:
@@ -156,9 +247,29 @@ def named_clients(files: Sequence[Path], folder: Path, tell: Callable[[str], Non
     return names
 
 
+def _place(file: Path) -> str:
+    return f"tfrecord = {_toml(os.fspath(file))}"
+
+
+def _place_in_store(store: Path, file: Path) -> str:
+    # As ./run export names files of clients.
+    client = urllib.parse.unquote(file.stem)
+    return f"store = {_toml(os.fspath(store))}\nclient = {_toml(client)}"
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
 def _write_settings(
-    folder: Path, export: Path, clients: Path, names: Sequence[str], noise: NodeNoise | None
+    folder: Path,
+    export: Path,
+    data: Mapping[str, str],
+    noise: NodeNoise | None,
+    are_killed_often: bool = False,
 ) -> None:
+    """Writes keys and settings; `data` has the lines of the table of each node's examples."""
+    names = list(data)
     sha256 = manifest_sha256(export)
     # Nodes need no state, which may hold the key of the server's noise.
     without_state = folder / "plan_of_nodes"
@@ -172,12 +283,18 @@ def _write_settings(
     server = folder / "server"
     keys.make_server_keys(server, ["127.0.0.1"], publics, days=2)
     # An update, or a sum of two, may be known: the fewest are as many as can be lost in a demo.
-    fewest = max(3, len(names) - 1, 0 if noise is None else noise.fewest_clients)
+    left = len(names) // 2 if are_killed_often else len(names) - 1
+    fewest = max(3, left, 0 if noise is None else noise.fewest_clients)
     common = f"min_clients = {fewest}\n"
+    # Who was killed is asked again in the round after the next.
+    rounds = (
+        f"rest_rounds = 1\nattempts = 20\n[timeouts]\n{_OFTEN}"
+        if are_killed_often
+        else f"rest_rounds = 0\ncohort_size = {len(names)}\n[timeouts]\n{_TIMEOUTS}"
+    )
     (server / "server.toml").write_text(
-        f'export = "{export}"\nroster = "{keys.ROSTER}"\nstate = "state"\nrest_rounds = 0\n'
-        f"cohort_size = {len(names)}\n{common}keeps_sums = {str(noise is not None).lower()}\n"
-        f"[timeouts]\n{_TIMEOUTS}"
+        f'export = "{export}"\nroster = "{keys.ROSTER}"\nstate = "state"\n'
+        f"{common}keeps_sums = {str(noise is not None).lower()}\n{rounds}"
     )
     for name in names:
         own = folder / name
@@ -185,7 +302,7 @@ def _write_settings(
             (own / shared).write_bytes((server / shared).read_bytes())
         (own / "node.toml").write_text(
             f'{pinned}identity = "{keys.IDENTITY}"\nroster = "{keys.ROSTER}"\nstate = "state"\n'
-            f'{common}[data]\ntfrecord = "{clients / (name + SUFFIX)}"\n'
+            f"{common}[data]\n{data[name]}\n"
         )
 
 
@@ -231,6 +348,17 @@ def _table(events: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(
             f"an exchange takes a node {sum(of_nodes) / len(of_nodes):.2f} processor seconds, at "
             f"most {max(of_nodes):.2f}"
+        )
+    rounds = len({event["round"] for event in events})
+    if rounds:
+        node, server = (sum(e[who] or 0 for e in events) / rounds for who in ("node", "server"))
+        down, up = (
+            sum(event["exchange"][way] for event in events) / rounds
+            for way in ("bytes_down", "bytes_up")
+        )
+        lines.append(
+            f"a round takes a node {node:.2f} processor seconds and the server {server:.2f}; "
+            f"{down:,.0f} bytes go to the nodes and {up:,.0f} come from them; means of {rounds}"
         )
     return lines
 

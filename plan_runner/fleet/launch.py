@@ -107,6 +107,10 @@ class Processes:
             )
         return self._running[name].pid
 
+    def has(self, name: str) -> bool:
+        """Whether a process was started and has not been ended."""
+        return name in self._running
+
     def id(self, name: str) -> int:
         """Returns a process's number."""
         return self._running[name].pid

@@ -37,7 +37,7 @@ _ACCOUNT = "account.jsonl"
 # So many are named of those that are not there.
 _MOST_NAMES = 5
 # By the answers that are collected: what the stage is called, which is the name of its timeout.
-_STAGES = {
+STAGES = {
     Type.KEYS: "keys",
     Type.SHARES: "shares",
     Type.MASKED: "work",
@@ -383,7 +383,7 @@ class _Round:
                 self._bytes_up.append(len(answer))
 
         enough = session.fewest - (len(session.asked) - len(missing))
-        self._exchange(_STAGES[stage], requests, take, enough)
+        self._exchange(STAGES[stage], requests, take, enough)
 
     def _exchange(
         self,

@@ -68,7 +68,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def live(inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     export, clients = inputs
     folder = tmp_path_factory.mktemp("live")
-    demo._write_settings(folder, export, clients, _NAMES, None)
+    data = {name: demo._place(clients / f"{name}.tfrecord") for name in _NAMES}
+    demo._write_settings(folder, export, data, None)
     ports = demo._free_ports(3)
     server, node = folder / "server", folder / _NAMES[0]
     with contextlib.ExitStack() as stack:
