@@ -13,11 +13,13 @@ Each problem is a store of three domains with a linear model for two classes, dr
 The search of the command chooses on validation clients, of which each domain has 80. The models
 that it made, each row's at its best setting, are then asked for the worst domain on 400 fresh
 clients of each domain, in NumPy: by what the choice is better or worse than FedAvg there, and what
-the portfolio's best row gains. Problems that are in the file already are not played again.
+the portfolio's best row gains. What the validation clients said of each row is kept beside it.
+Problems that are in the file already are not played again.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import json
 import tempfile
@@ -32,11 +34,13 @@ from tabulate import tabulate
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.experiments.hard_digits import MODEL
+from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import tf
 from tff_agnostic.run.command_line import GivenRun, started
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.choice import attained, chosen
+from tff_agnostic.studies.gains import Gain
 from tff_agnostic.studies.recommend import RECOMMEND, Asked, ask
 from tff_agnostic.studies.recommendation import Found
 
@@ -191,9 +195,17 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
         "choice": choice,
         "gains": {row: of[0] for row, of in gains.items()},
         "interval": None if of_choice is None else of_choice[1],
+        "judged": {row: validated(of.gain) for row, of in found.judged.items()},
+        "tried": tried,
         "seconds": seconds,
         "processor_seconds": processor_seconds,
     }
+
+
+def validated(gain: Gain) -> dict[str, Any]:
+    """Returns what the validation clients say of a row, so that other rules can be tried on it."""
+    spread = {} if gain.spread is None else dataclasses.asdict(gain.spread)
+    return {name: finite_or_none(value) for name, value in {"mean": gain.mean, **spread}.items()}
 
 
 def _searched(given: GivenRun, folder: Path) -> tuple[Asked, Found]:

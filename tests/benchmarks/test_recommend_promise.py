@@ -1,9 +1,14 @@
 """What the made-up problems say of `recommend`, by hand."""
 
+import math
+
 import numpy as np
 import pytest
+import scipy.stats
 
-from benchmarks.recommend_promise import Drawn, accuracies, table, worst_gain
+from benchmarks.recommend_promise import Drawn, accuracies, table, validated, worst_gain
+from tff_agnostic.metrics.resampling import Spread
+from tff_agnostic.studies.gains import Gain
 
 
 def test_a_linear_model_is_right_where_its_larger_score_is_the_labels():
@@ -24,6 +29,16 @@ def test_the_gain_is_of_the_worst_domains_with_an_interval_over_clients():
     # A trial's gain is 0.2 with any clients of its worst domain; the other's is 0, 0.1 or 0.2.
     assert (low, high) == pytest.approx((0.1, 0.2))
     assert worst_gain(ours, ours, rng) == (0.0, (0.0, 0.0))
+
+
+def test_what_validation_clients_say_is_kept_for_other_rules():
+    spread = Spread(0.2, 0.01, math.nan, 0.01, 30.0)
+    kept = validated(Gain("worst", 0.5, 0.7, 0.2, spread, 40.0))
+    # The interval is that of these numbers.
+    half = scipy.stats.t.ppf(0.975, kept["freedom"]) * kept["total"] ** 0.5
+    assert spread.interval() == pytest.approx((kept["mean"] - half, kept["mean"] + half))
+    assert kept["of_seeds"] is None
+    assert validated(Gain("worst", 0.5, 0.7, 0.2, None, 1.0)) == {"mean": 0.2}
 
 
 def test_the_table_has_what_is_lost_and_what_always_one_row_gains():
