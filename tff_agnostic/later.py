@@ -7,8 +7,12 @@ those of the package, and Python's own lock guards the import.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
+import sys
 import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Callable
 
 from tff_agnostic.errors import UserError
@@ -19,7 +23,7 @@ _TFF = "tensorflow_federated"
 def require_tff() -> Any:
     """Returns TensorFlow Federated."""
     try:
-        return importlib.import_module(_TFF)
+        return _imported(_TFF)
     except ModuleNotFoundError as e:
         if e.name != _TFF:
             raise
@@ -31,12 +35,55 @@ def require_tff() -> Any:
         ) from e
 
 
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """No collection of garbage: an import makes hundreds of thousands of objects, and hardly any.
+
+    Collections would take a fifth of TensorFlow's import. If nothing else is frozen, what the
+    import made is old afterwards, so that the next collections do not go through it either.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()  # puts all into the oldest generation, and visits none
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _without_jax(package: str) -> Iterator[None]:
+    """No JAX while TensorFlow is imported, which imports it for TFLite's converter from JAX only.
+
+    That takes a seventh of the import. Who imported JAX before has it, and who does later, too.
+    """
+    if package != "tensorflow" or {"tensorflow", "jax"} & sys.modules.keys():
+        yield
+        return
+    sys.modules["jax"] = None  # type: ignore[assignment]  # as Python's reference has it
+    try:
+        yield
+    finally:
+        sys.modules.pop("jax")
+
+
+def _imported(package: str) -> Any:
+    if package in sys.modules:
+        # Python's own lock waits for a thread that is in the middle of the import.
+        return importlib.import_module(package)
+    with _without_collections(), _without_jax(package):
+        return importlib.import_module(package)
+
+
 class _Later(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         # Called only for names that were not looked up before.
         if self.__name__ == _TFF:
             require_tff()
-        package = importlib.import_module(self.__name__)
+        package = _imported(self.__name__)
         try:
             found = getattr(package, name)
         except AttributeError:
