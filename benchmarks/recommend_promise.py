@@ -38,9 +38,9 @@ from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import tf
 from tff_agnostic.run.command_line import GivenRun, started
 from tff_agnostic.run.process import StopRequest
-from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.choice import attained, chosen
 from tff_agnostic.studies.gains import Gain
+from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.recommend import RECOMMEND, Asked, ask
 from tff_agnostic.studies.recommendation import Found
 

@@ -10,7 +10,7 @@ from binaries import compare, export
 from tests import golden
 from tests.binaries.harness import TOY, Caller, compared_specs, tree
 from tff_agnostic.experiments import EXPERIMENTS
-from tff_agnostic.studies.arms import Arm
+from tff_agnostic.studies.methods import Arm
 
 _SHORT = (*TOY, "--rounds=2", "--trials=1", "--evaluate_every=1")
 _ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5,preset=paper;agnostic_fed_avg;last_layer;pooled"

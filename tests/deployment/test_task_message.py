@@ -4,8 +4,8 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from tests import golden
+from tff_agnostic.deployment.backends import ServerTaskSettings, check_heeded, task_message
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
-from tff_agnostic.deployment.server_task import ServerTaskSettings, check_heeded, task_message
 
 _TYPES = descriptor_pb2.FieldDescriptorProto
 _KINDS = {"text": _TYPES.TYPE_STRING, "long": _TYPES.TYPE_INT64, "int": _TYPES.TYPE_INT32}

@@ -19,8 +19,8 @@ from tff_agnostic.experiments.experiment import (
     UnigramPredictors,
 )
 from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import DIFFERENCE, OVERALL, Comparison, Trials
+from tff_agnostic.studies.methods import Arm
 
 _EXPERIMENT = Experiment(
     title="Toys",

@@ -24,8 +24,8 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.run.options import options_of_task
 from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.arms import WORDS
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
+from tff_agnostic.studies.methods import WORDS
 from tff_agnostic.studies.portfolio import IF_NAMED, PORTFOLIO
 
 _NAMES = ("a", "b", "c")

@@ -11,8 +11,8 @@ from tests.privacy import attack_curves
 from tests.selection import usually
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
-from tff_agnostic.privacy.lower_bound import lower_bound, most_that_is_proved
 from tff_agnostic.privacy.sampling import CountedCohorts, FixedSizeCohorts, SecretCohorts
+from tff_agnostic.studies.attacks import lower_bound, most_that_is_proved
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tff_agnostic.run.build import build_lambda_set, training_examples
 from tff_agnostic.run.options import RunConfig, options_of_runs, settings_of_runs
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.settings import check_effective, flag_of, kind_of
-from tff_agnostic.studies.arms import Arm, arms_of_algorithms, parsed_arms
+from tff_agnostic.studies.methods import Arm, arms_of_algorithms, parsed_arms
 from tff_agnostic.tasks.registry import TASKS
 
 _PARTS = [RunConfig, *(options for _, _, options in settings_of_runs())]

@@ -20,7 +20,7 @@ from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledClientWork
-from tff_agnostic.runtimes.sharding import streamed_shards
+from tff_agnostic.runtimes.devices import streamed_shards
 
 
 class _Work:

@@ -18,9 +18,15 @@ from tff_agnostic.later import tf
 from tff_agnostic.models import Model
 from tff_agnostic.runtimes.client_work import ClientWork, CompiledClientWork
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.devices import DeviceThreads, default_num_lanes, sum_in_order
+from tff_agnostic.runtimes.devices import (
+    MAX_STREAMED_SHARDS,
+    DeviceThreads,
+    default_num_lanes,
+    streamed_shards,
+    sum_in_order,
+    vectorised_shards,
+)
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.sharding import MAX_STREAMED_SHARDS, streamed_shards, vectorised_shards
 
 _CPU = "/device:CPU:0"
 _TIMEOUT_SECONDS = 60.0

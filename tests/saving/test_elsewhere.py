@@ -22,7 +22,7 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.privacy import run_privacy
 from tff_agnostic.run.spec import resolve
-from tff_agnostic.saving import by_column
+from tff_agnostic.saving import saved_model
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
 from tff_agnostic.tasks.stored import text_inputs
 from tff_agnostic.tasks.stored_inputs import StoredInputs
@@ -105,7 +105,7 @@ def test_lists_marks_and_ids_by_column(tmp_path, encoding, standardize):
     }
     job("jsonl", path, tmp_path / "s.sqlite", **options).run(ReadLog())
     trained, expected = _of_store(Store(tmp_path / "s.sqlite"), encoding)
-    ask = by_column.signature(trained, inputs_by_name)
+    ask = saved_model.signature(trained, inputs_by_name)
     nan = float("nan")
     told = ask(
         v_1=tf.constant([[0.5, nan], [2, 7], [2, 8]]),

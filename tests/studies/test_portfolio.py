@@ -8,7 +8,7 @@ import pytest
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.arms import WORDS
+from tff_agnostic.studies.methods import WORDS
 from tff_agnostic.studies.portfolio import (
     FACTORS,
     PORTFOLIO,

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tff_agnostic.aggregations.tff_factories import from_tff
+from tff_agnostic.aggregations.registry import from_tff
 
 __all__ = ["from_tff"]

@@ -20,8 +20,8 @@ from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import DIFFERENCE, OVERALL, WORST, trial_folder
+from tff_agnostic.studies.methods import Arm
 
 # In the folder of an experiment that makes a file of base predictors.
 PREDICTORS_NAME = "base_predictors.npz"

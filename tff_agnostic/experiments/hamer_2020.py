@@ -17,8 +17,8 @@ from tff_agnostic.experiments.experiment import (
     UnigramPredictors,
 )
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import OVERALL, WORST
+from tff_agnostic.studies.methods import Arm
 
 _SPEAKERS = 299
 # C = q / 2

@@ -10,8 +10,8 @@ from typing import Any
 
 from tff_agnostic.experiments.experiment import AnyColumn, Experiment, OverClients, PaperTable
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import OVERALL
+from tff_agnostic.studies.methods import Arm
 from tff_agnostic.tasks.emnist import CENSUS, HIGH_SCHOOL
 
 _TENTH = OverClients("p10")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tff_agnostic.experiments.experiment import AnyColumn, Experiment, PaperTable
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import OVERALL, WORST
+from tff_agnostic.studies.methods import Arm
 
 _DOCTORATE, _OTHERS = "doctorate", "non-doctorate"
 _FIXED = {"algorithm": "stochastic_afl", "domain_weight_update": "fixed"}

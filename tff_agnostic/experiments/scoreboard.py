@@ -40,9 +40,9 @@ from tff_agnostic.run.evaluation import Diverged
 from tff_agnostic.run.options import options_of_tasks
 from tff_agnostic.run.process import StopRequest, flag_parts
 from tff_agnostic.settings import flag_text
-from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.choice import chosen
 from tff_agnostic.studies.comparison import Comparison, trial_folder
+from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.portfolio import FINALISTS, seconds_of, timed
 from tff_agnostic.studies.portfolio_search import Search
 from tff_agnostic.studies.recommend import RecommendOptions, ask, claim

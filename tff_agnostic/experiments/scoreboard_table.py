@@ -13,10 +13,10 @@ from typing import Optional
 from tff_agnostic.metrics.intervals import Interval
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.choice import REGRET, attained
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison
 from tff_agnostic.studies.gains import Gain, gain, worst_of
+from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.search_space import Objective, Term
 
 # How far recommend may be from the best row: 2 points of a share, .05 nats of a loss.

@@ -18,12 +18,11 @@ from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.computations.algorithm import MAIN_MODEL, Algorithm, RunState
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
-from tff_agnostic.deployment.backends import BACKENDS, FCP
+from tff_agnostic.deployment.backends import BACKENDS, FCP, ServerTaskSettings, task_message
 from tff_agnostic.deployment.client_graph import ExampleFormat
 from tff_agnostic.deployment.export import CLIENT_GRAPHS, ExportRequest
 from tff_agnostic.deployment.metrics import EvaluationMetrics
 from tff_agnostic.deployment.rounds import EVALUATION, NUM_CLIENTS, TRAINING, column_ranges
-from tff_agnostic.deployment.server_task import ServerTaskSettings, task_message
 from tff_agnostic.errors import UserError
 from tff_agnostic.folders import new_folder
 from tff_agnostic.privacy.accountant import guarantee

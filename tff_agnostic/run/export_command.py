@@ -16,11 +16,18 @@ from tff_agnostic.aggregations.privacy_options import DistributedOptions
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
-from tff_agnostic.deployment.backends import BACKENDS, FCP, PLAN, profile_of, write_app
+from tff_agnostic.deployment.backends import (
+    BACKENDS,
+    FCP,
+    PLAN,
+    ServerTaskSettings,
+    check_heeded,
+    profile_of,
+    write_app,
+)
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
-from tff_agnostic.deployment.server_task import ServerTaskSettings, check_heeded
 from tff_agnostic.errors import UserError
 from tff_agnostic.folders import check_free, new_folder
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started

@@ -29,7 +29,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.registry import Registry
-from tff_agnostic.runtimes.sharding import (
+from tff_agnostic.runtimes.devices import (
     Shard,
     of_client,
     streamed_shards,

@@ -21,11 +21,13 @@ from tff_agnostic.runtimes.devices import (
     DEVICES,
     DeviceThreads,
     default_num_lanes,
+    in_cohort_order,
+    of_shard,
     one_thread_per_operation,
+    summed_in_order,
 )
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated
-from tff_agnostic.runtimes.sharding import in_cohort_order, of_shard, summed_in_order
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 # Traces kept for later trials of a comparison, and, of models so small that keeping them costs

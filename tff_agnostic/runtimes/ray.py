@@ -23,11 +23,11 @@ from tff_agnostic.runtimes.client_work import (
     ShardFunction,
 )
 from tff_agnostic.runtimes.cohort import SummingRuntime
+from tff_agnostic.runtimes.devices import in_cohort_order, of_shard, summed_in_order
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray_session import ray_session
 from tff_agnostic.runtimes.ray_worker import pack
 from tff_agnostic.runtimes.ray_workers import Schedule, WorkerPool
-from tff_agnostic.runtimes.sharding import in_cohort_order, of_shard, summed_in_order
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _KEPT_WORKS = 8

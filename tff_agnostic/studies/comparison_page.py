@@ -47,7 +47,6 @@ from tff_agnostic.reports.run_record import (
     weight_quantity,
 )
 from tff_agnostic.reports.run_sections import curves_of
-from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import (
     DIFFERENCE,
     OVER_CLIENTS,
@@ -60,6 +59,7 @@ from tff_agnostic.studies.comparison_record import (
 )
 from tff_agnostic.studies.comparison_report import ALIKE, alike_notes, client_figures, figure
 from tff_agnostic.studies.gains import alike, gains
+from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.verdict import (
     baseline_row,
     main_measure,

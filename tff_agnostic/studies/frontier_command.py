@@ -21,7 +21,6 @@ from tff_agnostic.run.command_line import GivenRun, RunCommand, session
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import frontier_report as reports
-from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import (
     MADE_FIRST,
     MAX_TRIALS,
@@ -33,7 +32,7 @@ from tff_agnostic.studies.comparison_report import notes, title_of
 from tff_agnostic.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
 from tff_agnostic.studies.frontier_page import usual_title, write_frontier_report
 from tff_agnostic.studies.harmed import harmed
-from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
+from tff_agnostic.studies.methods import Arm, TrialOptions, given_arms, trial_specs
 from tff_agnostic.studies.stages import begun, staged
 from tff_agnostic.tasks.task import Task
 

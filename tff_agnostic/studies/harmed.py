@@ -13,9 +13,9 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.run.harm import last_lambda, mending, moves_lambda, without_say
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import Comparison, Trials
 from tff_agnostic.studies.gains import gain
+from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.verdict import main_measure, why_no_interval
 
 

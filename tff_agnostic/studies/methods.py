@@ -1,25 +1,253 @@
-"""What is compared: an algorithm with its settings, several seeds."""
+"""What is compared: rows, each of which is an algorithm with its settings, over several seeds."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.algorithms.user_algorithm import algorithm_label, algorithm_named, is_user_file
+from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
 from tff_agnostic.reports.page import TITLE
 from tff_agnostic.run.command_line import GivenRun, TaskOptions, tasks_help
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.settings import command_setting
-from tff_agnostic.studies.arms import (
-    OF_ALL_ROWS,
-    Arm,
-    arms_of_algorithms,
-    arms_of_settings,
-    parsed_arms,
-)
 from tff_agnostic.studies.comparison import MAX_TRIALS
+from tff_agnostic.tasks.domain_input import EMBEDDING
+
+_FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
+# Settings that all rows of a comparison share, or it would compare something else.
+OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
+# Becomes the name of a folder, beside what a comparison has there itself.
+_NAME = re.compile(r"[\w][\w .+-]*")
+_TAKEN = (
+    *("plots", "images", "compare.json", "compare.md", "comparison.json"),
+    *("frontier.json", "frontier.csv", "frontier.md", "frontier.png"),
+    *("baselines", "first_stages"),
+    *("tuning.json", "studies.sqlite", "trials.csv", "tuned.json", "compare.flags"),
+)
+# The algorithm of the row that others are compared with.
+BASELINE = "fed_avg"
+# The word for rows of two stages; see `studies.stages`.
+LAST_LAYER = "last_layer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """A row that a single word describes.
+
+    Attributes:
+        label: What tables call it.
+        settings: What makes it, by flag, the algorithm among them; of rows of two stages, the
+            second one.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+
+
+_UNIFORM = {
+    "algorithm": "agnostic_fed_avg",
+    "domain_weight_update": "fixed",
+    "lambda_set": "simplex",
+    # Whatever the other rows start from.
+    "initial_domain_weights": None,
+}
+_POOLED = {
+    "pooled": True,
+    # What clients send in other rows is sent by nobody.
+    "aggregation": "plain",
+    "update_aggregator": "none",
+    "cohort_sampling": "uniform",
+    # Plain minibatch SGD, of batches that count alike.
+    "batch_normalizer": "batch",
+    "server_optimizer": "sgd",
+    "server_learning_rate": 1.0,
+}
+WORDS: Mapping[str, Word] = {
+    "uniform": Word("uniform lambda", _UNIFORM),
+    "frozen": Word(
+        "absent domains frozen",
+        {"algorithm": "agnostic_fed_avg", "absent_domains": "freeze"},
+    ),
+    "excess_own": Word(
+        "excess losses over own references",
+        {"algorithm": "agnostic_fed_avg", "domain_baselines": OWN},
+    ),
+    "excess_trivial": Word(
+        "excess losses over trivial predictors",
+        {"algorithm": "agnostic_fed_avg", "domain_baselines": TRIVIAL},
+    ),
+    LAST_LAYER: Word("last layer balanced", _UNIFORM),
+    "domain_input": Word("domain as an input", {"algorithm": BASELINE, "domain_input": EMBEDDING}),
+    "pooled": Word("pooled, not federated", {"algorithm": BASELINE, **_POOLED}),
+    "pooled_balanced": Word("pooled, uniform lambda, not federated", {**_UNIFORM, **_POOLED}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One row of a table.
+
+    Attributes:
+        label: What the row is called.
+        settings: Settings of its runs by flag, the algorithm among them.
+        word: The word that describes it, if one does.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    word: str = ""
+
+    @property
+    def made_by_word(self) -> Mapping[str, Any]:
+        """Those of its settings that its word has; none of a row without a word."""
+        return WORDS[self.word].settings if self.word else {}
+
+
+def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
+    """Returns an arm for each algorithm with the settings that a task gives it, by its name.
+
+    A name may be one of `WORDS`.
+    """
+    arms = {
+        algorithm_label(name): Arm(WORDS[name].label, WORDS[name].settings, name)
+        if name in WORDS
+        else Arm(algorithm_named(name).label, {"algorithm": name})
+        for name in names
+    }
+    if not arms or len(arms) < len(names):
+        raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
+    _check_names("--algorithms", arms)
+    return arms
+
+
+def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
+    """Returns the arms that --arms describes, by the names of their folders.
+
+    "mild=q_ffl:q=0.1;strong=q_ffl:q=5;fed_avg" are three: "mild", "strong" and "fed_avg". An arm
+    without a label is called as its algorithm is. A value may have commas. One of `WORDS` may be in
+    the place of an algorithm.
+
+    Args:
+        text: The flag's text.
+        parse: (flag, text) -> value.
+    """
+    arms: dict[str, Arm] = {}
+    for label, algorithm, settings in _split(text):
+        name = label or algorithm_label(algorithm)
+        if name in arms:
+            raise UserError(f"--arms: expected different labels, found {name!r} twice")
+        arms[name] = _arm(name, label, algorithm, settings, parse)
+    if not arms:
+        raise UserError(f"--arms: expected {_FORM}, found {text!r}")
+    _check_names("--arms", arms)
+    return arms
+
+
+def arms_of_settings(
+    by_name: Mapping[str, Mapping[str, Any]], checked: Callable[[str, Any], Any]
+) -> dict[str, Arm]:
+    """Returns the arms that a program describes, by the names of their folders.
+
+    Args:
+        by_name: Settings by flag, of which `algorithm` is one, by what the arms are called.
+        checked: (flag, value) -> value.
+    """
+    arms = {}
+    for name, settings in by_name.items():
+        if "algorithm" not in settings:
+            raise UserError(f"--arms: {name}: expected an algorithm, found none")
+        others = {flag: value for flag, value in settings.items() if flag != "algorithm"}
+        algorithm = str(settings["algorithm"])
+        label = "" if name == algorithm_label(algorithm) else name
+        arms[name] = _arm(name, label, algorithm, others, checked)
+    if not arms:
+        raise UserError("--arms: expected at least one, found none")
+    _check_names("--arms", arms)
+    return arms
+
+
+def _arm(
+    name: str,
+    label: str,
+    algorithm: str,
+    settings: Mapping[str, Any],
+    parse: Callable[[str, Any], Any],
+) -> Arm:
+    word = WORDS.get(algorithm)
+    try:
+        own = word.label if word else algorithm_named(algorithm).label
+        values = {flag: parse(flag, value) for flag, value in settings.items()}
+    except UserError as e:
+        raise e if is_user_file(algorithm) else UserError(f"--arms: {name}: {e}") from None
+    fixed = sorted({"algorithm", *OF_ALL_ROWS} & values.keys())
+    if fixed:
+        raise UserError(f"--arms: {name}: expected settings of its training, found {fixed[0]}")
+    if word is None:
+        return Arm(label or own, {**values, "algorithm": algorithm})
+    twice = next((flag for flag in values if flag in word.settings), None)
+    if twice is not None:
+        raise UserError(
+            f"--arms: {name}: expected settings other than those that make {algorithm}, "
+            f"found {twice}"
+        )
+    return Arm(label or own, {**values, **word.settings}, algorithm)
+
+
+def _check_names(flag: str, names: Iterable[str]) -> None:
+    known: dict[str, str] = {}
+    for name in names:
+        if not _NAME.fullmatch(name) or name in _TAKEN:
+            raise UserError(
+                f"{flag}: expected a label of letters, digits, spaces and . + - _ that is none of "
+                f"{', '.join(_TAKEN)}, found {name!r}"
+            )
+        other = known.setdefault(name.casefold(), name)
+        if other != name:
+            raise UserError(
+                f"{flag}: expected labels that differ by more than capitals, of which some file "
+                f"systems make one folder, found {other!r} and {name!r}"
+            )
+
+
+def _split(text: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+    for item in text.split(";"):
+        if not item.strip():
+            continue
+        head, _, tail = item.strip().partition(":")
+        label, equals, algorithm = head.rpartition("=")
+        if not algorithm or (equals and not label):
+            raise UserError(f"--arms: expected {_FORM}, found {item.strip()!r}")
+        settings: dict[str, str] = {}
+        for flag, value in _assignments(tail):
+            if flag in settings:
+                raise UserError(f"--arms: expected {flag} once, found it twice in {item.strip()!r}")
+            settings[flag] = value
+        yield label.strip(), algorithm.strip(), settings
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    flag = ""
+    values: list[str] = []
+    for part in text.split(",") if text else ():
+        name, equals, value = part.partition("=")
+        if equals:
+            if flag:
+                yield flag, ",".join(values)
+            flag, values = name.strip(), [value]
+        elif not part.strip():
+            raise UserError(f"--arms: expected no comma without a setting, found {text!r}")
+        elif flag:
+            # What has no flag of its own belongs to a value with commas.
+            values.append(part)
+        else:
+            raise UserError(f"--arms: expected FLAG=VALUE, found {part!r}")
+    if flag:
+        yield flag, ",".join(values)
 
 
 def override_setting(of: str) -> Any:

@@ -27,8 +27,8 @@ from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.studies.arms import BASELINE, LAST_LAYER
 from tff_agnostic.studies.comparison import FIRST_STAGES, Comparison, collect, trial_folder
+from tff_agnostic.studies.methods import BASELINE, LAST_LAYER
 from tff_agnostic.studies.stages import going_on
 from tff_agnostic.tasks.task import Task
 

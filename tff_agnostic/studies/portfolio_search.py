@@ -28,10 +28,10 @@ from tff_agnostic.run.command_line import GivenRun
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, Arm
 from tff_agnostic.studies.choice import attained, hopeless, judged, promising
 from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, run_trials
 from tff_agnostic.studies.comparison_record import COMPARE
+from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, Arm
 from tff_agnostic.studies.portfolio import (
     FACTORS,
     FINALISTS,

@@ -27,7 +27,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise
-from tff_agnostic.privacy.lower_bound import CONFIDENCE, most_that_is_proved
 from tff_agnostic.privacy.mechanisms import CentralNoise, TreeNoise
 from tff_agnostic.privacy.options import AuditOptions
 from tff_agnostic.privacy.sampling import (
@@ -40,7 +39,14 @@ from tff_agnostic.privacy.sampling import (
 from tff_agnostic.privacy.tree import Participations, noise_covariance
 from tff_agnostic.run.private_account import noise_key
 from tff_agnostic.studies.attacked_rounds import AttackedRounds, Role
-from tff_agnostic.studies.attacks import Cohorts, Drawn, Findings, attack
+from tff_agnostic.studies.attacks import (
+    CONFIDENCE,
+    Cohorts,
+    Drawn,
+    Findings,
+    attack,
+    most_that_is_proved,
+)
 from tff_agnostic.studies.privacy_planning import Answer
 
 # What can be audited.

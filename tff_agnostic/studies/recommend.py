@@ -23,8 +23,8 @@ from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.settings import command_setting
-from tff_agnostic.studies.arms import BASELINE, Arm, arms_of_algorithms
 from tff_agnostic.studies.choice import REGRET, chosen, share_of
+from tff_agnostic.studies.methods import BASELINE, Arm, arms_of_algorithms
 from tff_agnostic.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
 from tff_agnostic.studies.portfolio_search import TRIES, Budget, Rows, Search, prepared
 from tff_agnostic.studies.recommendation import Recommended, shown, write_recommendation

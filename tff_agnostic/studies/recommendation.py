@@ -13,10 +13,10 @@ from tff_agnostic.files import finite_or_none, write_json
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.run.command_line import compare_command, train_command
-from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.choice import Judged, attained, judged
 from tff_agnostic.studies.comparison import FIRST_STAGES, Comparison, trial_folder
 from tff_agnostic.studies.gains import Gain
+from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.portfolio import Schedule
 from tff_agnostic.studies.recommendation_page import FILE, FINAL
 from tff_agnostic.studies.search_space import Objective

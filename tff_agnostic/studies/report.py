@@ -32,7 +32,6 @@ from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
 from tff_agnostic.settings import Settings, command_setting
 from tff_agnostic.studies import frontier_page, recommendation_page, tuning_page
-from tff_agnostic.studies.arms import LAST_LAYER, WORDS
 from tff_agnostic.studies.comparison import (
     FIRST_STAGES,
     trial_folder,
@@ -42,13 +41,13 @@ from tff_agnostic.studies.comparison_record import (
     COMPARE,
     read_comparison,
 )
-from tff_agnostic.studies.frontier_page import write_frontier_report
-from tff_agnostic.studies.frontier_record import FRONTIER, read_frontier
+from tff_agnostic.studies.frontier_page import FRONTIER, read_frontier, write_frontier_report
 from tff_agnostic.studies.harmed import harmed
+from tff_agnostic.studies.methods import LAST_LAYER, WORDS
 from tff_agnostic.studies.recommendation_page import FILE, FINAL
 from tff_agnostic.studies.stages import joined
-from tff_agnostic.studies.tuning_record import RESULT as SEARCH
-from tff_agnostic.studies.tuning_record import read_search
+from tff_agnostic.studies.tuning_page import RESULT as SEARCH
+from tff_agnostic.studies.tuning_page import read_search
 
 
 def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:

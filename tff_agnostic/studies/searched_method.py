@@ -29,7 +29,7 @@ from tff_agnostic.run.spec import (
     resolve,
 )
 from tff_agnostic.settings import check_values
-from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, WORDS
+from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.optuna_studies import Method
 from tff_agnostic.studies.search_space import Dimension, task_settings
 from tff_agnostic.studies.stages import halves

@@ -23,8 +23,8 @@ from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.studies.arms import BASELINE, LAST_LAYER, Arm
 from tff_agnostic.studies.comparison import FIRST_STAGES, LoadedTasks, count_open, trial_folder
+from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, Arm
 
 _MIN_ROUNDS = 2
 _POOLED = (

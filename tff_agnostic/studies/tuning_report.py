@@ -18,7 +18,7 @@ from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, csv_text, shown, with_percent
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, scale_axis
 from tff_agnostic.settings import flag_text
-from tff_agnostic.studies.arms import OF_ALL_ROWS
+from tff_agnostic.studies.methods import OF_ALL_ROWS
 from tff_agnostic.studies.optuna_studies import ENDED, SECONDS
 from tff_agnostic.studies.search import best
 from tff_agnostic.studies.search_space import DECIMALS, Distribution, Objective

@@ -13,9 +13,9 @@ from tff_agnostic.files import read_json
 from tff_agnostic.reports.run_record import read_run
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import Comparison, Trials, collect
 from tff_agnostic.studies.harmed import harmed
+from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.optuna_studies import given_values
 from tff_agnostic.studies.search import SearchRecord, best
 from tff_agnostic.studies.verdict import main_measure, of_row, verdicts

@@ -13,9 +13,9 @@ from tff_agnostic.metrics.intervals import Interval
 from tff_agnostic.metrics.resampling import LEAST_CLIENTS, Needed
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.studies.arms import BASELINE
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison
 from tff_agnostic.studies.gains import Gain, gains, worst_of
+from tff_agnostic.studies.methods import BASELINE
 
 # In place of the algorithm of a row that is not federated.
 POOLED = "pooled"

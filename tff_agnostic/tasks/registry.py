@@ -15,15 +15,7 @@ from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import check_values, settings_in
-from tff_agnostic.tasks import (
-    adult,
-    emnist,
-    image_classes,
-    next_word,
-    own_data,
-    text_tasks,
-    toy_regression,
-)
+from tff_agnostic.tasks import adult, emnist, image_classes, own_data, text_tasks, toy_regression
 from tff_agnostic.tasks.stored import TRAIN_SPLIT, SplitOptions
 from tff_agnostic.tasks.task import (
     HELDOUT_SPLIT,
@@ -44,13 +36,13 @@ TASKS: Registry[TaskSpec] = Registry(
         "adult": adult.TASK,
         "client_files": own_data.CLIENT_FILES,
         "custom": own_data.CUSTOM,
-        "next_word": next_word.NEXT_WORD,
+        "next_word": text_tasks.NEXT_WORD,
         "text_classifier": text_tasks.TEXT_CLASSIFIER,
         "emnist": emnist.TASK,
-        "stackoverflow": next_word.STACKOVERFLOW,
-        "spanish_keyboard": next_word.SPANISH_KEYBOARD,
+        "stackoverflow": text_tasks.STACKOVERFLOW,
+        "spanish_keyboard": text_tasks.SPANISH_KEYBOARD,
         "fashion_mnist": image_classes.FASHION_MNIST,
-        "two_domain_lm": next_word.TWO_DOMAIN_LM,
+        "two_domain_lm": text_tasks.TWO_DOMAIN_LM,
         "unigram": text_tasks.UNIGRAM,
     },
 )
