@@ -160,8 +160,8 @@ def places(root: Path, file: str) -> list[Fault]:
     """Returns every fault that may be planted in a file, in its order."""
     source = (root / file).read_text(encoding="utf-8")
     starts = [0]
-    for text in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(text))
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
     found: list[Fault] = []
     counts: dict[tuple[str, str, str], int] = {}
     for function, node in _nodes(ast.parse(source), ()):
@@ -172,13 +172,14 @@ def places(root: Path, file: str) -> list[Fault]:
             # Columns count bytes; a line of others than ASCII would be cut in the wrong place.
             if not text or changed is None or not text.isascii():
                 continue
-            begin = starts[place.lineno - 1] + place.col_offset  # type: ignore[attr-defined]
+            assert isinstance(place, (ast.expr, ast.stmt)), "others have no place in the source"
+            begin = starts[place.lineno - 1] + place.col_offset
             if not source[:begin].endswith(("\n", *"\t ([{,=:-+*/%<>~!|&")) and kind != "term":
                 continue
             planted = f"({ast.unparse(ast.fix_missing_locations(changed))})"
             key = (function, kind, text)
             nth = counts[key] = counts.get(key, -1) + 1
-            first, last = place.lineno, place.end_lineno  # type: ignore[attr-defined]
+            first, last = place.lineno, place.end_lineno or place.lineno
             one = Fault(file, function, kind, nth, text, first, last, begin, planted)
             if source[begin : begin + len(text)] == text:
                 found.append(one)
@@ -192,7 +193,7 @@ def _nodes(
     body = getattr(node, "body", None) if isinstance(node, _NAMED) else None
     for child in ast.iter_child_nodes(node) if body is None else body:
         named = isinstance(child, _NAMED)
-        inside = (*around, child.name) if named else around  # type: ignore[attr-defined]
+        inside = (*around, child.name) if named else around
         # Words of messages and annotations are no faults.
         if isinstance(child, (ast.JoinedStr, ast.Raise)):
             continue

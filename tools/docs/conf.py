@@ -56,5 +56,5 @@ html_copy_source = False
 html_show_copyright = False
 html_static_path = [str(ROOT / "tools" / "docs" / "static")]
 html_css_files = ["site.css"]
-html_theme_options = {"top_of_page_buttons": []}
+html_theme_options: dict[str, list[str]] = {"top_of_page_buttons": []}
 templates_path: list[str] = []
