@@ -294,7 +294,7 @@ _NAMED: Mapping[str, Callable[[Any, float], Any]] = {
 def named_sum(
     name: str, options: Any, sums: SecureSumOptions, expected_clients: float, only_secure: bool
 ) -> FactorySum:
-    """Returns a `FactorySum`; see `aggregations.tff_factories.named`."""
+    """Returns a `FactorySum`; see `aggregations.registry.named`."""
     return FactorySum(
         _NAMED[name](options, expected_clients),
         SecureSum(sums),
