@@ -47,7 +47,8 @@ def schedule(
         return {}
     if kill != OFTEN:
         return {(min(2, rounds), stages[0]): [names[-1] if kill == NODE else kill]}
-    chance, found = random.Random(seed), Schedule()
+    found: Schedule = {}
+    chance = random.Random(seed)
     killed: list[list[str]] = []
     for number in range(1, rounds + 1):
         spared = [name for names in killed[-_SPARED_ROUNDS:] for name in names]
