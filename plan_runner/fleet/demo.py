@@ -43,6 +43,7 @@ _OFTEN = _TIMEOUTS.replace("opening = 180", "opening = 60").replace("patience = 
 # So long a SuperLink may take a node that was killed for one that is there.
 _BACK_SECONDS = 45.0
 _METER_SECONDS = 0.5
+_PROCESSES = "processes"
 
 
 def demo(
@@ -95,7 +96,9 @@ def demo(
     state = folder / "server" / "state"
     stages = _STAGES[open_export(export).manifest.profile]
     schedule = kills.schedule(kill, names, rounds, stages, seed)
-    with Processes(folder / "processes") as processes:
+    # With logs of their own each time: it is read there whether a process is ready.
+    earlier = len(list(folder.glob(f"{_PROCESSES}*")))
+    with Processes(folder / f"{_PROCESSES}{earlier or ''}") as processes:
         back_seconds = _BACK_SECONDS if kill == kills.OFTEN else 0.0
         played = _Played(folder, names, rounds, schedule, back_seconds, processes, tell)
         played.start()
