@@ -45,13 +45,13 @@ from tff_agnostic.studies.recommend import RECOMMEND, Asked, ask
 from tff_agnostic.studies.recommendation import Found
 
 KINDS = ("rare", "hard", "noisy", "both", "nothing")
-_DOMAINS = ("a", "b", "c")
+DOMAINS = ("a", "b", "c")
 _FEATURES = 8
 _EXAMPLES = 20
-_ROUNDS, _RATE = 60, 1.0
+ROUNDS, _RATE = 60, 1.0
 _TRIES, _TRIALS = 2, 5
 # Clients that judge, those that the command looks at once, and those that tell the truth.
-_HELDOUT, _TEST, _FRESH = 80, 3, 400
+HELDOUT, TEST, FRESH = 80, 3, 400
 _REPLICATES = 1000
 
 
@@ -113,8 +113,8 @@ def drawn(domain: Domain, clients: int, rng: np.random.Generator) -> Drawn:
 
 def records(domains: Sequence[Domain], rng: np.random.Generator) -> Iterator[tuple[str, Record]]:
     """Yields the examples of all clients with their splits."""
-    for name, domain in zip(_DOMAINS, domains):
-        counts = {"train": domain.clients, "heldout": _HELDOUT, "test": _TEST}
+    for name, domain in zip(DOMAINS, domains):
+        counts = {"train": domain.clients, "heldout": HELDOUT, "test": TEST}
         for split, count in counts.items():
             of = drawn(domain, count, rng)
             for k in range(count):
@@ -166,9 +166,9 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
         "task": "custom",
         "data": data,
         "model": model,
-        "rounds": _ROUNDS,
+        "rounds": ROUNDS,
         "clients_per_round": 30,
-        "evaluate_every": _ROUNDS,
+        "evaluate_every": ROUNDS,
         "client_learning_rate": _RATE,
         "tries": _TRIES,
         "trials": _TRIALS,
@@ -178,7 +178,7 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
         asked, found = _searched(RECOMMEND.given_by(settings, show_progress=False), runs)
     choice = chosen(found.judged) or BASELINE
     seconds, processor_seconds = time.monotonic() - began, time.process_time() - used
-    fresh = [drawn(domain, _FRESH, rng) for domain in domains]
+    fresh = [drawn(domain, FRESH, rng) for domain in domains]
     tried = {
         name: float(attained(found.tried, name, asked.objective).values[0])
         for name in found.tried.trials
