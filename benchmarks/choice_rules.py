@@ -15,7 +15,6 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 from tabulate import tabulate
-from tff_agnostic.studies.arms import BASELINE
 
 from benchmarks.recommend_promise import (
     DOMAINS,
@@ -31,6 +30,7 @@ from benchmarks.recommend_promise import (
 )
 from tff_agnostic.later import scipy
 from tff_agnostic.metrics.resampling import Spread, combined
+from tff_agnostic.studies.methods import BASELINE
 
 _ROWS = (BASELINE, "uniform", "frozen")
 _RATES = (1.0, 2.0)
