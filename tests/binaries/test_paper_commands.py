@@ -41,6 +41,7 @@ def _assert_compared(call: Caller, folder: Path, command: list[str], *more: str)
         assert found[arm]["(over clients)"]["p10"]["accuracy"]["mean"] is not None
 
 
+@exhaustive
 def test_emnist_62(call: Caller, folder: Path):
     rng = np.random.default_rng(0)
     rows = [

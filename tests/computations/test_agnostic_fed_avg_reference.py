@@ -126,7 +126,9 @@ def test_windows_and_normalizers(window, normalizer):
     _assert_pure_functions_follow(_options(window=window, batch_normalizer=normalizer))
 
 
-@pytest.mark.parametrize(("epochs", "normalizer"), [(2, "client"), (3, "batch")])
+@pytest.mark.parametrize(
+    ("epochs", "normalizer"), usually([(3, "batch")], [(2, "client"), (3, "batch")])
+)
 def test_several_epochs(epochs, normalizer):
     options = _options(client_epochs=epochs, batch_normalizer=normalizer)
     _assert_pure_functions_follow(options, seed=1)
@@ -150,7 +152,7 @@ def test_updates_of_the_domain_weights(update, absent):
     _assert_pure_functions_follow(options, seed=2)
 
 
-@pytest.mark.parametrize("theta", usually([0.1, 0.8], [0.1, 0.4, 0.8, 1.0]))
+@pytest.mark.parametrize("theta", usually([0.8], [0.1, 0.4, 0.8, 1.0]))
 def test_cvar_over_domains(theta, monkeypatch):
     # The problem knows no counts: the domains' shares are equal.
     monkeypatch.setitem(
