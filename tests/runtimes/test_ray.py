@@ -29,7 +29,7 @@ from tests.runtimes.ray_rounds import (
     three_rounds,
     training,
 )
-from tests.selection import exhaustive
+from tests.selection import asked_for, exhaustive
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -65,12 +65,16 @@ def _cohort_results(folder: Path, cases: tuple[tuple[str, ...], ...]) -> dict:
     return pickle.loads(path.read_bytes())
 
 
-@pytest.fixture(scope="module")
-def cohort_results(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return _cohort_results(tmp_path_factory.mktemp("cohort"), CASES)
-
-
 _USUAL = ("vectorised", "secure", "above_mean")
+
+
+@pytest.fixture(scope="module")
+def cohort_results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict:
+    """The cohort's: each case costs seconds of traces, and the usual tests have one."""
+    cases = (_USUAL,) if asked_for(request, "case") == [_USUAL] else CASES
+    return _cohort_results(tmp_path_factory.mktemp("cohort"), cases)
 
 
 @pytest.mark.parametrize(
