@@ -19,8 +19,9 @@ from tff_agnostic.data.clients import (
     domain_counts,
     known_counts,
 )
+from tff_agnostic.data.example_bytes import ExampleSerializer, parsed_features
 from tff_agnostic.data.store import Store, StoreClients, parse_examples, vocabulary_digest
-from tff_agnostic.data.store_format import ExampleSerializer, Feature, parsed_features
+from tff_agnostic.data.store_format import Feature
 from tff_agnostic.errors import UserError
 
 _TEXT = {"tokens": Feature("string"), "domain": Feature("string")}
@@ -391,3 +392,22 @@ def test_examples_do_not_depend_on_those_before():
         np.testing.assert_array_equal(parsed["x"], x)
     other = serialize({"title": "b", "score": 3, "x": x, "ids": ids})
     assert other == _message("b", 3, x.tolist(), [0, 1, 2])
+
+
+def test_examples_that_differ_in_a_text():
+    texts = ["", "a b", "\u00e9" * 100, "x" * 20_000]
+    # A name that begins with another one comes before it.
+    shared = {"text_at": "1", "te": -5, "zoo": np.float32([1.5]), "big": 2**62, "u": "x" * 200}
+    found = ExampleSerializer().with_texts(shared, "text", texts)
+    for example, text in zip(found, texts, strict=True):
+        train = tf.train
+        feature = {
+            "text": train.Feature(bytes_list=train.BytesList(value=[text.encode()])),
+            "text_at": train.Feature(bytes_list=train.BytesList(value=[b"1"])),
+            "te": train.Feature(int64_list=train.Int64List(value=[-5])),
+            "zoo": train.Feature(float_list=train.FloatList(value=[1.5])),
+            "big": train.Feature(int64_list=train.Int64List(value=[2**62])),
+            "u": train.Feature(bytes_list=train.BytesList(value=[b"x" * 200])),
+        }
+        message = train.Example(features=train.Features(feature=feature))
+        assert example == message.SerializeToString(deterministic=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.data.example_bytes import example_class
 from tff_agnostic.data.statistics import NumberStatistics, RunningStatistics, Standardization
 from tff_agnostic.data.store_format import LABEL, TRAIN, StoreDescription
 
@@ -46,7 +47,7 @@ def statistics_of(database: sqlite3.Connection, sizes: Mapping[str, int]) -> Sta
     if not sizes:
         return {}
     running = {name: RunningStatistics(size) for name, size in sizes.items()}
-    example = _example()
+    example = example_class()()
     rows = database.execute(
         "SELECT serialized_example_proto FROM examples WHERE split_name = ? ORDER BY rowid", [TRAIN]
     )
@@ -76,7 +77,7 @@ def complete(
     change: dict[str, _Change] = dict.fromkeys(sizes, _filled)
     if standardize_by is not None:
         change.update({name: Standardization(standardize_by[name]) for name in sizes})
-    example = _example()
+    example = example_class()()
 
     def completed(proto: bytes) -> bytes:
         example.ParseFromString(proto)
@@ -97,10 +98,3 @@ def complete(
 
 def _filled(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.float32(0), values)
-
-
-def _example() -> Any:
-    # Imported here, so that checks of flags need not wait for TensorFlow.
-    from tensorflow.core.example import example_pb2
-
-    return example_pb2.Example()

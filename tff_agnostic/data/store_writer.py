@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sqlite3
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.data.example_bytes import ExampleSerializer, parsed_features
 from tff_agnostic.data.store_format import (
     DOMAIN,
     INDICES,
@@ -21,13 +23,11 @@ from tff_agnostic.data.store_format import (
     TFF_TABLES,
     TOKENS,
     TRAIN,
-    ExampleSerializer,
     Feature,
     Record,
     StoredColumns,
     StoreDescription,
     Value,
-    parsed_features,
 )
 from tff_agnostic.data.store_numbers import complete, inputs_with_statistics, statistics_of
 from tff_agnostic.errors import UserError
@@ -39,7 +39,60 @@ _ROWS_AT_ONCE = 1000
 _MAX_NEW = 100_000
 
 # (split before, split now, the example)
+# (split, client, domain, unit, example)
+_Row = tuple[str, str, str, Optional[int], bytes]
+
 OnMoved = Callable[[str, str, Record], object]
+
+
+@dataclasses.dataclass
+class Rows:
+    """Sentences for a store, with all that is counted about them.
+
+    Attributes:
+        rows: (split, client, domain, unit, examples) of sentences of one text.
+        features: Those of an example; None without one.
+        counts: Examples by (split, domain).
+        lengths: Examples by (split, domain, words).
+        units: Examples by (unit, domain).
+    """
+
+    rows: list[tuple[str, str, str, Optional[int], list[bytes]]] = dataclasses.field(
+        default_factory=list
+    )
+    features: Optional[dict[str, Value]] = None
+    counts: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+    lengths: Counter[tuple[str, str, int]] = dataclasses.field(default_factory=Counter)
+    units: Counter[tuple[int, str]] = dataclasses.field(default_factory=Counter)
+
+    def add(
+        self,
+        split: str,
+        record: Record,
+        unit: Optional[int],
+        examples: list[bytes],
+        words: Sequence[int],
+    ) -> None:
+        """Adds sentences of one client.
+
+        Args:
+            record: What they share.
+            unit: See `StoreWriter.add`.
+            words: How many words each has.
+        """
+        domain = record.domain
+        self.rows.append((split, record.client, domain, unit, examples))
+        self.counts[split, domain] += len(examples)
+        for length in words:
+            self.lengths[split, domain, length] += 1
+        if unit is not None:
+            self.units[unit, domain] += len(examples)
+
+    def texts(self, split: str) -> Iterator[str]:
+        """Yields the sentences of a split."""
+        for of_split, _, _, _, examples in self.rows:
+            if of_split == split:
+                yield from (str(parsed_features(one)[TOKENS]) for one in examples)
 
 
 class StoreWriter:
@@ -61,7 +114,7 @@ class StoreWriter:
         self._sorted = ScratchDatabase(path, "sorted")
         self._serialize = ExampleSerializer()
         self._units: Optional[UnitCounts] = None
-        self._rows: list[tuple[str, str, str, Optional[int], bytes]] = []
+        self._rows: list[_Row] = []
         self._connection: Optional[sqlite3.Connection] = None
 
     @property
@@ -105,6 +158,17 @@ class StoreWriter:
         self._rows.append((split, record.client, record.domain, unit, self._serialize(features)))
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._flush()
+
+    def add_rows(self, rows: Rows) -> None:
+        """Adds sentences."""
+        self._contents.add_rows(rows)
+        assert self._units is not None
+        self._units.update(rows.units)
+        self._flush(
+            (split, client, domain, unit, example)
+            for split, client, domain, unit, examples in rows.rows
+            for example in examples
+        )
 
     def units(self) -> Iterator[tuple[int, str, int]]:
         """Yields (unit, domain, examples) of all units so far, in ascending order."""
@@ -230,10 +294,11 @@ class StoreWriter:
         finally:
             connection.close()
 
-    def _flush(self) -> None:
+    def _flush(self, more: Iterable[_Row] = ()) -> None:
         assert self._connection is not None
+        rows = itertools.chain(self._rows, more)
         with self._unsorted.errors():
-            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", self._rows)
+            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", rows)
             if self._units is not None:
                 self._units.bound_memory()
             self._connection.commit()
@@ -281,6 +346,13 @@ class StoreContents:
         self._check(features)
         self._see_label(split, record.features.get(LABEL))
         self._count(split, record, 1)
+
+    def add_rows(self, rows: Rows) -> None:
+        """Counts sentences; raises as `add` does."""
+        if rows.features is not None:
+            self._check(rows.features)
+        self.counts.update(rows.counts)
+        self._lengths.update(rows.lengths)
 
     def move(self, old: str, new: str, record: Record) -> None:
         """Counts an example in another split; `end_moves` comes after the last."""
@@ -450,6 +522,10 @@ class UnitCounts:
     def add(self, unit: int, domain: str) -> None:
         """Counts an example."""
         self._new[unit, domain] += 1
+
+    def update(self, counts: Mapping[tuple[int, str], int]) -> None:
+        """Counts examples, by (unit, domain)."""
+        self._new.update(counts)
 
     def bound_memory(self) -> None:
         """Writes the counts to the database, if there are many."""

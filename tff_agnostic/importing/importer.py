@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import shlex
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -15,20 +17,21 @@ from tff_agnostic.files import check_can_be_made, folder_to_write_in, make_folde
 from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
 from tff_agnostic.importing.cells import CategoryCounts, MissingValues
 from tff_agnostic.importing.columns import TOKENIZER, image_inputs
-from tff_agnostic.importing.options import TABLES, ImportOptions
+from tff_agnostic.importing.domain_names import DomainNames
+from tff_agnostic.importing.options import MB, TABLES, ImportOptions
 from tff_agnostic.importing.report import ImportReport, summarise
-from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample, input_paths
+from tff_agnostic.importing.source import Format, ReadLog, RecordError, Texts, input_paths
 from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
 from tff_agnostic.importing.text import Normalizer, VocabularySummary, WordCounts
+from tff_agnostic.importing.text_rows import TextsToRows, blocks_of
+from tff_agnostic.importing.workers import in_order, usable_processes
 from tff_agnostic.progress import LongWork
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import check_effective
 
+# Bytes of an input that more processes read sooner, with what their start takes.
+_LARGE = 16 * MB
 _TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")
-# Each has a weight that is learnt: far more of them are a column that holds something else.
-_MAX_DOMAINS = 1000
-# Names of all domains together, and of figures about several, in tables, plots and TensorBoard.
-_RESERVED = frozenset({"all", "difference", "overall", "worst"})
 FORMATS: Registry[Format] = Registry(
     "format",
     {
@@ -58,7 +61,7 @@ class Import:
     """
 
     options: ImportOptions
-    given: Container[str]
+    given: Collection[str]
     format: Format
     paths: list[Path]
     output: Path
@@ -73,7 +76,11 @@ class Import:
         categories = CategoryCounts(self.options.categorical_columns)
         kind = None
         with folder_to_write_in(self.output.parent), StoreWriter(self.output) as writer:
-            for split, unit, record, place in self._records(log):
+            texts = self.format.texts
+            if texts is not None:
+                self._add_texts(texts, writer, words, log)
+                kind = TEXT
+            for split, unit, record, place in () if texts else self._records(log):
                 if kind is None:
                     kind = self._kind(record)
                 if kind == TEXT and split == TRAIN:
@@ -121,6 +128,28 @@ class Import:
             strata,
         )
 
+    def _add_texts(
+        self, texts: Texts, writer: StoreWriter, words: WordCounts, log: ReadLog
+    ) -> None:
+        """Adds sentences, which several processes may make."""
+        make = functools.partial(TextsToRows, texts, self.options, frozenset(self.given))
+        blocks = blocks_of(texts.read(self.options, self.paths, log))
+        names = DomainNames(self.options.domain_names)
+        with contextlib.closing(in_order(make, blocks, self._processes())) as made:
+            for block in made:
+                for name in block.domains:
+                    names.see(name)
+                log.merge(block.left_out)
+                writer.add_rows(block.rows)
+                if not words.merge(block.words):
+                    for sentence in block.rows.texts(TRAIN):
+                        words.add(sentence.split(" "))
+
+    def _processes(self) -> int:
+        if self.options.processes is not None:
+            return self.options.processes
+        return usable_processes() if self.num_bytes() >= _LARGE else 1
+
     def _records(self, log: ReadLog) -> Iterator[tuple[str, Optional[int], Record, str]]:
         options = self.options
         splits = Splits(parse_shares(options.split), options.split_by, options.seed, self.given)
@@ -165,7 +194,7 @@ class Import:
         return list(self.options.class_names or map(str, self.options.classes)) or None
 
 
-def checked_import(options: ImportOptions, given: Container[str]) -> Import:
+def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
     """Returns the import that the options describe."""
     if not options.format:
         raise UserError(f"--format: expected one of {', '.join(FORMATS)}, found none")
@@ -234,60 +263,3 @@ def stored_columns(options: ImportOptions, numbers: Mapping[str, Sequence[str]])
         are_marked=missing.are_marked,
         words={} if options.text_column is None else Normalizer(options, TOKENIZER).rule,
     )
-
-
-class DomainNames:
-    """Gives the domains of a source the names that the user wants.
-
-    Args:
-        texts: VALUE:NAME for each value of the source, or VALUE where it is the name; without any,
-            the values are the names.
-    """
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        names: dict[str, str] = {}
-        for text in texts:
-            value, _, name = text.partition(":")
-            if not value or value in names or text.endswith(":"):
-                raise UserError(
-                    f"--domain_names: expected different VALUE:NAME, found {','.join(texts)!r}"
-                )
-            names[value] = name or value
-        self._names: Mapping[str, str] = names
-        self._seen: set[str] = set()
-
-    def named(self, example: SourceExample) -> Record:
-        """Returns the record of an example with its domain's name.
-
-        Raises:
-            RecordError: If the domain is not one of those that are named, or is empty.
-        """
-        record = example.record
-        name = self._names.get(record.domain) if self._names else record.domain
-        if not name:
-            expected = f"one of {', '.join(self._names)}" if self._names else "a name"
-            raise RecordError(
-                example.place,
-                "unknown domain",
-                f"expected {expected} as domain, found {record.domain!r}",
-            )
-        if name not in self._seen:
-            self._see(name)
-        if name == record.domain:
-            return record
-        return Record(record.client, name, record.features, record.split)
-
-    def _see(self, name: str) -> None:
-        if name in _RESERVED:
-            raise UserError(
-                f"expected domains not called {', '.join(sorted(_RESERVED))}, which results call "
-                f"something else, found {name!r}: --domain_names=VALUE:NAME of every domain, or "
-                "--domain_name of the only one, gives another name"
-            )
-        if len(self._seen) == _MAX_DOMAINS:
-            some = ", ".join(sorted(self._seen)[:3])
-            raise UserError(
-                f"expected at most {_MAX_DOMAINS} domains, found more, such as {some}: is it the "
-                "right column?"
-            )
-        self._seen.add(name)

@@ -145,6 +145,13 @@ class ImportOptions:
     max_records: Optional[int] = setting(
         None, "Stop after that many records, to try flags on a large source. [all]", at_least=1
     )
+    processes: Optional[int] = setting(
+        None,
+        "How many processes make sentences; the store is the same for any number. [one for each "
+        "core, up to 4; 1 for inputs below 16 MB]",
+        at_least=1,
+        only_with=_formats("stackexchange"),
+    )
     bad_records: str = setting(
         "fail",
         "What becomes of a record with a label, feature or domain that cannot be.",

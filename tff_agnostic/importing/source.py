@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO, Callable, Optional, cast
 
 import numpy as np
 
-from tff_agnostic.data.store_format import Record
+from tff_agnostic.data.store_format import TOKENS, Record
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import open_file
 from tff_agnostic.importing.options import FREE_MB, MB, UTF_8, ImportOptions
@@ -60,6 +60,13 @@ class DistinctKeys:
         if len(self._new) >= _MAX_NEW:
             self._merge()
 
+    def merge(self, other: DistinctKeys) -> None:
+        """Adds the strings of another set."""
+        other._merge()
+        self._new.update(other._sorted.tolist())
+        if len(self._new) >= _MAX_NEW:
+            self._merge()
+
     def __len__(self) -> int:
         self._merge()
         return len(self._sorted)
@@ -91,6 +98,23 @@ class SourceExample:
     group: Optional[str] = None
 
 
+@dataclasses.dataclass(frozen=True)
+class SourceText:
+    """A text whose sentences are examples.
+
+    Attributes:
+        record: What the examples share.
+        place: Which text of the source it is; `place#k` is its sentence k, from 0.
+        group: The group of the examples, as a `SourceExample` has it.
+        text: The text, with markup.
+    """
+
+    record: Record
+    place: str
+    group: Optional[str]
+    text: str
+
+
 class RecordError(UserError):
     """A record that cannot become an example, in a source that may be whole otherwise.
 
@@ -102,6 +126,26 @@ class RecordError(UserError):
     def __init__(self, place: str, reason: str, detail: str) -> None:
         super().__init__(f"{place}: {detail}")
         self.reason = reason
+        self._parts = place, reason, detail
+
+    def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, str]]:
+        """Returns what makes it anew in another process."""
+        return RecordError, self._parts
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """What the records of a part of a source became.
+
+    Attributes:
+        skipped: How many records were left out, by reason.
+        clients_of_skipped: The clients of these.
+        clients_of_kept: Those that have an example.
+    """
+
+    skipped: Counter[str]
+    clients_of_skipped: DistinctKeys
+    clients_of_kept: DistinctKeys
 
 
 class ReadLog:
@@ -155,12 +199,40 @@ class ReadLog:
         """Notes that a client has an example."""
         self._clients_of_kept.add(client)
 
+    def left_out(self) -> LeftOut:
+        """Returns what was left out, for another log."""
+        return LeftOut(self.skipped, self._clients_of_skipped, self._clients_of_kept)
+
+    def merge(self, other: LeftOut) -> None:
+        """Counts what another log has."""
+        self.skipped.update(other.skipped)
+        self._clients_of_skipped.merge(other.clients_of_skipped)
+        self._clients_of_kept.merge(other.clients_of_kept)
+
     def clients_without_examples(self) -> int:
         """Returns how many clients had all their records left out."""
         return self._clients_of_skipped.num_missing_in(self._clients_of_kept)
 
 
 Read = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceExample]]
+ReadTexts = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceText]]
+# A text with markup -> its sentences, as stores hold them.
+ToSentences = Callable[[str], list[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """How a format is read whose sentences several processes can make.
+
+    Attributes:
+        read: As `Format.read`, but whole texts.
+        to_sentences: Options -> what finds the sentences of a text.
+        empty: Why a text without a sentence is left out.
+    """
+
+    read: ReadTexts
+    to_sentences: Callable[[ImportOptions], ToSentences]
+    empty: str
 
 
 def _nothing_to_check(options: ImportOptions) -> None:
@@ -178,6 +250,7 @@ class Format:
         find_inputs: Input paths -> the files that will be read.
         check: Raises a `UserError` if options are missing or contradict one another.
         has_groups: Whether examples may have a group.
+        texts: Of a format that several processes can read.
     """
 
     summary: str
@@ -185,6 +258,29 @@ class Format:
     find_inputs: Callable[[Sequence[Path]], list[Path]]
     check: Callable[[ImportOptions], None] = _nothing_to_check
     has_groups: bool = False
+    texts: Optional[Texts] = None
+
+
+def examples_of(
+    texts: Texts, options: ImportOptions, paths: Sequence[Path], log: ReadLog
+) -> Iterator[SourceExample]:
+    """Yields the sentences of all texts."""
+    to_sentences = texts.to_sentences(options)
+    for text in texts.read(options, paths, log):
+        yield from sentences_of(text, to_sentences, texts.empty, log)
+
+
+def sentences_of(
+    text: SourceText, to_sentences: ToSentences, empty: str, log: ReadLog
+) -> Iterator[SourceExample]:
+    """Yields the sentences of a text as examples."""
+    shared = text.record
+    sentences = to_sentences(text.text)
+    if not sentences:
+        log.skip(empty, shared.client)
+    for k, tokens in enumerate(sentences):
+        record = Record(shared.client, shared.domain, {TOKENS: tokens, **shared.features})
+        yield SourceExample(record, f"{text.place}#{k}", text.group)
 
 
 class InputFile(io.BufferedReader):

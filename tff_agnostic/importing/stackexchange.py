@@ -10,13 +10,20 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Callable, Optional
-from xml.etree.ElementTree import ParseError
 
 from tff_agnostic.data.store_format import Record, Value
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing import source
-from tff_agnostic.importing.options import ImportOptions, Markup, parse_markup, treat_math
-from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.options import ImportOptions, parse_markup, treat_math
+from tff_agnostic.importing.source import (
+    Format,
+    ReadLog,
+    RecordError,
+    SourceExample,
+    SourceText,
+    Texts,
+    ToSentences,
+)
 from tff_agnostic.importing.text import html_blocks, sentences_of
 
 _BLOCK = 1 << 20
@@ -25,18 +32,42 @@ _TYPES = {"1": "question", "2": "answer"}
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the sentences of all posts, one post in memory at a time.
+    """Yields the sentences of all posts, one post in memory at a time."""
+    return source.examples_of(TEXTS, options, paths, log)
+
+
+def read_posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceText]:
+    """Yields questions and answers, some in memory at a time.
 
     With several files the clients are SITE/OWNER, otherwise OWNER; the site is the folder's name.
     """
-    markup = parse_markup(options.markup)
     dumps = list(find_inputs(paths))
     for path in dumps:
         site = path.resolve().parent.name
         prefix = f"{site}/" if len(dumps) > 1 else ""
         domains = PostDomains(options, site)
         for number, attributes in _rows(path, options, log):
-            yield from _sentences(attributes, prefix, path, number, markup, domains, log)
+            if log.num_records == options.max_records:
+                return
+            log.num_records += 1
+            post = _post(attributes, prefix, path, number, domains, log)
+            if post is not None:
+                yield post
+
+
+def to_sentences(options: ImportOptions) -> ToSentences:
+    """Returns what finds the sentences of a post's HTML."""
+    markup = parse_markup(options.markup)
+
+    def sentences(html: str) -> list[str]:
+        blocks = html_blocks(html, markup.code)
+        return [
+            sentence
+            for block in blocks
+            for sentence in sentences_of(treat_math(block, markup.math))
+        ]
+
+    return sentences
 
 
 def check(options: ImportOptions) -> None:
@@ -63,66 +94,99 @@ def _rows(
     path: Path, options: ImportOptions, log: ReadLog
 ) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yields the number and the attributes of each row."""
-    # Imported here, like every library of one format: they take time to load.
-    from defusedxml import ElementTree
-    from defusedxml.common import DefusedXmlException
-
     with source.open_input(path, options, log) as file:
-        parser = ElementTree.DefusedXMLParser(forbid_dtd=True)
+        rows = _Rows(path)
+        number = 0
+        is_more = True
+        while is_more:
+            block = file.read(_BLOCK)
+            is_more = bool(block)
+            error = rows.feed(block)
+            for attributes in rows.take():
+                number += 1
+                file.end_record()
+                yield number, attributes
+            if error is not None:
+                raise error
+
+
+class _Rows:
+    """The rows of a dump that is fed block by block.
+
+    A parser of elements would hold each row twice; this one has their attributes only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Imported here, like every library of one format: they take time to load.
+        from xml.parsers import expat
+
+        self._path = path
+        self._expat_error = expat.ExpatError
+        self._parser = expat.ParserCreate(namespace_separator="}")
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        # Without a document type there are no entities to expand, and no others to load.
+        self._parser.StartDoctypeDeclHandler = self._refuse_doctype
+        self._parser.EntityDeclHandler = self._refuse_doctype
+        self._parser.buffer_text = True
+        self._open: list[str] = []
+        self._attributes: Mapping[str, str] = {}
+        self._rows: list[Mapping[str, str]] = []
+
+    def feed(self, block: bytes) -> Optional[UserError]:
+        """Reads a block, the last one if it is empty; returns what is wrong behind the rows."""
         try:
-            events = ElementTree.iterparse(_Blocks(file), ("start", "end"), parser, forbid_dtd=True)
-            _, root = next(events)
-            if root.tag != "posts":
-                raise UserError(f"{path}: expected {_EXPECTED}, found <{root.tag}>")
-            number, row = 0, root
-            for event, element in events:
-                if event == "start" and row is not root:
-                    raise UserError(
-                        f"{path}: expected {_EXPECTED}, found <{element.tag}> within <{row.tag}>"
-                    )
-                row = element
-                if event == "end" and element is not root:
-                    number += 1
-                    file.end_record()
-                    yield number, element.attrib
-                    # The root would otherwise keep every row of the file.
-                    root.clear()
-                    row = root
-        except ParseError as e:
-            raise _malformed(path, e, parser) from e
-        except DefusedXmlException as e:
-            raise UserError(
-                f"{path}: expected {_EXPECTED}, found a document type or entity declaration, "
-                f"which are refused ({type(e).__name__})"
-            ) from e
-        except UserError:
-            raise
+            self._parser.Parse(block, not block)
+        except self._expat_error as e:
+            return _malformed(self._path, e, self._parser.ErrorByteIndex)
+        except UserError as e:
+            return e
         except (LookupError, ValueError) as e:
             # The encoding that the file names is not known, or the parser does not take it.
-            raise UserError(f"{path}: expected {_EXPECTED}, found: {e!s:.100}") from e
+            return UserError(f"{self._path}: expected {_EXPECTED}, found: {e!s:.100}")
+        return None
+
+    def take(self) -> list[Mapping[str, str]]:
+        """Returns the attributes of the rows since the last call."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if not self._open and name != "posts":
+            raise self._unexpected(f"<{_tag(name)}>")
+        if len(self._open) > 1:
+            raise self._unexpected(f"<{_tag(name)}> within <{_tag(self._open[-1])}>")
+        self._open.append(name)
+        self._attributes = attributes
+
+    def _end(self, name: str) -> None:
+        del name
+        self._open.pop()
+        if self._open:
+            self._rows.append(self._attributes)
+
+    def _refuse_doctype(self, *declared: object) -> None:
+        del declared
+        raise self._unexpected("a document type or entity declaration, which are refused")
+
+    def _unexpected(self, found: str) -> UserError:
+        return UserError(f"{self._path}: expected {_EXPECTED}, found {found}")
 
 
-class _Blocks:
-    """A file that is read in large blocks: a parser may begin a long value anew with each one."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def read(self, size: int = -1) -> bytes:
-        """Reads the next block, whatever the requested number of bytes."""
-        del size
-        return self._file.read(_BLOCK)
+def _tag(name: str) -> str:
+    return f"{{{name}" if "}" in name else name
 
 
-def _malformed(path: Path, error: ParseError, parser: Any) -> UserError:
-    line, column = error.position
+def _malformed(path: Path, error: Any, offset: int) -> UserError:
     if not path.name.endswith(".gz"):
         with open(path, "rb") as file:
-            wrong = _wrong_byte(file, max(0, parser.parser.ErrorByteIndex))
+            wrong = _wrong_byte(file, max(0, offset))
         if wrong is not None:
             return source.not_utf8(path, *wrong)
     found = str(error).partition(":")[0]
-    return UserError(f"{path}:{line}: expected XML, found {found} (column {column + 1})")
+    return UserError(
+        f"{path}:{error.lineno}: expected XML, found {found} (column {error.offset + 1})"
+    )
 
 
 def _wrong_byte(file: IO[bytes], offset: int) -> tuple[int, int] | None:
@@ -176,16 +240,14 @@ class PostDomains:
         return next(iter([*named, *tags]), None)
 
 
-def _sentences(
+def _post(
     attributes: Mapping[str, str],
     prefix: str,
     path: Path,
     number: int,
-    markup: Markup,
     domains: PostDomains,
     log: ReadLog,
-) -> Iterator[SourceExample]:
-    log.num_records += 1
+) -> Optional[SourceText]:
     owner = attributes.get("OwnerUserId")
     client = None if owner is None else prefix + owner
     kind = type_of_post(attributes)
@@ -200,19 +262,19 @@ def _sentences(
         score = _score(attributes.get("Score", "0"), path, number)
     except RecordError as e:
         log.bad(e, client)
-        return
+        return None
     if kind is None:
         log.skip("neither question nor answer", client)
-        return
+        return None
     # Also for a question without owner: its answers have its tags.
     domain = domains.of(attributes)
     if client is None:
         log.skip("post without owner")
-        return
+        return None
     if domain is None:
         log.skip(f"post without {domains.kind}", client)
-        return
-    shared: dict[str, Value] = {
+        return None
+    features: dict[str, Value] = {
         "creation_date": _date(attributes.get("CreationDate", "")),
         "score": score,
         "tags": "|".join(tags_of_post(attributes)),
@@ -220,17 +282,8 @@ def _sentences(
         "type": kind,
     }
     group = prefix + attributes.get("ParentId", post)
-    any_sentence = False
-    for k, tokens in enumerate(
-        sentence
-        for block in html_blocks(attributes["Body"], markup.code)
-        for sentence in sentences_of(treat_math(block, markup.math))
-    ):
-        any_sentence = True
-        record = Record(client, domain, {"tokens": tokens, **shared})
-        yield SourceExample(record, f"{prefix}{post}#{k}", group)
-    if not any_sentence:
-        log.skip("post without text", client)
+    record = Record(client, domain, features)
+    return SourceText(record, f"{prefix}{post}", group, attributes["Body"])
 
 
 def _score(text: str, path: Path, number: int) -> int:
@@ -249,6 +302,7 @@ def _date(text: str) -> str:
     return f"{text.replace('T', ' ')} UTC" if text else ""
 
 
+TEXTS = Texts(read=read_posts, to_sentences=to_sentences, empty="post without text")
 FORMAT = Format(
     summary="Posts.xml of a Stack Exchange or Stack Overflow dump; domains are question and "
     "answer, sites or tags",
@@ -256,6 +310,7 @@ FORMAT = Format(
     find_inputs=find_inputs,
     check=check,
     has_groups=True,
+    texts=TEXTS,
 )
 
 

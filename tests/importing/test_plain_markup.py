@@ -1,0 +1,84 @@
+"""Markup and words on the fast way are what the general way finds."""
+
+import random
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from tff_agnostic.importing import text as text_module
+from tff_agnostic.importing.text import WordCounts, html_blocks, sentences_of
+
+_NAMES = ["p", "br", "code", "PRE", "em", "a", "li", "script", "h1"]
+_PIECES = [
+    *("word ", "&amp;", "&", "a > b", "\u00e9\u2014 ", "<", "</", "<!-- c -->", "</p/>", "<p x>"),
+    *("<p\u00a0a='b'>", "<p a='b'c='d'>", '<a href="x>y">', '<a href="q?a=1&amp;b">', "<br/>"),
+    *("<br />", "</ p>", "<p/ a='b'>", "<![CDATA[x]]>", "<?x?>", "<>", "text. ", "< p>"),
+]
+
+
+class _Parser(HTMLParser):
+    """What html_blocks says, as its docstring has it."""
+
+    def __init__(self, dropped: set[str], code: str) -> None:
+        super().__init__()
+        self.texts, self.depth, self.dropped, self.code = [""], 0, dropped, code
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.handle_startendtag(tag, attrs)
+        self.depth += tag in self.dropped
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        if tag in text_module._BLOCKS:
+            self.texts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in text_module._BLOCKS:
+            self.texts.append("")
+        elif tag in self.dropped:
+            self.texts[-1] += self.code if tag == "code" and self.depth == 1 else " "
+        self.depth -= tag in self.dropped and self.depth > 0
+
+    def handle_data(self, data: str) -> None:
+        self.texts[-1] += "" if self.depth else data
+
+    def parse_html_declaration(self, i: int) -> int:
+        return self.parse_bogus_comment(i)
+
+
+@pytest.mark.parametrize("code", ["drop", "word", "keep"])
+def test_blocks_of_plain_and_other_markup(code):
+    draw = random.Random(5)
+    plain = 0
+    for _ in range(1500):
+        tags = [f"<{mark}{name}>" for mark in ("", "/") for name in draw.choices(_NAMES, k=4)]
+        html = "".join(draw.choices([*tags, *_PIECES, *["and "] * 20], k=draw.randint(1, 12)))
+        dropped = {"script", "style"} | (set() if code == "keep" else {"code", "pre"})
+        parser = _Parser(dropped, " \x02 " if code == "word" else " ")
+        parser.feed(html)
+        parser.close()
+        assert html_blocks(html, code) == [text for text in parser.texts if text.strip()], html
+        plain += text_module._plain_blocks(html, code) is not None
+    # Both ways are taken.
+    assert 200 < plain < 1400
+
+
+def test_words_are_those_of_their_pattern():
+    draw = random.Random(5)
+    pattern = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*|[^\sa-z0-9]")
+    for _ in range(3000):
+        # Without ends of sentences, so that a text is one.
+        text = "".join(draw.choices("ab1'-\" )(,:_\n<", k=draw.randint(1, 20)))
+        expected = [" ".join(pattern.findall(text))] if re.search("[a-z0-9]", text) else []
+        assert sentences_of(text) == expected
+
+
+def test_counts_are_merged_unless_words_might_be_forgotten():
+    words = WordCounts(max_words=3)
+    words.add(["a", "b"])
+    assert words.merge({"a": 2})
+    assert words.top(9) == {"a": 3, "b": 1}
+    # Even of words that it has: that needs no look at each.
+    assert not words.merge({"a": 1, "c": 1})
+    assert words.top(9) == {"a": 3, "b": 1}

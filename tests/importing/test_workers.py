@@ -1,0 +1,138 @@
+"""Several processes that make sentences: the same store, and ends before the work is done."""
+
+import contextlib
+import functools
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.importing.harness import job, read, table
+from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.importing import stackexchange, text_rows
+from tff_agnostic.importing.source import ReadLog, input_paths
+from tff_agnostic.importing.workers import in_order
+
+_RAISE_SIGNAL = functools.partial(functools.partial, signal.raise_signal)
+_INPUT_PATHS = functools.partial(functools.partial, input_paths)
+
+
+def _row(number: int, body: str, owner: object = 7, more: str = "") -> str:
+    owned = "" if owner is None else f' OwnerUserId="{owner}"'
+    return (
+        f'<row Id="{number}" PostTypeId="{1 + number % 2}"{owned} Score="{number}" {more} '
+        f'Body="{escape(body)}" />\r\n'
+    )
+
+
+def _awkward_dump(folder: Path) -> Path:
+    rows = [
+        _row(
+            1,
+            "<p>Caf\u00e9 \u2014 \u201cna\u00efve\u201d\u2026 Yes.</p>",
+            more='Tags="&lt;\u00e9&gt;"',
+        ),
+        "<!-- <row Id='0' Body='no row' /> -->\r\n",
+        _row(2, ""),
+        _row(3, "<pre>only code</pre>"),
+        _row(4, "<p>A post of nobody.</p>", owner=None),
+        "<![CDATA[ <row /> ]]>\n",
+        _row(5, "<p>The only post of a user.</p>", owner="one"),
+        *(_row(k, f"<p>Sentence {k}. {'Long ' * k}\U0001f600!</p>", k % 5) for k in range(6, 60)),
+        '<row Id="99" PostTypeId="2" OwnerUserId="3"></row>\n',
+        _row(60, "<p>a > b &amp; c, i.e. <a href='x'>d</a> http://e.f/g?h</p><!-- -->", "two"),
+    ]
+    path = folder / "Posts.xml"
+    path.write_bytes(("\ufeff<posts>\r\n" + "".join(rows) + "</posts>").encode())
+    return path
+
+
+def test_any_number_of_processes_writes_the_same_store(tmp_path, monkeypatch):
+    path = _awkward_dump(tmp_path)
+    # Parts of rows, and of characters, at the ends of what is read at once.
+    monkeypatch.setattr(stackexchange, "_BLOCK", 61)
+    monkeypatch.setattr(text_rows, "_CHARACTERS", 700)
+    stores, reports = [], []
+    for processes in (1, 2, 5):
+        store = tmp_path / "store"
+        options = {"split_by": "example", "stratify": False, "bad_records": "skip"}
+        report = job("stackexchange", path, store, processes=processes, **options).run(
+            ReadLog(skip_bad=True)
+        )
+        stores.append(store.read_bytes())
+        reports.append(report.to_json())
+        rows = table(store, "SELECT client_id, count(*) FROM examples GROUP BY client_id")
+        store.unlink()
+    assert stores[0] == stores[1] == stores[2]
+    assert reports[0] == reports[1] == reports[2]
+    # What the reader yields one by one, as any format's.
+    examples, _ = read("stackexchange", path, skip_bad=True)
+    clients = [example.record.client for example in examples]
+    assert dict(rows) == {client: clients.count(client) for client in clients}
+    assert dict(rows)["one"] == 1
+
+
+def test_results_and_errors_come_in_the_order_of_blocks(tmp_path):
+    def blocks() -> Any:
+        yield from [[str(tmp_path)], ["."]]
+        yield []
+        raise UserError("of the reader")
+
+    for processes in (1, 3):
+        results = in_order(_INPUT_PATHS, blocks(), processes)
+        assert [next(results), next(results)] == [[tmp_path], [Path(".")]]
+        with pytest.raises(UserError, match="--input: expected files or folders, found ''"):
+            next(results)
+
+
+def test_a_process_that_is_killed_ends_the_import_in_a_line():
+    with pytest.raises(ExecutionError) as e:
+        list(in_order(_RAISE_SIGNAL, [signal.SIGKILL] * 3, 2))
+    assert str(e.value) == (
+        "expected a process to work to the end, found it ended by signal SIGKILL, as for want of "
+        "memory: nothing was written (--processes=1 needs less memory)"
+    )
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert is_so()
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def test_no_process_outlives_a_killed_import(tmp_path):
+    script = (
+        "import functools, itertools, math\n"
+        "from tff_agnostic.importing.workers import in_order\n"
+        "make = functools.partial(functools.partial, math.sqrt)\n"
+        "for result in in_order(make, itertools.repeat(4.0), 2):\n"
+        "    pass\n"
+    )
+    importing = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    try:
+        _until(lambda: len(_children(importing.pid)) == 2)
+        workers = _children(importing.pid)
+    finally:
+        importing.kill()
+        importing.wait()
+    _until(lambda: not any(_is_running(pid) for pid in workers))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
