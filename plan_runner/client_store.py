@@ -33,6 +33,7 @@ _TFF_TABLES = {
 _PATIENCE = 5.0
 # Rows that are looked at without an index.
 _MAX_SCANNED = 1_000_000
+_ROWS_AT_ONCE = 1000
 # How a file of SQLite begins.
 _SQLITE = b"SQLite format 3\0"
 
@@ -68,18 +69,23 @@ class ClientStore:
 
     def client_counts(self, split: str) -> dict[str, int]:
         """Returns how many examples each client of a split has, sorted by the clients' ids."""
-        rows = self._query(
-            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?",
+        counts: dict[str, int] = {}
+        num_rows = 0
+        # By the bytes of UTF-8, which is Python's order.
+        for client, n in self._stream(
+            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? "
+            "ORDER BY client_id COLLATE BINARY",
             [split],
             (str, int),
-        )
-        if not rows:
+        ):
+            counts[client] = n
+            num_rows += 1
+        if not counts:
             raise self.error(
                 f"{self.path}: expected clients in split {split}, found the splits "
                 f"{', '.join(self.splits()) or '(none)'}"
             )
-        counts = dict(sorted(rows))
-        if len(counts) < len(rows):
+        if len(counts) < num_rows:
             raise self.error(f"{self.path}: expected each client of split {split} once")
         # Rows that were deleted may leave a gap, and none may come twice.
         ((most,),) = self._query("SELECT MAX(rowid) FROM examples")
@@ -144,17 +150,28 @@ class ClientStore:
     def _query(
         self, sql: str, parameters: Sequence[Any] = (), kinds: tuple[type, ...] = ()
     ) -> list[Any]:
+        return list(self._stream(sql, parameters, kinds))
+
+    def _stream(
+        self, sql: str, parameters: Sequence[Any] = (), kinds: tuple[type, ...] = ()
+    ) -> Iterator[Any]:
+        """Yields rows one by one: of a million clients they would need much memory at once."""
         with self._errors():
-            rows = self._connection().execute(sql, parameters).fetchall()
-        # SQLite lets a column hold values of any type.
-        for row in rows:
-            for value, kind in zip(row, kinds):
-                if type(value) is not kind:
-                    raise self.error(
-                        f"{self.path}: expected a client store with {kind.__name__} where it has "
-                        f"{value!r:.60} ({type(value).__name__})"
-                    )
-        return rows
+            rows = self._connection().execute(sql, parameters)
+        while True:
+            with self._errors():
+                block = rows.fetchmany(_ROWS_AT_ONCE)
+            if not block:
+                return
+            # SQLite lets a column hold values of any type.
+            for row in block:
+                for value, kind in zip(row, kinds):
+                    if type(value) is not kind:
+                        raise self.error(
+                            f"{self.path}: expected a client store with {kind.__name__} where it "
+                            f"has {value!r:.60} ({type(value).__name__})"
+                        )
+            yield from block
 
     def _connection(self) -> sqlite3.Connection:
         # SQLite's connections must not be carried into another thread, or through a fork.
