@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any, Callable, Optional, TypeVar
 
 from tff_agnostic.errors import ExecutionError, UserError
@@ -28,7 +28,7 @@ def usable_processes() -> int:
 
 def in_order(
     make: Callable[[], Callable[[Block], Result]], blocks: Iterable[Block], processes: int
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yields what a function makes of each block, in their order.
 
     An error comes after the results of the blocks before it, whatever the number of processes.
