@@ -1,5 +1,7 @@
 """Who judges: disjoint parts, a share of each domain, and what is said where there are few."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -21,12 +23,13 @@ def test_a_part_has_its_share_of_each_domain():
     assert not np.array_equal(taken, one_in(counts, 5, np.random.default_rng(0)))
 
 
-def _clients(tmp_path, counts, is_halved=True):
+def _clients(tmp_path, counts, is_halved=True, sizes=types.MappingProxyType({})):
     rows = [
         (split, Record(f"{split}_{domain}_{k}", domain, {"x": np.ones(2, np.float32), "label": 0}))
         for split, of in counts.items()
         for domain, count in of.items()
         for k in range(count)
+        for _ in range(sizes.get(f"{split}_{domain}_{k}", 1))
     ]
     model = tmp_path / "linear.py"
     model.write_text(MODEL)
@@ -80,4 +83,15 @@ def test_too_little_to_claim_anything(tmp_path, counts, told):
 def test_a_domain_with_few_is_named(tmp_path):
     counts = {"a": 20, "b": 2}
     clients, spec = _clients(tmp_path, {s: counts for s in ("train", "heldout", "test")})
+    assert check_judges(clients.judging(spec)) == ["b"]
+
+
+def test_clients_of_different_sizes_count_as_fewer(tmp_path):
+    """Three planes of a carrier, one of which has most flights: 100 / 66 of one size."""
+    clients, spec = _clients(
+        tmp_path,
+        {split: {"a": 20, "b": 3} for split in ("train", "heldout", "test")},
+        is_halved=False,
+        sizes={"heldout_b_0": 8},
+    )
     assert check_judges(clients.judging(spec)) == ["b"]

@@ -9,7 +9,7 @@ clients, a share of its training clients takes their place.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,7 +18,7 @@ import numpy as np
 from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
-from tff_agnostic.metrics.resampling import LEAST_CLIENTS
+from tff_agnostic.metrics.resampling import LEAST_CLIENTS, has_enough
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.comparison import LoadedTasks
 from tff_agnostic.tasks.registry import heldout_options, wanted_heldout
@@ -136,6 +136,9 @@ def _split(
 def check_judges(task: Task) -> list[str]:
     """Checks that there are enough clients to judge with; returns the domains that have too few.
 
+    Clients of different sizes count as fewer of one size: Kish's number, as for the intervals of
+    `metrics.resampling`.
+
     Args:
         task: See `ValidationClients.judging`.
 
@@ -149,16 +152,14 @@ def check_judges(task: Task) -> list[str]:
             "expected clients of two or more domains, to choose what is good for each of them, "
             f"found {found}: name the column of the domain with import_data --domain_column"
         )
-    counts = (client_domain_counts(task.test, len(names)) > 0).sum(axis=0)
-    few = [name for name, count in zip(names, counts) if count < LEAST_CLIENTS]
+    counts = client_domain_counts(task.test, len(names)).astype(np.float64)
+    squares = (counts**2).sum(axis=0)
+    clients = counts.sum(axis=0) ** 2 / np.where(squares > 0, squares, 1.0)
+    few = [name for name, of in zip(names, clients) if not has_enough(float(of))]
     if len(few) == len(names):
         raise UserError(
             f"expected {LEAST_CLIENTS} or more validation clients of a domain that judge, to claim "
-            f"anything of it, found {_most(counts)} at most: import the data with a larger share "
-            f"for them (import_data --split=train:0.6,{HELDOUT_SPLIT}:0.2,test:0.2)"
+            f"anything of it, found {max(clients):.3g} at most: import the data with a larger "
+            f"share for them (import_data --split=train:0.6,{HELDOUT_SPLIT}:0.2,test:0.2)"
         )
     return few
-
-
-def _most(counts: Sequence[int]) -> int:
-    return int(max(counts))
