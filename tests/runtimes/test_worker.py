@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import default_signals, is_running, wait_until
+from tests.selection import asked_for, usually
 from tff_agnostic.later import tff
 from tff_agnostic.runtimes.tff import TffWorker
 
@@ -45,7 +46,9 @@ _SIGNALS = (signal.SIGKILL, signal.SIGINT)
 
 
 @pytest.fixture(scope="module")
-def parents() -> "Iterator[dict[signal.Signals, subprocess.Popen[str]]]":
+def parents(
+    request: pytest.FixtureRequest,
+) -> "Iterator[dict[signal.Signals, subprocess.Popen[str]]]":
     """A Python process with a worker for each signal, started together to wait only once."""
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     with default_signals():
@@ -57,7 +60,7 @@ def parents() -> "Iterator[dict[signal.Signals, subprocess.Popen[str]]]":
                 text=True,
                 env=environment,
             )
-            for sent in _SIGNALS
+            for sent in asked_for(request, "sent")
         }
     yield processes
     for process in processes.values():
@@ -65,7 +68,8 @@ def parents() -> "Iterator[dict[signal.Signals, subprocess.Popen[str]]]":
         process.communicate()
 
 
-@pytest.mark.parametrize("sent", _SIGNALS, ids=lambda sent: sent.name)
+# Ctrl-C is an exception to Python, which another test raises.
+@pytest.mark.parametrize("sent", usually([signal.SIGKILL], _SIGNALS), ids=lambda sent: sent.name)
 def test_it_ends_after_a_signal_to_its_parent(parents, sent):
     parent = parents[sent]
     pid = int(parent.stdout.readline())
