@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from benchmarks.timing.machine import Machine
 from benchmarks.timing.results import Price, SideResult, WorkloadResult
-from benchmarks.timing.scale import ScaleResult
+from benchmarks.timing.scale import ScaleResult, StoreResult
 
 _MEGA = 1e6
 _UNKNOWN = "-"
@@ -181,7 +181,16 @@ def scale_blocks(result: ScaleResult, style: str) -> list[str]:
             f"{first:,} rounds, {memory[last] / _MEGA:.1f} MB after {last:,}: "
             f"{growth / _MEGA:+.1f} MB."
         )
+    if result.store is not None and result.store.steps:
+        blocks += store_blocks(result.store, style)
     return blocks
+
+
+def store_blocks(result: StoreResult, style: str) -> list[str]:
+    """Returns the table of a large store and the line above it."""
+    header = ["", "processor s", "peak so far, MB"]
+    rows = [[name, f"{s:.2f}", f"{peak / _MEGA:.0f}"] for name, s, peak in result.steps]
+    return [f"A store of {result.clients:,} clients to train on.", _table(rows, header, style)]
 
 
 def _side_row(side: SideResult, ratio: Optional[float]) -> list[str]:

@@ -1,11 +1,14 @@
 """How this package's rounds grow with clients, domains and the number of rounds."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
 from benchmarks.timing.environments import side_environment
-from benchmarks.timing.process import SideError, SideProcess
+from benchmarks.timing.process import SideError, SideProcess, last_line
 from benchmarks.timing.process_tree import tree_memory_bytes
 from benchmarks.timing.results import SideResult, failures
 from benchmarks.timing.schedule import Contestant, Protocol, measure
@@ -24,6 +27,7 @@ class ScalePlan:
         long_run: Cohort of the run whose memory is watched.
         long_rounds: Its rounds.
         look_every: Rounds between two looks at its memory.
+        store_clients: Clients of the store that is opened, sampled and counted; 0 for no store.
     """
 
     cohorts: tuple[Workload, ...] = (
@@ -36,6 +40,7 @@ class ScalePlan:
     long_run: Workload = logistic(clients=100)
     long_rounds: int = 1_000
     look_every: int = 100
+    store_clients: int = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,17 +82,35 @@ class LongRun:
 
 
 @dataclasses.dataclass(frozen=True)
+class StoreResult:
+    """What a large store takes.
+
+    Attributes:
+        clients: Its clients to train on.
+        steps: The name, the processor seconds and the peak memory in bytes so far of each step.
+        failure: What went wrong, in one line.
+    """
+
+    clients: int
+    steps: Sequence[tuple[str, float, int]]
+    failure: Optional[str] = None
+
+
+@dataclasses.dataclass(frozen=True)
 class ScaleResult:
     """Everything that `ScalePlan` asks for."""
 
     cohorts: Sequence[CohortResult]
     long_run: LongRun
+    store: Optional[StoreResult] = None
 
     def failures(self) -> list[str]:
         """Returns a line for each part that failed."""
         lines = failures([cohort.side for cohort in self.cohorts], _NAME)
         if self.long_run.failure:
             lines.append(f"the long run, {_NAME}: {self.long_run.failure}")
+        if self.store and self.store.failure:
+            lines.append(f"the store, {_NAME}: {self.store.failure}")
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -107,6 +130,7 @@ class ScaleResult:
                 **dataclasses.asdict(self.long_run),
                 "growth_bytes": self.long_run.growth_bytes,
             },
+            "store": self.store and dataclasses.asdict(self.store),
         }
 
 
@@ -138,7 +162,23 @@ def measure_scale(spec: SideSpec, plan: ScalePlan, protocol: Protocol) -> ScaleR
         )
         for workload, side in zip(plan.cohorts, sides)
     ]
-    return ScaleResult(cohorts, _run_long(spec, plan, protocol))
+    store = measure_store(plan.store_clients) if plan.store_clients else None
+    return ScaleResult(cohorts, _run_long(spec, plan, protocol), store)
+
+
+def measure_store(clients: int) -> StoreResult:
+    """Measures a store of so many clients in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.timing.large_store", f"--clients={clients}"],
+        env=side_environment(),
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        failure = f"ended with status {done.returncode}: {last_line(done.stderr)}"
+        return StoreResult(clients, [], failure)
+    steps = [(name, seconds, peak) for name, seconds, peak in json.loads(done.stdout)]
+    return StoreResult(clients, steps)
 
 
 def _per_client(side: SideResult, workload: Workload) -> float:

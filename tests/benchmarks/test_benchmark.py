@@ -36,7 +36,9 @@ def tiny(monkeypatch):
     """Workloads that take no time, under the names of the real ones."""
     workloads = Registry("workload", {name: TINY for name in benchmark.WORKLOADS})
     monkeypatch.setattr(benchmark, "WORKLOADS", workloads)
-    plan = ScalePlan(cohorts=(TINY, TINY), long_run=TINY, long_rounds=4, look_every=2)
+    plan = ScalePlan(
+        cohorts=(TINY, TINY), long_run=TINY, long_rounds=4, look_every=2, store_clients=0
+    )
     monkeypatch.setattr(benchmark, "ScalePlan", lambda: plan)
 
 

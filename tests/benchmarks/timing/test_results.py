@@ -13,7 +13,7 @@ from benchmarks.timing.products import Product, round_products, total_flops
 from benchmarks.timing.products_side import operands
 from benchmarks.timing.report import Report
 from benchmarks.timing.results import Price, SideResult, WorkloadResult
-from benchmarks.timing.scale import CohortResult, LongRun, ScaleResult
+from benchmarks.timing.scale import CohortResult, LongRun, ScaleResult, StoreResult
 from benchmarks.timing.workloads import WORKLOADS, logistic, make_clients
 from tests import golden
 from tests.benchmarks.timing.harness import TINY
@@ -58,6 +58,7 @@ def report(workload):
             CohortResult(logistic(10_000), large, 1.25, 200_000_000),
         ],
         long_run=LongRun(100, {100: 300_000_000, 200: 301_000_000, 300: 302_500_000}),
+        store=StoreResult(5_000, [("open", 1.25, 600_000_000)]),
     )
     machine = Machine("A CPU", 2, 16_000_000_000, "Linux", "3.11.7")
     rows = [Price("fed_avg", "fed_avg", 0.5, 1.0, 1.0), Price("q_ffl", "fed_avg", 0.75, 1.5, 1.4)]

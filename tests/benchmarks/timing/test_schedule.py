@@ -88,7 +88,9 @@ def test_sides_take_turns(tmp_path, monkeypatch):
 # --- How rounds grow: comparisons with the base, and the memory of a long run
 
 
-PLAN = ScalePlan(cohorts=(TINY, TINY, TINY), long_run=TINY, long_rounds=6, look_every=2)
+PLAN = ScalePlan(
+    cohorts=(TINY, TINY, TINY), long_run=TINY, long_rounds=6, look_every=2, store_clients=0
+)
 
 
 class Fake:
