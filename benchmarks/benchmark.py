@@ -21,13 +21,14 @@ from benchmarks.timing.report import Report
 from benchmarks.timing.scale import ScalePlan, measure_scale
 from benchmarks.timing.schedule import Protocol
 from benchmarks.timing.sides import PEERS, SideSpec, own_sides
-from benchmarks.timing.workloads import WORKLOADS
+from benchmarks.timing.workloads import WORKLOADS, Workload
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_new_or_empty, make_folder, write_json, write_text
 from tff_agnostic.folders import claimed_folder
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.process import run_app
+from tff_agnostic.runtimes.devices import DEVICES
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _RUNS = Path("runs")
@@ -58,6 +59,13 @@ def define_flags() -> None:
     flags.DEFINE_integer("rounds", 7, "Rounds of each side that count, in each repetition.")
     flags.DEFINE_integer("repeats", 2, "Repetitions, each with new processes.")
     flags.DEFINE_string("runtime", "cohort", f"Where our rounds run. Of: {', '.join(RUNTIMES)}.")
+    flags.DEFINE_enum(
+        "device",
+        "cpu",
+        list(DEVICES),
+        "Where our clients run; on an accelerator streamed and on the CPU too.",
+    )
+    flags.DEFINE_integer("clients", None, "Clients of a round. [10, or 500 of logistic]")
     flags.DEFINE_integer(
         "round_limit",
         300,
@@ -79,9 +87,9 @@ def main(argv: Sequence[str]) -> None:
     """Times what the flags say; prints and writes the tables."""
     del argv
     names, peers = _CHOICES[flags.FLAGS.workload], chosen_peers()
-    ours = own_sides(flags.FLAGS.runtime)
-    for name in ("rounds", "repeats", "round_limit"):
-        if flags.FLAGS[name].value < 1:
+    ours = own_sides(flags.FLAGS.runtime, flags.FLAGS.device)
+    for name in ("rounds", "repeats", "round_limit", "clients"):
+        if flags.FLAGS[name].value is not None and flags.FLAGS[name].value < 1:
             raise UserError(f"--{name}: expected at least 1, found {flags.FLAGS[name].value}")
     algorithms = priced_algorithms()
     page = chosen_page()
@@ -95,7 +103,7 @@ def main(argv: Sequence[str]) -> None:
         machine=Machine.here(),
         protocol=(
             f"Medians of {repeats} x {flags.FLAGS.rounds} rounds, in turn; "
-            f"runtime {flags.FLAGS.runtime}."
+            f"runtime {flags.FLAGS.runtime}, device {flags.FLAGS.device}."
         ),
         workloads=[],
         scale=None,
@@ -112,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
             scale = measure_scale(ours[0], ScalePlan(), protocol(path, name))
             report = dataclasses.replace(report, scale=scale)
         else:
-            compared = compare(WORKLOADS[name], [*ours, *peers], protocol(path, name))
+            compared = compare(chosen_workload(name), [*ours, *peers], protocol(path, name))
             report = dataclasses.replace(report, workloads=[*report.workloads, compared])
         # After each: the next one may be interrupted.
         write(report, path)
@@ -120,6 +128,12 @@ def main(argv: Sequence[str]) -> None:
     if page is not None:
         page.replace_section(report.section(_PAGE_HEADINGS))
     finish(report, path)
+
+
+def chosen_workload(name: str) -> Workload:
+    """Returns a workload, with as many clients as the flags say."""
+    workload, clients = WORKLOADS[name], flags.FLAGS.clients
+    return workload if clients is None else dataclasses.replace(workload, clients=clients)
 
 
 def priced_algorithms() -> list[str]:
@@ -132,7 +146,7 @@ def priced_algorithms() -> list[str]:
             f"--workload: expected one of {', '.join(WORKLOADS)} with --algorithms, found "
             f"{flags.FLAGS.workload}"
         )
-    for name in ("peers", "repeats", "round_limit", "page", "runtime"):
+    for name in ("peers", "repeats", "round_limit", "page", "runtime", "device", "clients"):
         if flags.FLAGS[name].present:
             raise UserError(
                 f"--{name}: expected none with --algorithms, whose rows take turns in one process"

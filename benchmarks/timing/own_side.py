@@ -48,7 +48,8 @@ def main() -> None:
     )
     algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
     clients = side.clients()
-    with RUNTIMES[side.runtime](RuntimeOptions()) as runtime:
+    where = RuntimeOptions(device=side.device, client_mode=side.client_mode)
+    with RUNTIMES[side.runtime](where) as runtime:
         training = runtime.training(algorithm, PlainSum())
         state = training.initialize()
         for _ in side.rounds(model.num_parameters, _PACKAGES):

@@ -31,12 +31,23 @@ class Side:
         workload: What to run.
         algorithm: Which algorithm to run it with, for sides that have several.
         runtime: Where to run it, for sides that have several.
+        device: The kind of device, for sides that have several.
+        client_mode: Whether clients take steps together, for sides that leave it open.
     """
 
-    def __init__(self, workload: Workload, algorithm: str = "", runtime: str = "") -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        algorithm: str = "",
+        runtime: str = "",
+        device: str = "",
+        client_mode: str = "",
+    ) -> None:
         self.workload = workload
         self.algorithm = algorithm
         self.runtime = runtime
+        self.device = device
+        self.client_mode = client_mode
         self._channel = _take_standard_output()
 
     @staticmethod
@@ -45,7 +56,8 @@ class Side:
         parser = argparse.ArgumentParser()
         parser.add_argument("--workload", required=True, type=Workload.from_json)
         parser.add_argument("--algorithm", default="")
-        parser.add_argument("--runtime", default="")
+        for name in ("runtime", "device", "client_mode"):
+            parser.add_argument(f"--{name}", default="")
         return Side(**vars(parser.parse_args()))
 
     def clients(self) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Optional
 from benchmarks.timing.environments import BENCHMARKS, python_of
 from benchmarks.timing.workloads import Workload
 from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.devices import DEVICES
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _OWN_SIDE = "benchmarks.timing.own_side"
@@ -25,6 +26,8 @@ class SideSpec:
         environment: Name of its environment, or None for this one.
         algorithm: Passed on to the side.
         runtime: Passed on to the side.
+        device: Passed on to the side.
+        client_mode: Passed on to the side.
     """
 
     title: str
@@ -33,6 +36,8 @@ class SideSpec:
     environment: Optional[str] = None
     algorithm: str = ""
     runtime: str = ""
+    device: str = ""
+    client_mode: str = ""
 
     def command(self, workload: Workload) -> list[str]:
         """Returns its command line.
@@ -48,6 +53,8 @@ class SideSpec:
             f"--workload={workload.to_json()}",
             f"--algorithm={self.algorithm}",
             f"--runtime={self.runtime}",
+            f"--device={self.device}",
+            f"--client_mode={self.client_mode}",
         ]
 
     @staticmethod
@@ -80,12 +87,27 @@ PEERS: Registry[SideSpec] = Registry(
 OURS = "AgnosticFedAvg"
 
 
-def own_sides(runtime: str) -> list[SideSpec]:
-    """Returns this package's sides; the first is the one that others are compared with."""
-    _ = RUNTIMES[runtime]
+def own_sides(runtime: str, device: str = "cpu") -> list[SideSpec]:
+    """Returns this package's sides; the first is the one that others are compared with.
+
+    On an accelerator AgnosticFedAvg also runs with one client after another, and on the CPU.
+    """
+    _ = RUNTIMES[runtime], DEVICES[device]
+    ours = SideSpec(
+        title=OURS,
+        algorithm="agnostic_fed_avg",
+        runtime=runtime,
+        device=device,
+        client_mode="auto",
+    )
+    fed_avg = dataclasses.replace(ours, title="FedAvg (ours)", algorithm="fed_avg")
+    if device == "cpu":
+        return [ours, fed_avg]
     return [
-        SideSpec(title=OURS, algorithm="agnostic_fed_avg", runtime=runtime),
-        SideSpec(title="FedAvg (ours)", algorithm="fed_avg", runtime=runtime),
+        ours,
+        fed_avg,
+        dataclasses.replace(ours, title=f"{OURS}, streamed", client_mode="streamed"),
+        dataclasses.replace(ours, title=f"{OURS} on the CPU", device="cpu"),
     ]
 
 

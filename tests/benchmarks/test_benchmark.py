@@ -57,7 +57,7 @@ def fake_peers(monkeypatch):
 def fake_ours(monkeypatch):
     """Fast sides in the place of ours, where those are not what is tested."""
     fast = [SideSpec(title="ours", script=str(FAKE_SIDE), algorithm="sleepy")]
-    monkeypatch.setattr(benchmark, "own_sides", lambda runtime: fast)
+    monkeypatch.setattr(benchmark, "own_sides", lambda runtime, device: fast)
 
 
 @golden.arguments

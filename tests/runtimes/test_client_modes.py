@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, assert_identical, random_client
+from tests.runtimes.model_kinds import KINDS
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.algorithms.fed_boost import fed_boost
@@ -19,14 +20,27 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
-from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledClientWork
+from tff_agnostic.runtimes.client_work import (
+    CLIENT_MODES,
+    ON_ACCELERATOR,
+    ON_CPU,
+    ClientWork,
+    CompiledClientWork,
+    Grouping,
+)
 from tff_agnostic.runtimes.devices import streamed_shards
 
 
 class _Work:
     """Client work of the first step of an algorithm, and the message to clients."""
 
-    def __init__(self, model: Model, change: Any = lambda work: work, built: Any = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        change: Any = lambda work: work,
+        built: Any = None,
+        grouping: Grouping = ON_CPU,
+    ) -> None:
         options = FedAvgOptions(client_learning_rate=0.5, client_epochs=2, batch_size=4)
         algorithm = built or fed_avg(Problem.of_numbered_domains(model, 3), options)
         (step,) = algorithm.steps
@@ -35,7 +49,7 @@ class _Work:
         self.broadcast = round_.start(round_.initialize())
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.broadcast)
         self.compiled = CompiledClientWork(
-            ClientWork(round_.steps[0], specs, algorithm.client_data_spec)
+            ClientWork(round_.steps[0], specs, algorithm.client_data_spec), grouping=grouping
         )
 
     def plan(self, mode, cohort, max_clients_in_step=None):
@@ -105,6 +119,26 @@ def test_the_automatic_choice_is_by_the_size_of_the_model(small, large):
         large.sums("auto", large_cohort), large.sums("streamed", large_cohort)
     ):
         assert_identical(found, expected)
+
+
+def test_large_models_and_convolutions_are_in_step_on_accelerators(large):
+    large_cohort = _cohort(9, 4, 1, num_features=4000)
+    accelerated = _Work(logistic_regression(4000, 50), grouping=ON_ACCELERATOR)
+    assert accelerated.plan("auto", large_cohort)[1] == [(0, 1, 2)]
+
+    kind, rng = KINDS["convolutional"], np.random.default_rng(0)
+    images = kind.model()
+    cohort = [kind.client(rng, size) for size in (9, 0, 4, 1)]
+    on_cpu = _Work(images)
+    assert on_cpu.plan("auto", cohort)[1] == streamed_shards(4)
+    accelerated = _Work(images, grouping=ON_ACCELERATOR)
+    assert accelerated.plan("auto", cohort)[1] == [(0, 2, 3, 1)]
+    assert [len(shard) for shard in accelerated.plan("auto", cohort * 5)[1]] == [10, 10]
+    found, expected = (
+        tf.nest.flatten(_total(work.sums("auto", cohort))) for work in (accelerated, on_cpu)
+    )
+    for of_products, of_convolutions in zip(found, expected):
+        np.testing.assert_allclose(of_products, of_convolutions, rtol=1e-4, atol=1e-5)
 
 
 def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():

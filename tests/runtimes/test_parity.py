@@ -50,7 +50,7 @@ _ALL_RUNS = [
     *((name, "plain", "logistic", _MODES) for name in CASES if name not in _CHOSEN),
     ("fed_avg", "plain", "dropout", _MODES),
     ("agnostic_fed_avg", "secure", "frozen", ("vectorised",)),
-    ("agnostic_fed_avg", "plain", "convolutional", ("streamed",)),
+    ("agnostic_fed_avg", "plain", "convolutional", ("streamed", "vectorised")),
 ]
 # Each other one is in tests of one runtime.
 _USUAL_RUNS = [

@@ -155,7 +155,6 @@ USER_MODELS = {
         + 'image = layers.Flatten()(layers.Conv2D(2, 3)(inputs["photo"]))\n'
         + 'scores = layers.Dense(3)(layers.Concatenate()([image, inputs["x"]]))\n'
         + "return tf.keras.Model(inputs, scores), of_classes",
-        can_be_vectorised=False,
     ),
     "a subclass": UserModel(
         _of(_INPUTS["x"], _CLASS, num_classes=3),

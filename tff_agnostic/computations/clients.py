@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
 
+from tff_agnostic.computations.client_convolutions import CONVERTED, converter
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.stateless_random import fold_in, hash_multipliers, known_multipliers, random_order
@@ -55,7 +57,7 @@ class _VectorisedClients:
         from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
-        with _only_missing_axes_inserted():
+        with _adapted_vectoriser():
             return pfor(
                 lambda k: fn(*tf.nest.map_structure(lambda values: tf.gather(values, k), args)),
                 num_clients,
@@ -387,8 +389,10 @@ TRACING = threading.RLock()
 
 
 @contextlib.contextmanager
-def _only_missing_axes_inserted() -> Iterator[None]:
-    """Makes TensorFlow's vectoriser insert the axes that are missing where ranks are known.
+def _adapted_vectoriser() -> Iterator[None]:
+    """Makes TensorFlow's vectoriser convert convolutions, and insert only axes that are missing.
+
+    Convolutions become batched products: see `client_convolutions`.
 
     `pfor` (seen in TensorFlow 2.14) gives every operand of an elementwise operation as many axes as
     the largest operand has, with a dozen operations that compute its new shape when the step runs:
@@ -400,25 +404,35 @@ def _only_missing_axes_inserted() -> Iterator[None]:
     """
     # The package has a function of the same name as this module of it.
     vectoriser = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
-    operands_class = vectoriser._PforInput
+    operands_class, registry = vectoriser._PforInput, vectoriser._pfor_converter_registry
     thread = threading.get_ident()
 
-    def expanddim_inputs_for_broadcast(operands: Any) -> None:
-        if threading.get_ident() != thread:
-            with_computed_shapes(operands)
-            return
-        ranks = [_rank_with_clients(operand) for operand in operands.inputs]
-        if None in ranks:
-            with_computed_shapes(operands)
-            return
-        for i, (operand, rank) in enumerate(zip(operands.inputs, ranks)):
-            if operand.is_stacked and rank < max(ranks):
-                operands.inputs[i] = vectoriser.wrap(_with_axes(operand.t, max(ranks) - rank), True)
+    def here(adapted: Callable[..., Any], of_tensorflow: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (adapted if threading.get_ident() == thread else of_tensorflow)(*args)
 
     with TRACING:
-        with_computed_shapes = operands_class.expanddim_inputs_for_broadcast
-        operands_class.expanddim_inputs_for_broadcast = expanddim_inputs_for_broadcast
+        insert_axes = operands_class.expanddim_inputs_for_broadcast
+        before = {name: registry[name] for name in CONVERTED}
+        operands_class.expanddim_inputs_for_broadcast = here(
+            functools.partial(_insert_missing_axes, vectoriser, insert_axes), insert_axes
+        )
+        registry.update(
+            {name: here(converter(vectoriser, name), before[name]) for name in CONVERTED}
+        )
         try:
             yield
         finally:
-            operands_class.expanddim_inputs_for_broadcast = with_computed_shapes
+            operands_class.expanddim_inputs_for_broadcast = insert_axes
+            registry.update(before)
+
+
+def _insert_missing_axes(
+    vectoriser: Any, with_computed_shapes: Callable[[Any], None], operands: Any
+) -> None:
+    ranks = [_rank_with_clients(operand) for operand in operands.inputs]
+    if None in ranks:
+        with_computed_shapes(operands)
+        return
+    for i, (operand, rank) in enumerate(zip(operands.inputs, ranks)):
+        if operand.is_stacked and rank < max(ranks):
+            operands.inputs[i] = vectoriser.wrap(_with_axes(operand.t, max(ranks) - rank), True)

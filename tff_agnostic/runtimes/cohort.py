@@ -16,7 +16,14 @@ from tff_agnostic.computations.verification import check_measurement, check_roun
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
-from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledClientWork
+from tff_agnostic.runtimes.client_work import (
+    CLIENT_MODES,
+    ON_ACCELERATOR,
+    ON_CPU,
+    ClientWork,
+    CompiledClientWork,
+    Grouping,
+)
 from tff_agnostic.runtimes.devices import (
     DEVICES,
     DeviceThreads,
@@ -114,12 +121,17 @@ class CohortRuntime(SummingRuntime):
         """Returns what runs the work on the lanes of this process."""
         is_small = work.message_bytes <= _SMALL_MODEL_BYTES
         compile_ = _compiled_for_all_runs if is_small else self._compile
-        return SumOnLanes(compile_(work, self._options.xla), self._options, self.running_lanes)
+        grouping = ON_CPU if self.device_kinds() <= {"cpu"} else ON_ACCELERATOR
+        compiled = compile_(work, self._options.xla, grouping)
+        return SumOnLanes(compiled, self._options, self.running_lanes)
 
     def execution(self) -> dict[str, Any]:
         """Returns what may change last bits; see `runtime.Runtime.execution`."""
-        kinds = {name.rpartition("device:")[2].split(":")[0].lower() for name in self._devices}
-        return {**self._options.execution(), "device": ", ".join(sorted(kinds))}
+        return {**self._options.execution(), "device": ", ".join(sorted(self.device_kinds()))}
+
+    def device_kinds(self) -> set[str]:
+        """Returns what the devices are, such as cpu; nothing before the runtime is entered."""
+        return {name.rpartition("device:")[2].split(":")[0].lower() for name in self._devices}
 
     def running_lanes(self) -> DeviceThreads:
         """Returns the threads.
@@ -133,8 +145,8 @@ class CohortRuntime(SummingRuntime):
 
 
 @functools.lru_cache(maxsize=_KEPT_TRACES)
-def _compiled_for_all_runs(work: ClientWork, xla: bool) -> CompiledClientWork:
-    return CompiledClientWork(work, xla)
+def _compiled_for_all_runs(work: ClientWork, xla: bool, grouping: Grouping) -> CompiledClientWork:
+    return CompiledClientWork(work, xla, grouping)
 
 
 class SumOnLanes:

@@ -38,14 +38,15 @@ class RuntimeOptions(Settings):
     )
     client_mode: str = setting(
         "auto",
-        "Whether many clients take each step together (vectorised, for small models) or run one "
-        "after another (streamed).",
+        "Whether many clients take each step together (vectorised; on CPUs for small models) or "
+        "run one after another (streamed).",
         choices=CLIENT_MODES,
         runtimes=_IN_PROCESS,
     )
     max_clients_in_step: Optional[int] = setting(
         None,
-        "Most clients that take a step together. [what fits into 64 MB, at most 512]",
+        "Most clients that take a step together. [what fits into 64 MB, or into 2 GB of an "
+        "accelerator, at most 512]",
         at_least=1,
         runtimes=_IN_PROCESS,
     )

@@ -18,6 +18,8 @@ from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.client_work import (
     CLIENT_MODES,
+    ON_ACCELERATOR,
+    ON_CPU,
     ClientWork,
     CompiledClientWork,
     ShardFunction,
@@ -122,7 +124,8 @@ class SumOnRay:
         options: RuntimeOptions,
         running: Callable[[], tuple[WorkerPool, Schedule]],
     ) -> None:
-        self.compiled = CompiledClientWork(work, options.xla)
+        grouping = ON_ACCELERATOR if options.gpus_per_worker else ON_CPU
+        self.compiled = CompiledClientWork(work, options.xla, grouping)
         self._options = options
         self._running = running
         self._pool: Optional[WorkerPool] = None

@@ -1,0 +1,94 @@
+"""Convolutions of many clients: their output and gradients are those of one client after another.
+
+TensorFlow has no gradients of a dilated convolution on CPUs. The reference spreads the kernel
+instead, with zeros between its entries, and takes TensorFlow's plain convolution.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_agnostic.computations.clients import vectorised_clients
+from tff_agnostic.runtimes.client_work import _op_types
+
+_CLIENTS, _IMAGES = 3, 4
+
+# (height, width, channels), (kernel's height, width), outputs, strides, dilations
+_CASES = [
+    ((9, 10, 3), (3, 2), 5, (1, 1), (1, 1)),
+    ((9, 10, 3), (3, 2), 5, (2, 3), (1, 1)),
+    ((8, 7, 1), (5, 5), 2, (3, 1), (1, 1)),
+    ((9, 10, 2), (3, 2), 4, (1, 1), (2, 3)),
+    # A kernel of one pixel that leaps over images, and one as large as they are.
+    ((7, 6, 2), (1, 1), 3, (3, 4), (1, 1)),
+    ((4, 5, 2), (4, 5), 3, (1, 1), (1, 1)),
+    # No image lasts to the kernel's last leap.
+    ((8, 9, 2), (2, 3), 3, (3, 4), (1, 1)),
+]
+
+
+def _with_gradients(convolve, images, kernel):
+    with tf.GradientTape() as tape:
+        tape.watch([images, kernel])
+        output = convolve(images, kernel)
+        loss = tf.reduce_sum(tf.sin(output))
+    return (output, *tape.gradient(loss, [images, kernel]))
+
+
+def _of_spread_kernel(strides, dilations, padding):
+    def convolve(images, kernel):
+        for axis, dilation in enumerate(dilations):
+            size = kernel.shape[axis]
+            place = tf.one_hot(tf.range(size) * dilation, (size - 1) * dilation + 1)
+            kernel = tf.tensordot(place, kernel, [[0], [axis]])
+            kernel = tf.transpose(kernel, [1, 0, 2, 3]) if axis == 1 else kernel
+        return tf.nn.conv2d(images, kernel, strides, padding)
+
+    return convolve
+
+
+def _vectorised(convolve, image_shape, kernel_shape):
+    return tf.function(
+        lambda images, kernels: vectorised_clients(
+            lambda *args: _with_gradients(convolve, *args), images, kernels
+        ),
+        input_signature=[
+            tf.TensorSpec([None, None, *image_shape]),
+            tf.TensorSpec([None, *kernel_shape]),
+        ],
+    )
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize(("image", "kernel", "outputs", "strides", "dilations"), _CASES)
+def test_each_client_has_its_own_convolution(image, kernel, outputs, strides, dilations, padding):
+    rng = np.random.default_rng(7)
+    kernel_shape = [*kernel, image[2], outputs]
+    images = tf.constant(rng.normal(size=[_CLIENTS, _IMAGES, *image]), tf.float32)
+    kernels = tf.constant(rng.normal(size=[_CLIENTS, *kernel_shape]), tf.float32)
+
+    many = _vectorised(
+        lambda x, k: tf.nn.conv2d(x, k, strides, padding, dilations=dilations), image, kernel_shape
+    )
+    found = many(images, kernels)
+
+    reference = _of_spread_kernel(strides, dilations, padding)
+    for k in range(_CLIENTS):
+        expected = _with_gradients(reference, images[k], kernels[k])
+        for of_all, of_one in zip(found, expected):
+            scale = np.abs(of_one).max()
+            np.testing.assert_allclose(of_all[k] / scale, of_one / scale, atol=2e-6)
+    assert not {op for op in _op_types(many.get_concrete_function()) if "Conv" in op}
+
+
+def test_a_kernel_that_clients_share_is_left_to_tensorflow():
+    kernel = tf.constant(np.random.default_rng(1).normal(size=[3, 3, 2, 4]), tf.float32)
+    images = tf.constant(np.random.default_rng(2).normal(size=[3, 2, 6, 6, 2]), tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 6, 6, 2])])
+    def many(images):
+        return vectorised_clients(lambda x: tf.nn.conv2d(x, kernel, 1, "SAME"), images)
+
+    expected = [tf.nn.conv2d(of_one, kernel, 1, "SAME") for of_one in images]
+    np.testing.assert_allclose(many(images), expected, atol=1e-5)
+    assert "Conv2D" in _op_types(many.get_concrete_function())

@@ -1,0 +1,234 @@
+"""Convolutions of many clients at once, each with a kernel of its own, as one batched product.
+
+A client's weights differ from the others' after its first local step. TensorFlow's vectoriser
+(`pfor`) then runs a convolution for one client after another, or as a grouped convolution, whose
+sums change from run to run. Here the patches under the kernel become rows of a matrix (im2col), so
+that the convolutions of all clients, and both of their gradients, are batched matrix products.
+Shapes: G clients, B images of H x W pixels and C channels, kernels of p x q with O output channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Optional
+
+from tff_agnostic.later import tf
+
+Pair = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """How a kernel moves over images in the layout [H, W, C].
+
+    Attributes:
+        strides: Pixels between two places of the kernel, down and to the right.
+        dilations: Pixels between two neighbouring entries of the kernel.
+        before: Rows and columns of zeros above and to the left of an image.
+        after: Those below and to the right.
+    """
+
+    strides: Pair
+    dilations: Pair
+    before: Pair
+    after: Pair
+
+    def of_images(self, images: tf.Tensor, kernels: tf.Tensor) -> tf.Tensor:
+        """Returns every client's images under its own kernel, [G, B, H', W', O].
+
+        Args:
+            images: [G, B, H, W, C].
+            kernels: [G, p, q, C, O].
+        """
+        p, q, channels, outputs = kernels.shape[1:]
+        patches = self._patches(images, (p, q))
+        matrices = tf.reshape(kernels, [-1, p * q * channels, outputs])
+        # [G, B H' W', O], as each patch is a row.
+        product = tf.matmul(_rows(patches, images), matrices)
+        clients, batch = tf.unstack(tf.shape(images)[:2])
+        return tf.reshape(product, [clients, batch, *patches.shape[1:3], outputs])
+
+    def kernel_gradient(
+        self, images: tf.Tensor, output_gradient: tf.Tensor, kernel_size: Pair
+    ) -> tf.Tensor:
+        """Returns the gradient by each client's kernel, [G, p, q, C, O].
+
+        Args:
+            images: [G, B, H, W, C].
+            output_gradient: By the output, [G, B, H', W', O].
+            kernel_size: p and q.
+        """
+        patches = self._patches(images, kernel_size)
+        outputs = output_gradient.shape[-1]
+        rows = tf.reshape(output_gradient, [tf.shape(images)[0], -1, outputs])  # [G, B H' W', O]
+        product = tf.matmul(_rows(patches, images), rows, transpose_a=True)
+        return tf.reshape(product, [-1, *kernel_size, images.shape[-1], outputs])
+
+    def image_gradient(
+        self, output_gradient: tf.Tensor, kernels: tf.Tensor, image_size: Pair
+    ) -> tf.Tensor:
+        """Returns the gradient by the images, [G, B, H, W, C].
+
+        It is a convolution too: of the gradient, with zeros between its pixels where the kernel
+        leapt (`strides`), under the kernel turned by 180 degrees.
+
+        Args:
+            output_gradient: By the output, [G, B, H', W', O].
+            kernels: [G, p, q, C, O].
+            image_size: H and W.
+        """
+        spread = _with_zeros_between(output_gradient, self.strides)
+        reach = [(p - 1) * d for p, d in zip(kernels.shape[1:3], self.dilations)]
+        before = [r - b for r, b in zip(reach, self.before)]
+        after = [
+            size + r - spread_size - b
+            for size, r, spread_size, b in zip(image_size, reach, spread.shape[2:4], before)
+        ]
+        turned = tf.transpose(tf.reverse(kernels, [1, 2]), [0, 1, 2, 4, 3])
+        transposed = Convolution(
+            (1, 1), self.dilations, (before[0], before[1]), (after[0], after[1])
+        )
+        return transposed.of_images(spread, turned)
+
+    def _patches(self, images: tf.Tensor, kernel_size: Pair) -> tf.Tensor:
+        """Returns what lies under each place of the kernel, [G B, H', W', p q C]."""
+        flat = tf.reshape(images, [-1, *images.shape[2:]])
+        zeros = [[0, 0], *([b, a] for b, a in zip(self.before, self.after)), [0, 0]]
+        return tf.image.extract_patches(
+            tf.pad(flat, zeros) if any(map(any, zeros)) else flat,
+            sizes=[1, *kernel_size, 1],
+            strides=[1, *self.strides, 1],
+            rates=[1, *self.dilations, 1],
+            padding="VALID",
+        )
+
+
+def convolution(
+    strides: Pair, dilations: Pair, padding: str, image_size: Pair, kernel_size: Pair
+) -> Convolution:
+    """Returns the convolution with TensorFlow's padding, "SAME" or "VALID"."""
+    if padding == "VALID":
+        return Convolution(strides, dilations, (0, 0), (0, 0))
+    # As many outputs as a stride fits into the image, rounded up; the odd zero comes last.
+    zeros = [
+        max((-(-size // s) - 1) * s + (p - 1) * d + 1 - size, 0)
+        for size, s, d, p in zip(image_size, strides, dilations, kernel_size)
+    ]
+    before = (zeros[0] // 2, zeros[1] // 2)
+    return Convolution(strides, dilations, before, (zeros[0] - before[0], zeros[1] - before[1]))
+
+
+def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
+    """Returns what converts a convolution, or a gradient of one, into that of many clients.
+
+    It leaves to TensorFlow a kernel that all clients share, which that converts well, and what is
+    not known here: other layouts, explicit padding, images whose size is not known.
+
+    Args:
+        vectoriser: TensorFlow's module `pfor`, which hands over its operands.
+        name: Type of the operation, of `CONVERTED`.
+    """
+    convert, by_tensorflow = CONVERTED[name], vectoriser._pfor_converter_registry[name]
+
+    def converted(operands: Any) -> Any:
+        output = convert(_Operands(operands)) if _is_known(operands) else None
+        return by_tensorflow(operands) if output is None else vectoriser.wrap(output, True)
+
+    return converted
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operands:
+    """Operands of one client's operation, some of them with an axis of clients."""
+
+    of_tensorflow: Any
+
+    def is_stacked(self, i: int) -> bool:
+        return bool(self.of_tensorflow.inputs[i].is_stacked)
+
+    def of_clients(self, i: int) -> tf.Tensor:
+        """Returns operand `i` with an axis of clients: one that they share is repeated."""
+        self.of_tensorflow.stack_inputs(stack_indices=[i])
+        return self.of_tensorflow.stacked_input(i)
+
+    def shape(self, i: int) -> tf.TensorShape:
+        """Returns one client's shape of operand `i`."""
+        return self.of_tensorflow.op.inputs[i].shape
+
+    @property
+    def output_shape(self) -> tf.TensorShape:
+        """One client's shape of the output."""
+        return self.of_tensorflow.op.outputs[0].shape
+
+    def convolution(self, images: tf.TensorShape, kernel: tf.TensorShape) -> Optional[Convolution]:
+        """Returns the operation's convolution; None if sizes are unknown, or in channel groups."""
+        if not (images[1:].is_fully_defined() and kernel.is_fully_defined()):
+            return None
+        if images[3] != kernel[2]:
+            return None
+        attribute = self.of_tensorflow.get_attr
+        strides, dilations = (tuple(attribute(name)[1:3]) for name in ("strides", "dilations"))
+        padding = attribute("padding").decode()
+        return convolution(strides, dilations, padding, images[1:3], kernel[:2])
+
+
+def _is_known(operands: Any) -> bool:
+    return operands.get_attr("data_format") == b"NHWC" and operands.get_attr("padding") in (
+        b"SAME",
+        b"VALID",
+    )
+
+
+def _convert_output(operands: _Operands) -> Optional[tf.Tensor]:
+    found = operands.convolution(operands.shape(0), operands.shape(1))
+    if found is None or not operands.is_stacked(1):
+        return None
+    return found.of_images(operands.of_clients(0), operands.of_clients(1))
+
+
+def _convert_kernel_gradient(operands: _Operands) -> Optional[tf.Tensor]:
+    kernel = operands.output_shape
+    found = operands.convolution(operands.shape(0), kernel)
+    if found is None:
+        return None
+    return found.kernel_gradient(operands.of_clients(0), operands.of_clients(2), kernel[:2])
+
+
+def _convert_image_gradient(operands: _Operands) -> Optional[tf.Tensor]:
+    images = operands.output_shape
+    found = operands.convolution(images, operands.shape(1))
+    if found is None or not operands.is_stacked(1):
+        return None
+    return found.image_gradient(operands.of_clients(2), operands.of_clients(1), images[1:3])
+
+
+CONVERTED: dict[str, Callable[[_Operands], Optional[tf.Tensor]]] = {
+    "Conv2D": _convert_output,
+    "Conv2DBackpropFilter": _convert_kernel_gradient,
+    "Conv2DBackpropInput": _convert_image_gradient,
+}
+
+
+def _rows(patches: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+    """Returns patches [G B, H', W', p q C] as rows of each client, [G, B H' W', p q C]."""
+    return tf.reshape(patches, [tf.shape(images)[0], -1, patches.shape[-1]])
+
+
+def _with_zeros_between(images: tf.Tensor, strides: Pair) -> tf.Tensor:
+    """Returns images with `stride - 1` zeros between pixels, [G, B, (H - 1) s + 1, ..., C]."""
+    for axis, stride in zip((2, 3), strides):
+        if stride == 1:
+            continue
+        shape = tf.unstack(tf.shape(images))
+        size = images.shape[axis]
+        zeros = [[0, 0]] * 6
+        zeros[axis + 1] = [0, stride - 1]
+        spread = tf.pad(tf.expand_dims(images, axis + 1), zeros)
+        spread = tf.reshape(spread, [*shape[:axis], size * stride, *shape[axis + 1 :]])
+        kept = (size - 1) * stride + 1
+        static = images.shape.as_list()
+        static[axis] = kept
+        images = tf.ensure_shape(
+            spread[:, :, :kept] if axis == 2 else spread[:, :, :, :kept], static
+        )
+    return images
