@@ -40,8 +40,8 @@ class Side:
         workload: Workload,
         algorithm: str = "",
         runtime: str = "",
-        device: str = "",
-        client_mode: str = "",
+        device: str = "cpu",
+        client_mode: str = "auto",
     ) -> None:
         self.workload = workload
         self.algorithm = algorithm
@@ -56,8 +56,9 @@ class Side:
         parser = argparse.ArgumentParser()
         parser.add_argument("--workload", required=True, type=Workload.from_json)
         parser.add_argument("--algorithm", default="")
-        for name in ("runtime", "device", "client_mode"):
-            parser.add_argument(f"--{name}", default="")
+        parser.add_argument("--runtime", default="")
+        parser.add_argument("--device", default="cpu")
+        parser.add_argument("--client_mode", default="auto")
         return Side(**vars(parser.parse_args()))
 
     def clients(self) -> list[dict[str, Any]]:

@@ -36,8 +36,8 @@ class SideSpec:
     environment: Optional[str] = None
     algorithm: str = ""
     runtime: str = ""
-    device: str = ""
-    client_mode: str = ""
+    device: str = "cpu"
+    client_mode: str = "auto"
 
     def command(self, workload: Workload) -> list[str]:
         """Returns its command line.
@@ -93,13 +93,7 @@ def own_sides(runtime: str, device: str = "cpu") -> list[SideSpec]:
     On an accelerator AgnosticFedAvg also runs with one client after another, and on the CPU.
     """
     _ = RUNTIMES[runtime], DEVICES[device]
-    ours = SideSpec(
-        title=OURS,
-        algorithm="agnostic_fed_avg",
-        runtime=runtime,
-        device=device,
-        client_mode="auto",
-    )
+    ours = SideSpec(title=OURS, algorithm="agnostic_fed_avg", runtime=runtime, device=device)
     fed_avg = dataclasses.replace(ours, title="FedAvg (ours)", algorithm="fed_avg")
     if device == "cpu":
         return [ours, fed_avg]
