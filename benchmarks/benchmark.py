@@ -28,11 +28,11 @@ from tff_agnostic.files import is_new_or_empty, make_folder, write_json, write_t
 from tff_agnostic.folders import claimed_folder
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.process import run_app
-from tff_agnostic.runtimes.devices import DEVICES
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _RUNS = Path("runs")
 _SCALE = "scale"
+_DEVICES = ["cpu", "gpu"]
 # Below the heading of the page's part that holds the section.
 _PAGE_HEADINGS = 4
 # The workloads that each value of --workload stands for.
@@ -62,8 +62,8 @@ def define_flags() -> None:
     flags.DEFINE_enum(
         "device",
         "cpu",
-        list(DEVICES),
-        "Where our clients run; on an accelerator streamed and on the CPU too.",
+        _DEVICES,
+        "Where our clients run; gpu times them streamed and on the CPU too, and no peers.",
     )
     flags.DEFINE_integer("clients", None, "Clients of a round. [10, or 500 of logistic]")
     flags.DEFINE_integer(
@@ -91,6 +91,8 @@ def main(argv: Sequence[str]) -> None:
     for name in ("rounds", "repeats", "round_limit", "clients"):
         if flags.FLAGS[name].value is not None and flags.FLAGS[name].value < 1:
             raise UserError(f"--{name}: expected at least 1, found {flags.FLAGS[name].value}")
+    if flags.FLAGS.clients is not None and flags.FLAGS.workload == _SCALE:
+        raise UserError("--clients: has no effect with --workload=scale, which has its own")
     algorithms = priced_algorithms()
     page = chosen_page()
     path = output_folder()
@@ -157,6 +159,10 @@ def priced_algorithms() -> list[str]:
 def chosen_peers() -> list[SideSpec]:
     """Returns the peers that the flags name."""
     names = flags.FLAGS.peers
+    if flags.FLAGS.device != "cpu":
+        if flags.FLAGS["peers"].present and names != ["none"]:
+            raise UserError("--peers: expected none with --device=gpu, which times ours only")
+        return []
     if flags.FLAGS.workload == _SCALE:
         if flags.FLAGS["peers"].present:
             raise UserError("--peers: has no effect with --workload=scale, which times ours only")

@@ -171,6 +171,18 @@ def test_peers_have_titles_of_their_own():
     assert len(set(titles)) == len(titles)
 
 
+def test_on_a_gpu_ours_are_also_streamed_and_on_the_cpu():
+    ours = sides.own_sides("cohort", "gpu")
+    assert len({side.title for side in ours}) == len(ours)
+    where = [(side.algorithm, side.device, side.client_mode) for side in ours]
+    assert where == [
+        ("agnostic_fed_avg", "gpu", "auto"),
+        ("fed_avg", "gpu", "auto"),
+        ("agnostic_fed_avg", "gpu", "streamed"),
+        ("agnostic_fed_avg", "cpu", "auto"),
+    ]
+
+
 def test_guards_need_nothing_of_this_environment():
     from benchmarks.timing import guard
 

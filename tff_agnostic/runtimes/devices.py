@@ -26,7 +26,7 @@ from tff_agnostic.registry import Registry
 
 _HINTS = {
     "GPU": (
-        ': for NVIDIA GPUs, a driver and "pip install tensorflow[and-cuda]==2.14.*" in the '
+        ': for NVIDIA GPUs, a driver and "pip install tensorflow[and-cuda]=={release}.*" in the '
         "environment make them visible"
     ),
     "TPU": ": TensorFlow sees a TPU only on its host, with a TensorFlow built for it",
@@ -42,7 +42,7 @@ def _all(kind: str) -> list[str]:
         found = sorted({device.device_type for device in tf.config.list_logical_devices()})
         raise UserError(
             f"--device={kind.lower()}: TensorFlow sees no {kind}, only {', '.join(found)}"
-            f"{_HINTS[kind]}"
+            f"{_HINTS[kind].format(release='.'.join(tf.__version__.split('.')[:2]))}"
         )
     return names
 
