@@ -355,7 +355,9 @@ def _op_types(traced: Any) -> set[str]:
     graph = traced.graph.as_graph_def()
     functions = {f.signature.name: f for f in graph.library.function}
     outputs = [tensor.name for tensor in traced.outputs]
-    types, waiting, seen = set(), [(graph.node, outputs)], set()
+    types: set[str] = set()
+    seen: set[str] = set()
+    waiting = [(graph.node, outputs)]
     while waiting:
         nodes, names = waiting.pop()
         by_name = {node.name: node for node in nodes}
