@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import json
@@ -13,9 +14,9 @@ import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from plan_runner.errors import PlanError
 from plan_runner.export import SERVER_STATE, SUFFIX, open_export
@@ -24,7 +25,6 @@ from plan_runner.fleet.comparison import is_as_run_plan
 from plan_runner.fleet.launch import SUPERLINK, Events, Processes, check_room
 from plan_runner.fleet.server import STAGES
 from plan_runner.fleet.settings import manifest_sha256
-from plan_runner.fleet.usage import Meter
 from plan_runner.private_sums.noise import NodeNoise, noise_of_export
 
 # The exchanges of a round, by the profile of its plan.
@@ -44,6 +44,10 @@ _OFTEN = _TIMEOUTS.replace("opening = 180", "opening = 60").replace("patience = 
 _BACK_SECONDS = 45.0
 _METER_SECONDS = 0.5
 _PROCESSES = "processes"
+# Where Linux tells of processes.
+_PROC = Path("/proc")
+# After the name of the program, which may hold spaces: see proc(5).
+_PARENT, _TIMES = 1, slice(11, 15)
 
 
 def demo(
@@ -368,3 +372,75 @@ def _table(events: Sequence[dict[str, Any]]) -> list[str]:
 
 def _used(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.2f}"
+
+
+def processor_seconds(roots: Iterable[int], proc: Path = _PROC) -> dict[int, float]:
+    """Returns the processor seconds of process trees, by their first process; of those that run.
+
+    A process counts with those of its children that have ended and that it has waited for.
+
+    Args:
+        roots: Ids of processes.
+        proc: Where Linux tells of processes.
+    """
+    own, children = dict[int, float](), dict[int, list[int]]()
+    for number, parent, seconds in _processes(proc):
+        own[number] = seconds
+        children.setdefault(parent, []).append(number)
+
+    def of_tree(number: int) -> float:
+        return own[number] + sum(map(of_tree, children.get(number, ())))
+
+    return {root: of_tree(root) for root in roots if root in own}
+
+
+def _processes(proc: Path) -> Iterator[tuple[int, int, float]]:
+    tick = os.sysconf("SC_CLK_TCK")
+    for folder in proc.iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            text = (folder / "stat").read_text(errors="replace")
+        except OSError:
+            # It has ended meanwhile.
+            continue
+        fields = text[text.rindex(")") + 1 :].split()
+        yield int(folder.name), int(fields[_PARENT]), sum(map(int, fields[_TIMES])) / tick
+
+
+class Meter:
+    """Looks at processes now and then, and tells what they used between two times.
+
+    Args:
+        clock: Seconds of a clock that goes forward.
+        look: As `processor_seconds`.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        look: Callable[[Iterable[int]], Mapping[int, float]] = processor_seconds,
+    ) -> None:
+        self._clock, self._look = clock, look
+        self._times: list[float] = []
+        self._found: list[Mapping[int, float]] = []
+
+    def look(self, processes: Iterable[int], every: float = 0.0) -> None:
+        """Looks, unless it did so less than `every` seconds ago."""
+        now = self._clock()
+        if self._times and now < self._times[-1] + every:
+            return
+        self._times.append(now)
+        self._found.append(self._look(processes))
+
+    def last(self, processes: Iterable[int], seconds: float) -> Optional[float]:
+        """Returns the mean of processes' processor seconds in the last so many seconds.
+
+        A part of a second before is counted, as far as nobody looked meanwhile; a process that was
+        not there all the time is not. None if none was.
+        """
+        began = bisect.bisect_right(self._times, self._times[-1] - seconds) - 1
+        first, last = self._found[max(began, 0)], self._found[-1]
+        there = [number for number in processes if number in first and number in last]
+        used = [last[number] - first[number] for number in there]
+        return sum(used) / len(used) if used else None

@@ -19,7 +19,7 @@ import numpy as np
 from plan_runner.client_store import ClientStore
 from plan_runner.errors import PlanError, reason
 from plan_runner.export import SUFFIX, check_count
-from plan_runner.fleet.player import Examples, Player
+from plan_runner.fleet.player import Examples, Player, sum_plan
 from plan_runner.fleet.settings import (
     DataSettings,
     NodeSettings,
@@ -27,7 +27,6 @@ from plan_runner.fleet.settings import (
     read_identity,
     read_roster,
 )
-from plan_runner.fleet.sums import sum_plan
 from plan_runner.fleet.wire import Kind, Message, decoded, identity_text
 from plan_runner.private_sums.account import NodeAccount
 from plan_runner.private_sums.noise import check_sum_plan, noise_of_export

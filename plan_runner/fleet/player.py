@@ -16,10 +16,12 @@ import numpy as np
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits, read_arrays
 from plan_runner.fleet import parts
+from plan_runner.fleet.parts import About
 from plan_runner.fleet.worker import Worker
 from plan_runner.isolation import IsolationError
 from plan_runner.kernel import find_kernel
 from plan_runner.play import check_sandbox
+from plan_runner.secure_aggregation.sum_plan import SummedTensor, SumPlan
 
 _FUNCTION = "plan_runner.fleet.playing:play_requests"
 _LENGTH = struct.Struct("<Q")
@@ -246,3 +248,25 @@ def _reading(name: str) -> Callable[[Path], bytes]:
 def _nothing(folder: Path) -> Optional[bytes]:
     del folder
     return None
+
+
+def sum_plan(manifest: str, about: About, min_clients: int, checks_survivors: bool) -> SumPlan:
+    """Returns what all parties of a plan's secure sums have to agree on.
+
+    The modulus has room for as many clients as the plan admits, however many take part.
+
+    Args:
+        manifest: SHA-256 of the export's manifest, as hexadecimal digits.
+        about: What the plan is, of the profile of secure sums.
+        min_clients: The fewest clients whose sum may be opened.
+        checks_survivors: See `SumPlan`.
+    """
+    if about.max_clients is None or about.max_clients < min_clients:
+        raise PlanError(
+            f"min_clients: expected at most {about.max_clients}, which the plan has room for, "
+            f"found {min_clients}; export with a larger --max_clients_per_round"
+        )
+    tensors = tuple(SummedTensor(t.name, t.shape, t.bound, t.modulus) for t in about.secure)
+    return SumPlan(
+        bytes.fromhex(manifest), tensors, about.max_clients, min_clients, checks_survivors
+    )

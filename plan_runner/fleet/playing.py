@@ -8,19 +8,23 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
+import tensorflow as tf
+from google.protobuf import message
 
 from plan_runner.client import Client, check_example
+from plan_runner.client_store import DOMAIN, LABEL
 from plan_runner.daf import read_update
 from plan_runner.errors import PlanError
 from plan_runner.export import (
     SERVER_STATE,
     Export,
     Limits,
+    TensorType,
     check_count,
     open_export,
     read_arrays,
@@ -35,11 +39,13 @@ from plan_runner.play import refusing
 from plan_runner.profile import RoundOutcome
 from plan_runner.rounds import load_profile, metrics_row, round_result
 from plan_runner.secure import SecureProfile, in_graph
-from plan_runner.stored_examples import as_plans_read
 from plan_runner.verify import round_line
 
 _LENGTH = struct.Struct("<Q")
 _BEGUN = "begun"
+# Of a plan: the label, and the domain's number.
+_Y = "y"
+_DOMAIN_ID = "domain_id"
 
 
 def play_requests(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
@@ -225,3 +231,36 @@ def _records(content: bytes) -> Iterator[bytes]:
         at += _LENGTH.size
         yield content[at : at + length]
         at += length
+
+
+def as_plans_read(
+    record: bytes, features: Mapping[str, TensorType], domains: Sequence[str], where: str
+) -> bytes:
+    """Returns an example of a store with what a plan reads of its label and domain.
+
+    What the store has under the plan's own names stays as it is, and so does all that is no
+    example, which `client.check_example` refuses.
+
+    Args:
+        features: The features that the plan reads.
+        domains: The names of the plan's domains, in the order of their ids.
+        where: Which example, for messages.
+    """
+    try:
+        example = tf.train.Example.FromString(record)
+    except message.DecodeError:
+        return record
+    found = example.features.feature
+    lacks = {name for name in features if name not in found}
+    if _Y in lacks and LABEL in found:
+        found[_Y].CopyFrom(found[LABEL])
+    if _DOMAIN_ID in lacks and DOMAIN in found:
+        names = [name.decode(errors="replace") for name in found[DOMAIN].bytes_list.value]
+        unknown = [name for name in names if name not in domains]
+        if unknown:
+            raise PlanError(
+                f"{where}: expected one of the plan's domains, {', '.join(domains) or 'none'}, "
+                f"found {unknown[0]!r:.60}"
+            )
+        found[_DOMAIN_ID].int64_list.value.extend(map(domains.index, names))
+    return example.SerializeToString(deterministic=True)

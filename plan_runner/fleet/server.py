@@ -15,16 +15,14 @@ import numpy as np
 from plan_runner import export as exports
 from plan_runner.errors import PlanError
 from plan_runner.export import EVALUATION, TRAINING, Limits, open_export
-from plan_runner.fleet.cohorts import SAMPLINGS, Draw
-from plan_runner.fleet.members import Channel, Exchange, Members, PlanHello
-from plan_runner.fleet.player import Player, secure_sums
+from plan_runner.fleet.members import SAMPLINGS, Channel, Draw, Exchange, Members, PlanHello
+from plan_runner.fleet.player import Player, secure_sums, sum_plan
 from plan_runner.fleet.settings import (
     ServerSettings,
     manifest_sha256,
     read_roster,
 )
 from plan_runner.fleet.state_folder import Begun, StateFolder, Track
-from plan_runner.fleet.sums import sum_plan
 from plan_runner.fleet.wire import Kind, Message
 from plan_runner.private_sums.account import ServerAccount
 from plan_runner.private_sums.noise import check_sum_plan, noise_of_export

@@ -20,7 +20,7 @@ from plan_runner import export as exports
 from plan_runner.client_store import TRAIN
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits
-from plan_runner.fleet.cohorts import SAMPLINGS
+from plan_runner.fleet.members import SAMPLINGS
 from plan_runner.private_sums.noise import Demands
 from plan_runner.secure_aggregation.primitives import KEY_BYTES
 from plan_runner.secure_aggregation.sum_plan import FEWEST_CLIENTS, Identities

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from plan_runner.errors import PlanError
-from plan_runner.fleet.cohorts import SAMPLINGS, Draw
+from plan_runner.fleet.members import SAMPLINGS, Draw
 
 _NODES = [bytes([n]) for n in range(10)]
 _DRAWS = 4000

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from plan_runner.fleet.usage import Meter, processor_seconds
+from plan_runner.fleet.demo import Meter, processor_seconds
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
