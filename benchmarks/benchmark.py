@@ -23,7 +23,7 @@ from benchmarks.timing.schedule import Protocol
 from benchmarks.timing.sides import PEERS, SideSpec, own_sides
 from benchmarks.timing.workloads import WORKLOADS, Workload
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import is_new_or_empty, make_folder, write_json, write_text
 from tff_agnostic.folders import claimed_folder
 from tff_agnostic.registry import Registry
@@ -83,8 +83,8 @@ def define_flags() -> None:
     )
 
 
-def main(argv: Sequence[str]) -> None:
-    """Times what the flags say; prints and writes the tables."""
+def main(argv: Sequence[str]) -> int:
+    """Times what the flags say; prints and writes the tables; returns 1 if a side failed."""
     del argv
     names, peers = _CHOICES[flags.FLAGS.workload], chosen_peers()
     ours = own_sides(flags.FLAGS.runtime, flags.FLAGS.device)
@@ -98,13 +98,13 @@ def main(argv: Sequence[str]) -> None:
     path = output_folder()
     make_folder(path / "logs")
     repeats = 1 if algorithms else flags.FLAGS.repeats
-    print(f"{', '.join(names)}, {repeats} x {flags.FLAGS.rounds} rounds: {path}")
+    print(f"{', '.join(names)}, {repeats} x {counted(flags.FLAGS.rounds, 'round')}: {path}")
     report = Report(
         command=shlex.join(["./run", "benchmark", *sys.argv[1:]]),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         machine=Machine.here(),
         protocol=(
-            f"Medians of {repeats} x {flags.FLAGS.rounds} rounds, in turn; "
+            f"Medians of {repeats} x {counted(flags.FLAGS.rounds, 'round')}, in turn; "
             f"runtime {flags.FLAGS.runtime}, device {flags.FLAGS.device}."
         ),
         workloads=[],
@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> None:
     # At the end only: a page is for readers, whom half of the results would mislead.
     if page is not None:
         page.replace_section(report.section(_PAGE_HEADINGS))
-    finish(report, path)
+    return finish(report, path)
 
 
 def chosen_workload(name: str) -> Workload:
@@ -214,18 +214,13 @@ def write(report: Report, path: Path) -> None:
     write_text(path / "benchmark.md", report.markdown())
 
 
-def finish(report: Report, path: Path) -> None:
-    """Prints the tables.
-
-    Raises:
-        SystemExit: With status 1 if a side failed.
-    """
+def finish(report: Report, path: Path) -> int:
+    """Prints the tables, and the sides that failed; returns 1 if there are any."""
     print(f"\n{report.text()}\n\ntables: {path / 'benchmark.md'}, {path / 'benchmark.json'}")
     failed = report.failures()
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)
-    if failed:
-        sys.exit(1)
+    return 1 if failed else 0
 
 
 def entry_point() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.timing.workloads import WORKLOADS, Workload
+from tff_agnostic.errors import counted
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # Rounds before those that count, and the fewest seconds of one item: the clock ticks every 10 ms.
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     for name, column in (("processor s", 0), ("clock s", 1)):
         before, now = (statistics.median(item[column] for item in side) for side in seconds)
         rows.append([name, f"{before:.4f}", f"{now:.4f}", f"{now / before:.3f}"])
-    print(f"{given.workload}: medians of {given.rounds} x {per_item} rounds, in turn")
+    print(f"{given.workload}: medians of {given.rounds} x {counted(per_item, 'round')}, in turn")
     print(tabulate(rows, ["of a round", "before", "now", "ratio"], tablefmt="github"))
 
 

@@ -19,6 +19,7 @@ from typing import NoReturn, Optional
 
 from tff_agnostic import refusal_of_python
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
+from tff_agnostic.registry import did_you_mean
 
 # They have no options of this package's: completion knows all of them, the others nothing of it.
 _OTHERS = ("completion", "fleet", "run_plan")
@@ -47,7 +48,7 @@ def module_command() -> None:
     """Runs the command that the first argument names, as if its module had been run."""
     with watched():
         _prepare()
-        name = _named(sys.argv.pop(1) if len(sys.argv) > 1 else "none")
+        name = _named(sys.argv.pop(1) if len(sys.argv) > 1 else "")
         sys.argv[0] = os.path.join(os.path.dirname(__file__), f"{name}.py")
         _start(name)
 
@@ -67,14 +68,24 @@ def console_script() -> None:
                 return
             _start(_named(first))
         else:
-            _start(_named(name.replace(f"{PROGRAM}-", "", 1)))
+            command_name = name.replace(f"{PROGRAM}-", "", 1)
+            print(
+                f"note: {name} goes with the next release: {PROGRAM} {command_name} does the same",
+                file=sys.stderr,
+            )
+            _start(_named(command_name))
 
 
 def _named(text: str) -> str:
     name = text.replace("-", "_")
     if name not in (*COMMANDS, *_OTHERS):
-        known = ", ".join(sorted((*COMMANDS, *_OTHERS)))
-        sys.exit(f"error: expected a command, one of {known}, found {text}")
+        names = sorted((*COMMANDS, *_OTHERS))
+        found = f"{text}: {did_you_mean(name, names)}" if text else "none: "
+        print(
+            f"error: expected a command, found {found}the commands are {', '.join(names)}",
+            file=sys.stderr,
+        )
+        sys.exit(_USER_ERROR_STATUS)
     return name
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from google.protobuf import message
 
 from plan_runner import graph_check, kernel, plan_pb2
-from plan_runner.errors import PlanError, reason
+from plan_runner.errors import PlanError, counted, reason
 from plan_runner.export import DEFAULT_LIMITS, SUFFIX, Limits, TensorType, check_frames
 from plan_runner.graph_check import Permissions, check_graph
 from plan_runner.graph_messages import constants, graph_of, tensor_name, tensor_specs
@@ -177,9 +177,8 @@ class ClientGraph:
     def check_cohort(self, clients: Sized) -> None:
         """Checks that enough clients take part."""
         if len(clients) < self.minimum:
-            raise PlanError(
-                f"cohort: expected at least {self.minimum} clients, found {len(clients)}"
-            )
+            fewest = counted(self.minimum, "client")
+            raise PlanError(f"cohort: expected at least {fewest}, found {len(clients)}")
 
     def run(
         self, name: str, examples: Sequence[bytes], checkpoint: Path, update: Optional[Path] = None

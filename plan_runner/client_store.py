@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from plan_runner.errors import PlanError
+from plan_runner.errors import PlanError, counted
 
 FORMAT_VERSION = 1
 # The features that name an example's domain, and its label.
@@ -92,7 +92,7 @@ class ClientStore:
         left = most or 0
         for client, n in counts.items():
             if not 0 <= n <= left:
-                raise self._wrong_count(client, split, f"0 to {left} examples", n)
+                raise self._wrong_count(client, split, f"0 to {counted(left, 'example')}", n)
             left -= n
         return counts
 
@@ -121,7 +121,7 @@ class ClientStore:
             raise self.error(f"{where}: expected examples in split {split}, found none{meant}")
         if len(found) != count:
             raise self.error(
-                f"{where}: expected {count} examples in split {split}, as the table "
+                f"{where}: expected {counted(count, 'example')} in split {split}, as the table "
                 f"client_metadata has it, found {len(found)}"
             )
         return found

@@ -1,4 +1,4 @@
-"""The one exception of this package."""
+"""The one exception of this package, and words of its messages."""
 
 _LONGEST_REASON = 300
 
@@ -16,3 +16,8 @@ def reason(error: BaseException) -> str:
     if len(text) > _LONGEST_REASON:
         text = text[:_LONGEST_REASON] + "..."
     return text or type(error).__name__
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, as "1 round" and "2 rounds"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

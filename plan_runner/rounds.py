@@ -16,7 +16,7 @@ from plan_runner import export as exports
 from plan_runner import plan_pb2
 from plan_runner.client import Client
 from plan_runner.daf import DafProfile
-from plan_runner.errors import PlanError, reason
+from plan_runner.errors import PlanError, counted, reason
 from plan_runner.export import METRICS, STATE, Export, Manifest, TensorType
 from plan_runner.graph_session import check_tensors, read_checkpoint, type_of, write_checkpoint
 from plan_runner.plan_messages import parse_plan
@@ -187,8 +187,8 @@ def _check_size(clients: int, manifest: Manifest, number: int) -> None:
     most = manifest.max_clients
     if most is not None and clients > most:
         raise PlanError(
-            f"round {number}: expected at most {most} clients, for whom secure sums have room, "
-            f"found {clients}; export with a larger --max_clients_per_round"
+            f"round {number}: expected at most {counted(most, 'client')}, for whom secure sums "
+            f"have room, found {clients}; export with a larger --max_clients_per_round"
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from plan_runner import export as exports
 from plan_runner import plan_pb2
 from plan_runner.client import Client
+from plan_runner.errors import counted
 from plan_runner.export import DEFAULT_LIMITS, ROUNDING, Export, conformance_client, read_arrays
 from plan_runner.plan_messages import parse
 from plan_runner.rounds import RoundResult, run_rounds
@@ -146,8 +147,8 @@ def round_line(result: RoundResult) -> str:
         if value.shape == () and value.dtype.kind in "iuf"
     ]
     return (
-        f"round {result.number}: {result.clients} clients, {result.bytes_down:,} bytes down, "
-        f"{result.bytes_up:,.0f} up{''.join(metrics)}"
+        f"round {result.number}: {counted(result.clients, 'client')}, {result.bytes_down:,} "
+        f"bytes down, {result.bytes_up:,.0f} up{''.join(metrics)}"
     )
 
 
@@ -182,11 +183,11 @@ def tell_checks(
         rounds, tensors, failing = rounds + 1, tensors + check.tensors, failing + len(names)
         rounded, furthest = rounded + len(check.differing), max(furthest, largest)
     another = _another_client(export)
-    of_rounds = f"{rounds} round{'s' * (rounds != 1)}"
+    of_rounds = counted(rounds, "round")
     not_run = f"not run: {', '.join(_not_run(export, devices))}"
     lite, as_lite = devices.beside, ""
     if lite is not None:
-        as_lite = f"; {_TFLITE}: {lite.clients} clients up to rounding, {lite.largest:g}"
+        as_lite = f"; {_TFLITE}: {counted(lite.clients, 'client')} up to rounding, {lite.largest:g}"
     if failing:
         tell(f"NOT verified: {failing} of {tensors} tensors of {of_rounds} differ")
     elif another:

@@ -1,4 +1,4 @@
-"""The exceptions that end in one line instead of a traceback."""
+"""The exceptions that end in one line instead of a traceback, and words of such lines."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def some_of(names: Sequence[str], most: int) -> str:
     """Returns names in a line: `most` of them, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, as "1 round" and "2 rounds"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Container, Iterable, Mapping
@@ -341,7 +342,21 @@ class Option:
         return "" if default in (None, "", ()) else flag_text(default)
 
     def parsed(self, value: Any) -> Any:
-        """Returns a value of the option's type from a flag's value or from text."""
+        """Returns a value of the option's type from a flag's value or from text.
+
+        Of an earlier name of another option a line says that it goes: only what a user gives is
+        parsed.
+        """
+        found = self._parsed(value)
+        if "alias" in self.field.metadata:
+            name, meanings = self.field.metadata["alias"]
+            _tell_once(
+                f"note: --{self.flag}={flag_text(found)} goes with the next release: "
+                f"--{name}={meanings[found]} is the same"
+            )
+        return found
+
+    def _parsed(self, value: Any) -> Any:
         if self.kind is Path:
             return named_path(f"--{self.flag}", value)
         try:
@@ -396,6 +411,12 @@ def _listed(choices: Registry) -> str:
     if all(isinstance(text, str) and text != name for name, text in choices.items()):
         return "; ".join(f"{name}: {meaning}" for name, meaning in choices.items())
     return ", ".join(choices)
+
+
+# A search parses a value in every trial.
+@functools.cache
+def _tell_once(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _plain(value: Any) -> Any:

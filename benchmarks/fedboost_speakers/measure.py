@@ -19,6 +19,7 @@ from benchmarks.fedboost_synthetic.measure import trained
 from tff_agnostic.base_predictors.files import PredictorFile, read_predictors
 from tff_agnostic.boosting.alpha import BoostOptions, alpha_steps
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.errors import counted
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 
@@ -89,7 +90,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     whole = BoostOptions(predictor_sampling="none", alpha_learning_rate=chosen.eta)
     print(f"m_k / m {loss(text, text.shares):.5f}, uniform {loss(text, np.full(q, 1 / q)):.5f}")
     of_all = final_loss(text, whole, 0, chosen.rounds)
-    print(f"all predictors after {chosen.rounds} rounds {of_all:.4f}")
+    print(f"all predictors after {counted(chosen.rounds, 'round')} {of_all:.4f}")
     rows = [[e, *(cell(e, sampling) for sampling in _SAMPLINGS)] for e in chosen.estimators]
     print(tabulate(rows, headers=["estimator", *_SAMPLINGS]))
 

@@ -20,6 +20,7 @@ from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, alpha_steps
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import GRADIENT_ESTIMATORS
+from tff_agnostic.errors import counted
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 
@@ -105,7 +106,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     ]
     headers = ["estimator", "full", *(f"{s} {c}" for s, c in ways)]
     start = excess(np.full(chosen.predictors, 1 / chosen.predictors), lambda_)
-    print(f"excess at the start {start:.5f}, after {chosen.rounds} rounds:")
+    print(f"excess at the start {start:.5f}, after {counted(chosen.rounds, 'round')}:")
     print(tabulate(rows, headers=headers, floatfmt=".5f"))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from plan_runner.errors import PlanError
+from plan_runner.errors import PlanError, counted
 
 _PROGRAM = "fleet"
 _USAGE_STATUS = 2
@@ -119,7 +119,7 @@ def _keys(arguments: argparse.Namespace) -> int:
     for name in (keys.AUTHORITY, keys.CERTIFICATE):
         path = folder / name
         print(f"{path}: holds until {keys.expiry(keys.read_certificate(path))}")
-    print(f"{folder / keys.ROSTER}: {len(nodes)} nodes")
+    print(f"{folder / keys.ROSTER}: {counted(len(nodes), 'node')}")
     print(f"send {keys.AUTHORITY} and {keys.ROSTER} to every node; all else stays here")
     return 0
 

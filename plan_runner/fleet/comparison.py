@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plan_runner.errors import PlanError
+from plan_runner.errors import PlanError, counted
 from plan_runner.export import DEFAULT_LIMITS, SERVER_STATE, STATE, SUFFIX, TRAINING, read_arrays
 from plan_runner.fleet.player import Examples, Player
 from plan_runner.fleet.settings import manifest_sha256
@@ -77,7 +77,7 @@ def is_as_run_plan(
         raise PlanError(f"run_plan: {played.stderr.strip()}")
     same = (output / STATE).read_bytes() == (state / STATE).read_bytes()
     verdict = "is" if same else "IS NOT"
-    tell(f"the state after {len(rounds)} rounds {verdict} that of run_plan, bit for bit")
+    tell(f"the state after {counted(len(rounds), 'round')} {verdict} that of run_plan, bit for bit")
     return same
 
 
@@ -107,8 +107,8 @@ def _has_nodes_noise(
     same = state == (folder / STATE).read_bytes()
     verdict = "is" if same else "IS NOT"
     tell(
-        f"the state after {len(rounds)} rounds {verdict} what the plan makes of the opened sums, "
-        "bit for bit"
+        f"the state after {counted(len(rounds), 'round')} {verdict} what the plan makes of the "
+        "opened sums, bit for bit"
     )
     if noise.takes_part < 1:
         tell("nodes have tossed coins whether to take part: the noise cannot be told from that")

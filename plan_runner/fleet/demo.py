@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from plan_runner.errors import PlanError
+from plan_runner.errors import PlanError, counted
 from plan_runner.export import SERVER_STATE, SUFFIX, open_export
 from plan_runner.fleet import keys, kills
 from plan_runner.fleet.comparison import is_as_run_plan
@@ -73,7 +73,9 @@ def demo(
     """
     files = sorted(clients.glob(f"*{SUFFIX}"))[:nodes]
     if len(files) < nodes:
-        raise PlanError(f"{clients}: expected {nodes} clients NAME{SUFFIX}, found {len(files)}")
+        raise PlanError(
+            f"{clients}: expected {counted(nodes, 'client')} NAME{SUFFIX}, found {len(files)}"
+        )
     noise = noise_of_export(export, manifest_sha256(export))
     if noise is not None and nodes < noise.fewest_clients:
         raise PlanError(
@@ -158,8 +160,8 @@ class _Played:
         for name in self._names:
             self._start_node(name)
         self._tell(
-            f"server and {len(self._names)} nodes, each with processes and keys of its own: "
-            f"{self._folder}"
+            f"server and {counted(len(self._names), 'node')}, each with processes and keys of "
+            f"its own: {self._folder}"
         )
 
     def _start_node(self, name: str) -> None:
@@ -365,7 +367,8 @@ def _table(events: Sequence[dict[str, Any]]) -> list[str]:
         )
         lines.append(
             f"a round takes a node {node:.2f} processor seconds and the server {server:.2f}; "
-            f"{down:,.0f} bytes go to the nodes and {up:,.0f} come from them; means of {rounds}"
+            f"{down:,.0f} bytes go to the nodes and {up:,.0f} come from them; "
+            f"{'mean' if rounds == 1 else 'means'} of {counted(rounds, 'round')}"
         )
     return lines
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from plan_runner import export as exports
-from plan_runner.errors import PlanError
+from plan_runner.errors import PlanError, counted
 from plan_runner.export import EVALUATION, TRAINING, Limits, open_export
 from plan_runner.fleet.members import SAMPLINGS, Channel, Draw, Exchange, Members, PlanHello
 from plan_runner.fleet.player import Player, secure_sums, sum_plan
@@ -145,7 +145,8 @@ class FleetServer:
                 plan.track.give_up(number, str(e), round_.asked_to_open)
                 if attempts >= self._settings.attempts:
                     raise PlanError(
-                        f"{plan.track.kind} {number}: given up {attempts} times, the last time: {e}"
+                        f"{plan.track.kind} {number}: given up {counted(attempts, 'time')}, the "
+                        f"last time: {e}"
                     ) from e
             else:
                 plan.track.open(number, sums, **facts)
@@ -177,8 +178,8 @@ class FleetServer:
         names = f", without {_some(map(self._identities.name, absent))}" if absent else ""
         if len(there) < fewest:
             raise PlanError(
-                f"{plan.track.kind} {number}: expected at least {fewest} nodes within {timeout:g} "
-                f"s, found {len(there)}{names}"
+                f"{plan.track.kind} {number}: expected at least {counted(fewest, 'node')} within "
+                f"{timeout:g} s, found {len(there)}{names}"
             )
         if absent != plan.absent:
             self._listener.line(
@@ -325,8 +326,8 @@ class _Round:
         self._exchange("work", dict.fromkeys(self._cohort, request), take, plan.fewest)
         if len(updates) < plan.fewest:
             raise ProtocolError(
-                f"expected updates of at least {plan.fewest} nodes, found {len(updates)} of "
-                f"{len(self._cohort)}"
+                f"expected updates of at least {counted(plan.fewest, 'node')}, found "
+                f"{len(updates)} of {len(self._cohort)}"
             )
         # Floats are summed in an order that does not depend on who was first.
         clients = [identity for identity in self._cohort if identity in updates]

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
-from plan_runner.errors import PlanError
+from plan_runner.errors import PlanError, counted
 from plan_runner.private_sums.noise import Demands, NodeNoise
 
 _OWNER_ONLY = 0o600
@@ -111,7 +111,7 @@ class ServerAccount:
     def text(self) -> str:
         """What was spent, for people."""
         return (
-            f"{self.opened} sums opened, epsilon {self.epsilon:.4g} at delta "
+            f"{counted(self.opened, 'sum')} opened, epsilon {self.epsilon:.4g} at delta "
             f"{self._noise.delta:.3g} of the node that was in the most"
         )
 
@@ -129,13 +129,14 @@ class ServerAccount:
         epsilon = self._noise.epsilon(most)
         if math.isinf(epsilon):
             raise PlanError(
-                f"privacy: expected at most {len(self._noise.epsilons)} sums with one client, as "
-                f"far as the manifest's account goes, this would be number {most}"
+                f"privacy: expected at most {counted(len(self._noise.epsilons), 'sum')} with one "
+                f"client, as far as the manifest's account goes, this would be number {most}"
             )
         if epsilon > self._target:
             raise PlanError(
-                f"privacy: expected an epsilon of at most {self._target:g}, after {most} sums with "
-                f"one client it would be {epsilon:.6g}; {self.opened} sums were opened"
+                f"privacy: expected an epsilon of at most {self._target:g}, after "
+                f"{counted(most, 'sum')} with one client it would be {epsilon:.6g}; opened so "
+                f"far: {self.opened}"
             )
 
     def charge(self, session: bytes, clients: Iterable[bytes]) -> None:

@@ -19,7 +19,7 @@ from typing import Optional
 
 import numpy as np
 
-from plan_runner.errors import PlanError
+from plan_runner.errors import PlanError, counted
 from plan_runner.export import NAME
 from plan_runner.private_sums.skellam import Draw, check_variance, fresh_words, skellam
 from plan_runner.secure_aggregation.sum_plan import SummedTensor, SumPlan
@@ -217,14 +217,14 @@ class Demands:
         """Checks that the node may be in so many sums."""
         if self.most_sums is not None and sums > self.most_sums:
             raise PlanError(
-                f"most_sums: expected at most {self.most_sums} sums with this node, this would be "
-                f"number {sums}"
+                f"most_sums: expected at most {counted(self.most_sums, 'sum')} with this node, "
+                f"this would be number {sums}"
             )
         epsilon = noise.epsilon(sums)
         if self.most_epsilon is not None and epsilon > self.most_epsilon:
             raise PlanError(
-                f"most_epsilon: expected at most {self.most_epsilon:g}, after {sums} sums with "
-                f"this node it would be {epsilon:.6g}"
+                f"most_epsilon: expected at most {self.most_epsilon:g}, after "
+                f"{counted(sums, 'sum')} with this node it would be {epsilon:.6g}"
             )
 
 

@@ -33,7 +33,7 @@ def _config(path: Path, arm: str) -> dict:
 def test_every_arm_has_a_folder_with_its_settings(compared):
     path, printed = compared
     head = (
-        f"mild, strong, agnostic_fed_avg, last_layer, pooled on toy_regression, 1 trials: {path}\n"
+        f"mild, strong, agnostic_fed_avg, last_layer, pooled on toy_regression, 1 trial: {path}\n"
     )
     assert head in printed
     mild, strong, agnostic = (_config(path, arm) for arm in ("mild", "strong", "agnostic_fed_avg"))
@@ -59,7 +59,7 @@ def test_labels_are_the_rows_of_the_tables(compared):
 
 def test_the_last_layer_begins_where_fed_avg_ended_after_half_of_the_rounds(compared, call):
     path, printed = compared
-    told = "1 rounds of FedAvg, and from its model 1 rounds of dense, the only layer, in which"
+    told = "1 round of FedAvg, and from its model 1 round of dense, the only layer, in which"
     assert f"last_layer: {told}" in printed
     for page in ("compare.md", "report.html"):
         assert told in (path / page).read_text()

@@ -46,11 +46,17 @@ def test_seeds_of_trials_stay_in_range(call, folder):
     assert message == "--seed: expected at most 2147483647, found 2147483648"
 
 
-@pytest.mark.parametrize("names", [(), ("trian",)])
-def test_what_is_no_command_is_one_line(names):
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ((), "none: the commands are base_predictors, compare, "),
+        (("trian",), "trian: did you mean train "),
+    ],
+)
+def test_what_is_no_command_is_one_line(names, found):
     process = subprocess.run(
         [sys.executable, "-m", "binaries", *names], capture_output=True, text=True, cwd=ROOT
     )
-    assert process.returncode == 1
-    assert process.stderr.startswith("error: expected a command, one of base_predictors, compare,")
+    assert process.returncode == 2
+    assert process.stderr.startswith(f"error: expected a command, found {found}")
     assert process.stderr.count("\n") == 1

@@ -202,11 +202,19 @@ def _installed(folder, name, *arguments):
 
 
 @pytest.mark.parametrize(
-    "program", [("tff-agnostic-import-data",), ("tff-agnostic", "import-data")]
+    ("program", "note"),
+    [
+        (
+            ("tff-agnostic-import-data",),
+            "note: tff-agnostic-import-data goes with the next release: tff-agnostic import-data "
+            "does the same\n",
+        ),
+        (("tff-agnostic", "import-data"), ""),
+    ],
 )
-def test_an_installed_program_runs_the_command_that_it_names(folder, program):
+def test_an_installed_program_runs_the_command_that_it_names(folder, program, note):
     outcome = _installed(folder, *program, "--help")
-    assert (outcome.status, outcome.err) == (0, "")
+    assert (outcome.status, outcome.err) == (0, note)
     assert outcome.out.startswith("Makes a client store from files in a public format.\n")
 
 
@@ -218,5 +226,5 @@ def test_the_installed_program_lists_its_commands(folder):
     assert {name for name, _ in lines} == there
     assert ["train", "Trains one model with one algorithm on one task"] in lines
     outcome = _installed(folder, "tff-agnostic", "trane")
-    assert (outcome.status, outcome.out) == (1, "")
-    assert outcome.err.startswith("error: expected a command, one of base_predictors, compare, ")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: expected a command, found trane: did you mean train ")

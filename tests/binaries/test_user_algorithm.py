@@ -136,7 +136,7 @@ def test_it_is_compared_with_others(call, algorithm, folder, trained):
         *("--size_power=0.5", "--output_dir=runs"),
     )
     assert outcome.status == 0, outcome
-    assert outcome.out.startswith("fed_avg, by_size on toy_regression, 1 trials: runs\n")
+    assert outcome.out.startswith("fed_avg, by_size on toy_regression, 1 trial: runs\n")
     assert "By size" in (folder / "runs" / "compare.md").read_text()
     trial = folder / "runs" / "by_size" / "trial_00"
     np.testing.assert_array_equal(_weights(trial), _weights(trained))

@@ -359,7 +359,7 @@ def test_a_client_of_another_number_of_examples_is_told(tmp_path):
     connection.execute("UPDATE client_metadata SET num_examples = 1")
     connection.commit()
     connection.close()
-    with pytest.raises(UserError, match="client a: expected 1 examples in split train, as the "):
+    with pytest.raises(UserError, match="client a: expected 1 example in split train, as the "):
         _clients(path).read("a")
 
 

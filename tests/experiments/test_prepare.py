@@ -92,8 +92,8 @@ def test_raw_files_that_are_not_there(tmp_path):
 def test_the_data_are_told_by_split(tmp_path):
     assert data_lines(None) == []
     assert data_lines(text_store(tmp_path / "s.sqlite")) == [
-        "heldout: 1 clients; examples: 0 of answer, 1 of question.",
-        "test: 1 clients; examples: 1 of answer, 0 of question.",
+        "heldout: 1 client; examples: 0 of answer, 1 of question.",
+        "test: 1 client; examples: 1 of answer, 0 of question.",
         "train: 2 clients; examples: 2 of answer, 2 of question.",
     ]
     path = tff_store(tmp_path / "tff.sqlite", [("train", k, {"tokens": "x"}) for k in "ab"])

@@ -64,7 +64,7 @@ def test_a_class_of_a_domain_that_is_in_test_only(tmp_path):
     report = _report(tmp_path, rows, class_names=("floor", "chair"))
     text = _kinds(report)["classes_not_in_train"]
     # z has no training example at all, which another warning says.
-    assert text.startswith("In 1 domains a class is in test and not in train: en (chair: 2). ")
+    assert text.startswith("In 1 domain a class is in test and not in train: en (chair: 2). ")
 
 
 def test_one_class_and_classes_that_nobody_has(tmp_path):

@@ -161,7 +161,9 @@ def test_what_ends_an_import_leaves_nothing(tmp_path, case):
 def test_a_source_that_gives_no_training_client(tmp_path):
     path = _csv(tmp_path, ["a,x,1,2,0,t"])
     options = {**_NUMBERS, "split": ("train:0.000001", "test:0.999999"), "stratify": False}
-    with pytest.raises(UserError, match="expected clients to train on, found none: all 1 exampl"):
+    with pytest.raises(
+        UserError, match="expected clients to train on, found none, and 1 example in other splits"
+    ):
         job("csv", path, tmp_path / "s.sqlite", **options).run(ReadLog())
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
 

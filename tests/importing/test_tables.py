@@ -356,6 +356,8 @@ def test_delimiters(tmp_path, delimiter, sign):
         (f"{_HEADER}ann,x,1,inf,0\n", {}, "expected finite features, found inf in b"),
         (f"{_HEADER}ann,x,1,2,\n", {}, "expected a label, found '' (--bad_records=skip"),
         (f"{_HEADER}José,x,1,2,0\n", {}, "(--encoding=cp1252 is for what Excel"),
+        ("\xff\xfew\0", {}, "at offset 0 (it begins as UTF-16 does: --encoding=utf-16 reads it)"),
+        ("\xff\xfe\0\0w", {}, "at offset 0 (it begins as UTF-32 does: save it as UTF-8)"),
         (_HEADER, {"encoding": "utf-16"}, "expected text in utf-16 (--encoding), found other"),
         (_HEADER, {"delimiter": ";;"}, "--delimiter: expected one sign, or tab, semicolon"),
     ],

@@ -207,7 +207,7 @@ def test_what_is_not_counted_and_which_split_it_was_are_told():
     assert notes(comparison) == [line]
     page = markdown(comparison, "title", "command")
     assert f"\nN{line[1:]}.\n" in page
-    assert "of 1 trials, on the heldout clients." in page
+    assert "of 1 trial, on the heldout clients." in page
     # Whose columns have the name that the first release gave to all splits.
     curves, bars = figure(comparison, "loss").axes
     assert len(curves.lines[0].get_xdata()) == 2

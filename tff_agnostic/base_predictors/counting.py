@@ -12,7 +12,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.base_predictors.files import PredictorFile
 from tff_agnostic.computations.evaluation import OutcomeCounts, measurement_of_outcomes
 from tff_agnostic.data.clients import in_parts
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.models.next_word import unigram_loss
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.runtime import Runtime
@@ -109,8 +109,8 @@ def unigram_predictors(
     found = GROUPINGS[group_by](task, runtime, aggregation)
     if not found.counts:
         raise UserError(
-            f"--secure_min_clients: expected groups of at least {aggregation.min_clients} clients, "
-            "found none"
+            "--secure_min_clients: expected groups of at least "
+            f"{counted(aggregation.min_clients, 'client')}, found none"
         )
     scores = np.stack([smoothed_scores(counts, smoothing) for counts in found.counts.values()])
     predictors = PredictorFile(

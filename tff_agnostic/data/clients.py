@@ -7,7 +7,7 @@ from typing import Any, Optional, Protocol, runtime_checkable
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import digest_of
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
@@ -286,8 +286,8 @@ def dirichlet_partition(
     """
     if num_clients > len(domain_id):
         raise UserError(
-            f"clients: expected at most one for each of the {len(domain_id)} examples, found "
-            f"{num_clients}"
+            "clients: expected at most one for each of the "
+            f"{counted(len(domain_id), 'example')}, found {num_clients}"
         )
     parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
     for domain in np.unique(domain_id):

@@ -13,7 +13,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_agnostic.data.presence import clients_for_presence, expected_presence
-from tff_agnostic.errors import some_of
+from tff_agnostic.errors import counted, some_of
 
 # With fewer test examples, an accuracy has an error of five points or more (one standard
 # deviation).
@@ -52,9 +52,9 @@ def pooled_examples(num_clients: int, clients_per_round: int) -> Remark:
     """Returns what is to be known first of a run that is not federated."""
     return Remark(
         "pooled",
-        f"no federated training: the examples of all {num_clients} training clients are in one "
-        f"place, and a round is minibatch SGD on as many as {clients_per_round} clients have on "
-        "average (--pooled).",
+        f"no federated training: the examples of all {counted(num_clients, 'training client')} "
+        "are in one place, and a round is minibatch SGD on as many as "
+        f"{counted(clients_per_round, 'client')} would have on average (--pooled).",
         {"clients": num_clients, "clients_per_round": clients_per_round},
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from plan_runner.client_store import ClientStore
 from tff_agnostic.data.store_format import Feature, StoreDescription, description_of
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import digest, file_digest
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
@@ -59,7 +59,7 @@ class Store(ClientStore):
         for client, own in counts.items():
             found = sum(own.values())
             if found != expected.get(client):
-                in_all = f"{expected.get(client, 'no')} examples in all domains"
+                in_all = f"{counted(expected.get(client, 0), 'example')} in all domains"
                 raise self._wrong_count(client, split, in_all, found)
         return counts
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from plan_runner.fleet.app_files import app_files
 from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting, settings_in
 
@@ -164,7 +164,7 @@ PLAN, APP = "plan", "app"
 # Secure sums take 3; one more may be lost.
 _DEMO_NODES = 4
 _README = """\
-# {algorithm} on {task}, after {rounds} rounds: a plan for a fleet
+# {algorithm} on {task}, after {rounds}: a plan for a fleet
 
 `plan/` is the plan, for the server and all nodes; nodes do without `server_state.ckpt`, which may
 hold a secret. Their operators pin the SHA-256 of `plan/manifest.json`, which is
@@ -263,7 +263,7 @@ def write_app(folder: Path, manifest: dict[str, Any]) -> int:
     readme = _README.format(
         algorithm=manifest["algorithm"],
         task=manifest["task"],
-        rounds=manifest["rounds_trained"],
+        rounds=counted(manifest["rounds_trained"], "round"),
         sha256=sha256,
         nodes=nodes,
     )

@@ -12,7 +12,7 @@ from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.base_predictors.counting import unigram_predictors
 from tff_agnostic.base_predictors.files import write_predictors
 from tff_agnostic.data.store import Store
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import make_folder, read_json
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.options import ImportOptions
@@ -274,6 +274,5 @@ def data_lines(path: Optional[Path], trial: Optional[RunFolder] = None) -> Seque
 
 def _counted(num_clients: int, by_domain: Optional[Mapping[str, int]]) -> str:
     examples = ", ".join(f"{n} of {domain}" for domain, n in (by_domain or {}).items())
-    return (
-        f"{num_clients} clients; examples: {examples}." if examples else f"{num_clients} clients."
-    )
+    clients = counted(num_clients, "client")
+    return f"{clients}; examples: {examples}." if examples else f"{clients}."

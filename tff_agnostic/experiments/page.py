@@ -12,6 +12,7 @@ from typing import Any, Optional
 import numpy as np
 from tabulate import tabulate
 
+from tff_agnostic.errors import counted
 from tff_agnostic.experiments.experiment import (
     SUMMARY_HEADINGS,
     AnyColumn,
@@ -89,8 +90,7 @@ def page(
         remarks: The text below `REMARKS_HEADING`, if somebody wrote one.
     """
     minutes = record.seconds / 60
-    cores = f"{record.cores} processor core{'' if record.cores == 1 else 's'}"
-    trials = f"{record.trials} trial{'' if record.trials == 1 else 's'}"
+    cores, trials = counted(record.cores, "processor core"), counted(record.trials, "trial")
     facts = [
         f"- {trials}, each with its own seed; {record.date.isoformat()}; training and evaluation "
         f"took {minutes:.0f} minutes on {cores}.",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.experiments import EXPERIMENTS, scoreboard
 from tff_agnostic.experiments import page as pages
 from tff_agnostic.experiments.experiment import (
@@ -117,7 +117,7 @@ def _reproduce(given: GivenRun, experiment: Experiment, at: Session) -> None:
     specs = trial_specs(given, experiment, trials, store, folder)
     # Before anything is imported: what is wrong with a flag or the folder is better found now.
     check_folder(specs, folder, own.resume, _OTHER_FILES)
-    print(f"{own.experiment}, {trials} trials of {', '.join(experiment.arms)}: {folder}")
+    print(f"{own.experiment}, {counted(trials, 'trial')} of {', '.join(experiment.arms)}: {folder}")
     prepare(experiment, own.data_dir, store)
     runtime_name = next(iter(specs.values()))[0].config.runtime
     options = given.runtime_options(runtime_name)

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from tabulate import tabulate
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.experiments.page import REMARKS_HEADING
 from tff_agnostic.experiments.scoreboard_table import Line, Standing
 from tff_agnostic.metrics.formatting import UNDEFINED, cell
@@ -157,8 +157,8 @@ def about(board: Board) -> list[str]:
     source = f" Made from {board.source}." if board.source else ""
     lines = [
         f"- {board.title[0].upper()}{board.title[1:]}.{source} {board.judges}.",
-        f"- At most {board.settings} settings of a row, {board.seeds} seeds, {board.seconds:.0f} "
-        f"seconds; {board.date}.",
+        f"- At most {counted(board.settings, 'setting')} of a row, "
+        f"{counted(board.seeds, 'seed')}, {board.seconds:.0f} seconds; {board.date}.",
     ]
     changed = [f"{board.lines[row].label} `{text}`" for row, text in board.best_settings.items()]
     if changed:

@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from tff_agnostic.data.data_warnings import Remark, share
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, StoreDescription
-from tff_agnostic.errors import some_of
+from tff_agnostic.errors import counted, some_of
 
 TEST = "test"
 # A wider table cannot be read; the JSON report has every class.
@@ -130,7 +130,7 @@ class ClassCounts(NamedTuple):
         return [
             Remark(
                 "classes_not_in_train",
-                f"In {len(found)} domains a class is in test and not in train: "
+                f"In {counted(len(found), 'domain')} a class is in test and not in train: "
                 f"{some_of(some, _MAX_NAMES)}. Results there say little of the training; "
                 "--split_by=example or another --seed divides differently.",
                 {"domains": found},

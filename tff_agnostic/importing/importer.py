@@ -12,7 +12,7 @@ from typing import Optional
 
 from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record, StoredColumns
 from tff_agnostic.data.store_writer import StoreWriter
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import check_can_be_made, folder_to_write_in, make_folder, write_json
 from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
 from tff_agnostic.importing.cells import CategoryCounts, MissingValues
@@ -183,8 +183,8 @@ class Import:
             raise UserError(f"{source}: expected examples, found none{_left_out(log)}")
         if not any(split == TRAIN for split, _ in writer.counts):
             raise UserError(
-                f"{source}: expected clients to train on, found none: all "
-                f"{sum(writer.counts.values())} examples are in other splits"
+                f"{source}: expected clients to train on, found none, and "
+                f"{counted(sum(writer.counts.values()), 'example')} in other splits"
             )
 
     def _is_table(self) -> bool:
@@ -220,7 +220,7 @@ def _left_out(log: ReadLog) -> str:
     if not log.skipped:
         return ""
     reasons = ", ".join(f"{reason}: {count}" for reason, count in log.skipped.most_common())
-    return f" ({log.num_records} records left out: {reasons})"
+    return f" ({counted(log.num_records, 'record')} left out: {reasons})"
 
 
 def run_import(

@@ -17,7 +17,7 @@ from tabulate import tabulate
 from tff_agnostic.data.data_warnings import Remark, cut_words, domains_without, share, small_domains
 from tff_agnostic.data.store_format import description_from_json
 from tff_agnostic.data.texts import SEQUENCE_LENGTH
-from tff_agnostic.errors import some_of
+from tff_agnostic.errors import counted, some_of
 from tff_agnostic.importing.cells import CategorySummary
 from tff_agnostic.importing.contents import Contents, contents_of, large_clients
 from tff_agnostic.importing.numbers import Numbers, numbers_of
@@ -112,7 +112,8 @@ class Skewness:
             f"Skewness s(Lambda || m) on the training split: {self.value:.1f}; "
             f"{self.num_domains} domains of equal size would have {self.num_domains}. For the "
             "worst mixture of domains the learning bound is only as good as "
-            f"the {self.num_examples} examples of {self.rarest} make it: if that is few, merge "
+            f"the {counted(self.num_examples, 'example')} of {self.rarest} "
+            f"{'makes' if self.num_examples == 1 else 'make'} it: if that is few, merge "
             "it with a domain that is like it, or collect more of it."
         )
 
@@ -214,7 +215,8 @@ class ImportReport:
             left_out.append(["clients without a kept example", self.clients_without_examples])
         if left_out:
             parts.append(
-                f"Left out, of {self.num_records} records:\n" + tabulate(left_out, tablefmt="plain")
+                f"Left out, of {counted(self.num_records, 'record')}:\n"
+                + tabulate(left_out, tablefmt="plain")
             )
         if self.vocabulary is not None:
             parts.append(self.vocabulary.text())
@@ -293,8 +295,8 @@ class ImportReport:
         for name, split in self.splits.items():
             several = sum(n for k, n in split.clients_by_num_domains.items() if k > 1)
             lines.append(
-                f"{several} of the {split.total.clients} clients of {name} have examples of more "
-                "than one domain."
+                f"{several} of the {counted(split.total.clients, 'client')} of {name} "
+                f"{'has' if several == 1 else 'have'} examples of more than one domain."
             )
         train = self.splits[TRAIN]
         if len(domains) > _MAX_MATRIX or not train.shared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import gzip
@@ -22,9 +23,6 @@ from tff_agnostic.files import open_file
 from tff_agnostic.importing.options import FREE_MB, MB, UTF_8, ImportOptions
 
 _MAX_NEW = 100_000
-_OTHER_ENCODINGS = (
-    " (--encoding=cp1252 is for what Excel writes, utf-16 for Unicode in pairs of bytes)"
-)
 # How ZIP archives begin.
 _ZIP = b"PK\x03\x04"
 _BUFFER = 1 << 20
@@ -423,7 +421,7 @@ def decoded_lines(file: IO[bytes], path: Path, encoding: Optional[str] = None) -
             f"{path}: expected text, found an archive, as spreadsheets are (save the sheet as CSV)"
         )
     if encoding in (None, UTF_8):
-        yield from _utf8_lines(file, path, "" if encoding is None else _OTHER_ENCODINGS)
+        yield from _utf8_lines(file, path, has_flag=encoding is not None)
         return
     # Bytes of a line's end may be parts of other characters: lines are found in the text.
     with io.TextIOWrapper(cast(BinaryIO, file), encoding, newline="") as lines:
@@ -435,16 +433,26 @@ def decoded_lines(file: IO[bytes], path: Path, encoding: Optional[str] = None) -
             ) from e
 
 
-def _utf8_lines(file: IO[bytes], path: Path, hint: str) -> Iterator[str]:
+def _utf8_lines(file: IO[bytes], path: Path, has_flag: bool) -> Iterator[str]:
     offset, number = 0, 0
     while line := file.readline():
         number += 1
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as e:
+            hint = _other_encoding(line if number == 1 else b"") if has_flag else ""
             raise not_utf8(path, offset + e.start, line[e.start], hint) from e
         yield text[1:] if number == 1 and text.startswith("\ufeff") else text
         offset += len(line)
+
+
+def _other_encoding(start: bytes) -> str:
+    """Returns how a file is to be read that begins so, and is no UTF-8."""
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return " (it begins as UTF-32 does: save it as UTF-8)"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return " (it begins as UTF-16 does: --encoding=utf-16 reads it)"
+    return " (--encoding=cp1252 is for what Excel writes)"
 
 
 def not_utf8(path: Path, offset: int, byte: int, hint: str = "") -> UserError:

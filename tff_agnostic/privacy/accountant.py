@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import dp_accounting, scipy
 from tff_agnostic.privacy.mechanisms import LEAST_NOISE, Mechanism
@@ -343,7 +343,8 @@ def drowned(
         return None
     return (
         f"nothing can be learnt: the noise of a round is {noise_multiplier:.4g} times what one "
-        f"client can change, and {rounds} rounds of {clients_per_round} clients do not stand out"
+        f"client can change, and {counted(rounds, 'round')} of "
+        f"{counted(clients_per_round, 'client')} do not stand out"
     )
 
 

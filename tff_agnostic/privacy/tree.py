@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 
 # More participations than a run has rounds.
 _UNBOUNDED = 2**31
@@ -67,7 +67,7 @@ class Participations:
             )
         trees = "one tree"
         if self.restart_every is not None:
-            trees = f"a new tree every {self.restart_every} rounds"
+            trees = f"a new tree every {counted(self.restart_every, 'round')}"
         return f"{' and '.join(parts)}, however clients are chosen; {trees}"
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import write_text
 from tff_agnostic.metrics.formatting import UNDEFINED, cell
 from tff_agnostic.report_fields import Unit
@@ -399,7 +399,7 @@ def _what_sums_show(run: RunRecord) -> list[Line]:
             "Sums of evaluations are exact.",
         ]
     clients = run.config.get("secure_min_clients")
-    of_few = f"A sum is of {clients} clients at least; cohorts of fewer are refused."
+    of_few = f"A sum is of at least {counted(clients, 'client')}; cohorts of fewer are refused."
     return [
         *([of_few] if clients is not None else []),
         "Sums are exact: how many examples each domain has, what a domain held by one client of a "

@@ -9,7 +9,7 @@ from typing import Optional
 
 from tff_agnostic.base_predictors.counting import GROUPINGS, outcomes_of, unigram_predictors
 from tff_agnostic.base_predictors.files import PredictorFile, write_predictors
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import check_can_be_made, make_folder
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started, tasks_help
 from tff_agnostic.settings import command_setting
@@ -97,14 +97,14 @@ def base_predictors(given: GivenRun) -> Predictors:
 def _show(predictors: Predictors) -> None:
     own, made = predictors.options, predictors.made
     for name, num_clients in predictors.left_out.items():
-        print(f"note: {name} is left out: {num_clients} clients with examples are too few")
+        print(f"note: {name} is left out: too few clients ({num_clients}) have examples")
     if made.about["examples_cut"]:
         print(
-            f"note: {made.about['examples_cut']} examples are left out, of clients with more than "
-            f"--secure_max_examples={predictors.max_examples}"
+            "note: examples left out, of clients with more than "
+            f"--secure_max_examples={predictors.max_examples}: {made.about['examples_cut']}"
         )
     print(
-        f"{len(made.names)} base predictors over {predictors.num_outcomes} outcomes, of "
+        f"{counted(len(made.names), 'base predictor')} over {predictors.num_outcomes} outcomes, of "
         f"{sum(made.about['examples'])} examples by {own.group_by}, smoothed by "
         f"{own.smoothing_share:g} of uniform: {own.output}"
     )

@@ -19,7 +19,7 @@ import numpy as np
 from tff_agnostic.computations.algorithm import MAIN_MODEL
 from tff_agnostic.data.clients import ClientDataset, ClientsOfDomain, client_domain_counts
 from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, BaselineOptions
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import make_folder, read_json, write_json
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.constant_answers import entropy
@@ -207,7 +207,7 @@ def _own(
         for k, folder in folders.items():
             name = task.domain_names[k]
             spec = _of_domain(reference, len(train), parts[k].clients)
-            work.note(f"reference run of {name}: {spec.config.rounds} rounds")
+            work.note(f"reference run of {name}: {counted(spec.config.rounds, 'round')}")
             work.say(name)
             found[name] = _reference_losses(
                 spec, folder, _on_domain(task, k), k, runtime, stop, work

@@ -25,7 +25,7 @@ from tff_agnostic.computations.evaluation import (
 from tff_agnostic.computations.label_sums import measurement_of_labels
 from tff_agnostic.data.clients import ClientDataset, in_parts
 from tff_agnostic.domain_weights.sets import LambdaSet
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import digest_of
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.constant_answers import constant_answers
@@ -506,12 +506,13 @@ def choice_table(report: ChoiceReport) -> str:
     ]
     if report.clients["too_few"]:
         lines.append(
-            f"{report.clients['too_few']} clients have fewer than two examples, and are left out"
+            "left out, as they have fewer than two examples: "
+            f"{counted(report.clients['too_few'], 'client')}"
         )
     if report.clients["non_finite"]:
         lines.append(
-            f"{report.clients['non_finite']} clients have losses that are not finite with one of "
-            "the models, and are left out"
+            "left out, as their losses are not finite with one of the models: "
+            + counted(report.clients["non_finite"], "client")
         )
     # One measurement: what was clipped is the same in every report of it.
     return "\n".join(["\n\n".join(tables), *lines, *clipped_lines(report.chosen)])

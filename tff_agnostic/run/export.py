@@ -23,7 +23,7 @@ from tff_agnostic.deployment.client_graph import ExampleFormat
 from tff_agnostic.deployment.export import CLIENT_GRAPHS, ExportRequest
 from tff_agnostic.deployment.metrics import EvaluationMetrics
 from tff_agnostic.deployment.rounds import EVALUATION, NUM_CLIENTS, TRAINING, column_ranges
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.folders import new_folder
 from tff_agnostic.privacy.accountant import guarantee
 from tff_agnostic.registry import Registry
@@ -248,7 +248,7 @@ def summary(manifest: dict[str, Any]) -> str:
     if manifest["kind"] == EVALUATION:
         model = manifest[EVALUATED_MODEL]
         what = f"{EVALUATION} of {'' if model == MAIN_MODEL else f'{model} of '}{what}"
-    rounds = f"after {manifest['rounds_trained']} rounds"
+    rounds = f"after {counted(manifest['rounds_trained'], 'round')}"
     lines = [
         f"{what}, {rounds}; the server sees {manifest['privacy']['server_sees']}",
         *_noise_lines(manifest),
@@ -265,7 +265,7 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
         return []
     found = noise["guarantee_as_simulated"]
     if "epsilon_after" in noise:
-        of_what = f"of each node after {len(noise['epsilon_after'])} sums that it is in"
+        of_what = f"of each node after {counted(len(noise['epsilon_after']), 'sum')} with it"
         return [
             f"noise of z {noise['noise_multiplier']:.4g}, added by {noise['noise_clients']} nodes: "
             + guarantee(noise["epsilon_after"][-1], noise["delta"], of_what)
@@ -274,7 +274,7 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
         ]
     epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
     # Of a training rounds; of an evaluation, itself.
-    releases = f"{found['rounds']} rounds" if "rounds" in found else "an evaluation"
+    releases = counted(found["rounds"], "round") if "rounds" in found else "an evaluation"
     return [
         f"noise of z {noise['noise_multiplier']:.4g} in the server's result graph: "
         + guarantee(

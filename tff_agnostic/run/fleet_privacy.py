@@ -18,7 +18,7 @@ from tff_agnostic.computations.round import Round
 from tff_agnostic.deployment.backends import FLOWER
 from tff_agnostic.deployment.privacy import FleetNoise, NodesAccount
 from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.models.model import Model
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise
@@ -143,8 +143,9 @@ def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
         privacy.delta, epsilons, takes_part, sampling.assumption, sampling.adjacency
     )
     duties = (
-        f"have {whose.noise_clients} nodes in a round: their noise together is that of the run",
-        f"open no sum over fewer than {whose.min_clients} nodes",
+        f"have {counted(whose.noise_clients, 'node')} in a round: their noise together is that "
+        "of the run",
+        f"open no sum over fewer than {counted(whose.min_clients, 'node')}",
         "count each sum before it is opened, whatever becomes of its round",
     )
     zeros = (0,) * len(aggregation.noise_key)

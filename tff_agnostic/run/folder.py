@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.algorithms.user_algorithm import is_user_file
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import (
     atomic_file,
     file_digest,
@@ -287,8 +287,8 @@ def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
         )
     if here.config.rounds < there.config.rounds:
         raise UserError(
-            f"--rounds: the run in {path} has {there.config.rounds} rounds, and a resumed run "
-            f"cannot have fewer, found {here.config.rounds}"
+            f"--rounds: the run in {path} has {counted(there.config.rounds, 'round')}, and a "
+            f"resumed run cannot have fewer, found {here.config.rounds}"
         )
 
 

@@ -19,7 +19,7 @@ from tff_agnostic.computations.round import Round
 from tff_agnostic.deployment.graphs import METRICS, SERVER, names_of
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import make_folder, read_json, write_text
 from tff_agnostic.folders import check_free, new_folder
 from tff_agnostic.later import tf
@@ -295,7 +295,7 @@ def import_state(given: GivenRun) -> RunOfServer:
 
 def _show(run: RunOfServer) -> None:
     label = algorithm_label(run.spec.config.algorithm)
-    print(f"{label} on {run.spec.task} after {run.completed} rounds: {run.path}")
+    print(f"{label} on {run.spec.task} after {counted(run.completed, 'round')}: {run.path}")
     print(
         f"to go on in simulation: ./run train {shlex.quote(f'--output_dir={run.path}')} "
         f"--resume --rounds={run.completed + 1}, or more"

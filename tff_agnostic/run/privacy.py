@@ -15,7 +15,7 @@ from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.clients import SilentClients
 from tff_agnostic.computations.round import Round
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Draw, SecretCoins, Silent, nobody_silent
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.privacy.accountant import (
     PrivacyStatement,
     check_delta,
@@ -221,8 +221,8 @@ class RunPrivacy:
             assert self.evaluation is not None
             evaluations = self.account.evaluations(rounds)
             remarks.append(
-                f"epsilon is of training and of {evaluations} evaluations together: "
-                f"{self.evaluation.num_shared} clients are training and test clients"
+                f"epsilon is of training and of {counted(evaluations, 'evaluation')} together: "
+                f"{_in_both(self.evaluation.num_shared)}"
             )
         return statement(
             self.account.accountant,
@@ -277,6 +277,12 @@ class RunPrivacy:
         return PrivateEvaluation(
             options, task, inner, planned, self._mechanism(float(self._noise_multiplier))
         )
+
+
+def _in_both(num_clients: int) -> str:
+    if num_clients == 1:
+        return "1 client is a training and a test client"
+    return f"{num_clients} clients are training and test clients"
 
 
 def _begins_with(spec: RunSpec) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import read_json
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.by_group import ByGroup, by_group_of
@@ -129,7 +129,7 @@ def _train(given: GivenRun, at: Session) -> TrainedRun:
             [spec], folder.path, runtime, stop, show_progress=given.show_progress
         )
         algorithm = algorithm_label(config.algorithm)
-        print(f"{algorithm} on {spec.task}, {config.rounds} rounds: {folder.path}")
+        print(f"{algorithm} on {spec.task}, {counted(config.rounds, 'round')}: {folder.path}")
         run = TrainingRun(spec, folder, runtime, given.own.resume)
         if run.parts.training.security is not None:
             print(f"secure aggregation: {run.parts.training.security.summary()}")

@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 
 import ray
 
-from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.errors import ExecutionError, UserError, counted
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray_worker import RayWorker, versions
 
@@ -83,7 +83,7 @@ class WorkerPool:
                 f"--num_workers={options.num_workers or 1} of --cpus_per_worker="
                 f"{options.cpus_per_worker:g}, --gpus_per_worker={options.gpus_per_worker:g}: Ray "
                 f"at --ray_address={options.ray_address} has room for {room}: {cpus:g} CPUs and "
-                f"{gpus:g} GPUs on {len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+                f"{gpus:g} GPUs on {counted(len(nodes), 'node')}"
             )
         return room
 

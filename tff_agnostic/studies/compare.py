@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Optional
 
+from tff_agnostic.errors import counted
 from tff_agnostic.files import write_json, write_text
 from tff_agnostic.later import matplotlib
 from tff_agnostic.registry import Registry
@@ -87,7 +88,7 @@ def compare(given: GivenRun) -> ComparedRuns:
                 check_folder(specs, at.path, False)
             specs = _with_baselines(specs, at.path, runtime, stop, given.show_progress)
             specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)
-            print(f"{', '.join(specs)} on {own.task}, {own.trials} trials: {at.path}")
+            print(f"{', '.join(specs)} on {own.task}, {counted(own.trials, 'trial')}: {at.path}")
             comparison = run_trials(
                 specs,
                 at.path,

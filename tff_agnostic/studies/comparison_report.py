@@ -11,6 +11,7 @@ from typing import Optional
 import numpy as np
 from tabulate import tabulate
 
+from tff_agnostic.errors import counted
 from tff_agnostic.files import make_folder
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.columns import tested_worst
@@ -133,7 +134,8 @@ def markdown(
         f"# {title}",
         *(["\n".join(f"- {line}" for line in verdict)] if verdict else []),
         f"`{command}`",
-        f"Mean and standard deviation of {count} trials, on the {comparison.split} clients.",
+        f"Mean and standard deviation of {counted(count, 'trial')}, on the {comparison.split} "
+        "clients.",
         *(
             f"{line[0].upper()}{line[1:]}."
             for line in (*first, *alike_notes(comparison), *notes(comparison))

@@ -17,7 +17,7 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure
 from tff_agnostic.registry import Registry
@@ -459,7 +459,7 @@ def check_time(hours: float, seconds: float, trials_left: int) -> None:
         # Rounded up: what is asked for will do.
         enough = math.ceil(100 * needed) / 100
         raise UserError(
-            f"--max_hours: expected about {enough:.2f} for {1 + trials_left} trials, the first of "
-            f"which took {seconds:.1f} s, found {hours:g}; fewer --grid_points or --trials take "
-            "less, and --resume goes on after what was trained"
+            f"--max_hours: expected about {enough:.2f} for {counted(1 + trials_left, 'trial')}, "
+            f"the first of which took {seconds:.1f} s, found {hours:g}; fewer --grid_points or "
+            "--trials take less, and --resume goes on after what was trained"
         )

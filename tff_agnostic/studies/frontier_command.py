@@ -11,7 +11,7 @@ import numpy as np
 
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.domain_weights.ascent import LambdaOptions
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import write_json, write_text
 from tff_agnostic.models.model import Measure, measures_of
 from tff_agnostic.registry import Registry
@@ -106,8 +106,8 @@ def draw_frontier(given: GivenRun) -> None:
             # Before first stages are trained.
             check_folder(specs, at.path, False)
         print(
-            f"{len(points)} mixtures and {', '.join(arms)} on {own.task}, {own.trials} trials of "
-            f"each: {at.path}"
+            f"{counted(len(points), 'mixture')} and {', '.join(arms)} on {own.task}, "
+            f"{counted(own.trials, 'trial')} of each: {at.path}"
         )
 
         specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)

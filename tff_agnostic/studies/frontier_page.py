@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import read_json, write_text
 from tff_agnostic.metrics.formatting import with_percent
 from tff_agnostic.reports.page import (
@@ -71,11 +71,11 @@ def frontier_page(
     return Page(
         title,
         [
-            f"{len(frontier.mixtures)} mixtures of {count} domains, and ",
+            f"{counted(len(frontier.mixtures), 'mixture')} of {count} domains, and ",
             *in_line([comparison.label(row) for row in frontier.algorithms]),
             f". Numbers are those of {FRONTIER}: means over "
-            f"{frontier_report.num_trials(frontier)} seeds and, in parentheses, standard "
-            "deviations.",
+            f"{counted(frontier_report.num_trials(frontier), 'seed')} and, in parentheses, "
+            "standard deviations.",
         ],
         [
             Section("verdict", "The verdict", [*verdict, _picture(frontier)]),

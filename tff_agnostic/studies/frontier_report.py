@@ -9,6 +9,7 @@ from typing import Any, Optional
 import numpy as np
 from tabulate import tabulate
 
+from tff_agnostic.errors import counted
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, csv_text, short_names, shown, with_percent
@@ -265,7 +266,7 @@ def markdown(
         *(f"{line[0].upper()}{line[1:]}." for line in notes(comparison)),
         f"{with_percent(title_of(measure.name), measure.unit, 'percent')} on the "
         f"{comparison.split} clients, {direction} is better; mean and standard deviation over "
-        f"{num_trials(frontier)} seeds:",
+        f"{counted(num_trials(frontier), 'seed')}:",
         table(frontier, "github"),
     ]
     return "\n\n".join(parts) + "\n"

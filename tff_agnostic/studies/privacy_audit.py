@@ -23,7 +23,7 @@ from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations.algorithm import AlgorithmSpec, Problem
 from tff_agnostic.computations.round import Round
 from tff_agnostic.data.sampling import SecretCoins, Seed, poisson_cohort, sample_cohort, turns
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise
@@ -194,7 +194,8 @@ def audit(
         delta,
         attack(attacked, fleet.cohorts(rounds, bundle), runs, delta, seed),
         rounds,
-        f"{rounds} rounds of {ALGORITHMS[algorithm].label} with {fleet.num_clients} clients each",
+        f"{counted(rounds, 'round')} of {ALGORITHMS[algorithm].label} with "
+        f"{counted(fleet.num_clients, 'client')} each",
     )
 
 

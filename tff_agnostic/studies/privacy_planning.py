@@ -12,7 +12,7 @@ from typing import Any, Optional
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import make_folder, write_json, write_text
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import csv_text
@@ -165,7 +165,7 @@ def _rounds_for_budget(options: AccountingOptions) -> Answer:
         options.privacy_accountant,
     )
     found = _statement(options, options.noise_multiplier, rounds)
-    return Answer(f"the budget lasts for {rounds} rounds", options, found)
+    return Answer(f"the budget lasts for {counted(rounds, 'round')}", options, found)
 
 
 # By what is asked for, which is what is not given.
@@ -219,7 +219,7 @@ def figure(curves: Curves, found: PrivacyStatement) -> matplotlib.figure.Figure:
         label = f"noise multiplier {noise:.4g}"
         axes.plot(rounds[known], epsilons[known], style, color=look(i).color, label=label)
     if 0 < found.epsilon < np.inf:
-        label = f"{found.rounds} rounds: epsilon {found.epsilon:.4g}"
+        label = f"{counted(found.rounds, 'round')}: epsilon {found.epsilon:.4g}"
         axes.plot(found.rounds, found.epsilon, "o", color="black", label=label)
         axes.set(xscale="log", yscale="log")
     axes.set(xlabel="round", ylabel=f"epsilon for delta {found.delta:.3g}")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.models.keras import LastLayer, last_layer
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.command_line import GivenRun
@@ -197,6 +197,6 @@ def _check_same_rounds(folder: Path, row: str, stages: Stages) -> None:
 def _remark(first: RunSpec, second: RunSpec, layer: LastLayer) -> str:
     what = f"the layer {layer.name} alone" if layer.others else f"{layer.name}, the only layer"
     return (
-        f"{first.config.rounds} rounds of FedAvg, and from its model {second.config.rounds} rounds "
-        f"of {what}, in which all domains weigh alike"
+        f"{counted(first.config.rounds, 'round')} of FedAvg, and from its model "
+        f"{counted(second.config.rounds, 'round')} of {what}, in which all domains weigh alike"
     )

@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from optuna.trial import FrozenTrial
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.formatting import UNDEFINED, with_percent
 from tff_agnostic.reports.page import (
@@ -81,8 +81,8 @@ def tuning_page(
         title,
         [
             *in_line([*search.labels.values()]),
-            f": {sum(map(len, trials.values()))} trials, judged by {search.objective.name} on the "
-            f"{first.split} clients. Numbers are those of {_FILE}.",
+            f": {counted(sum(map(len, trials.values())), 'trial')}, judged by "
+            f"{search.objective.name} on the {first.split} clients. Numbers are those of {_FILE}.",
         ],
         [
             Section("verdict", "The verdict", [*verdict, *_pictures(found)]),

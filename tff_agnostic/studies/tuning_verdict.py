@@ -9,6 +9,7 @@ from typing import Callable, Optional
 
 from optuna.trial import FrozenTrial, TrialState
 
+from tff_agnostic.errors import counted
 from tff_agnostic.files import read_json
 from tff_agnostic.reports.run_record import read_run
 from tff_agnostic.run.folder import RunFolder
@@ -70,7 +71,10 @@ class Found:
             return []
         if self.given[name].number == self.best[name].number:
             label = runs.labels[name]
-            return [f"{label}: none of {count} trials has a better value than the given settings."]
+            return [
+                f"{label}: none of {counted(count, 'trial')} has a better value than the given "
+                "settings."
+            ]
         return of_row(runs, name, as_given(name), main_measure(runs), _MORE_SEEDS)
 
 

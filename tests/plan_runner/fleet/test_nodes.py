@@ -149,7 +149,7 @@ def test_a_client_of_a_store_plays_as_that_of_a_file(fleet, checkpoint, store, t
             "client anne: expected examples in split train, found none (did you mean ann?)",
         ),
         ("", {"split": "dev"}, "expected clients in split dev, found the splits test, train"),
-        ("UPDATE client_metadata SET num_examples = 1", {}, "expected 1 examples in split train"),
+        ("UPDATE client_metadata SET num_examples = 1", {}, "expected 1 example in split train"),
         (
             "UPDATE examples SET serialized_example_proto = x'' WHERE client_id = 'ann'",
             {},

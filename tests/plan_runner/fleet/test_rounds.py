@@ -204,7 +204,7 @@ def test_a_late_node_is_waited_for_as_long_as_the_others_took(fleet, tmp_path, m
     # Nodes are called when they are asked: all the others have answered at once.
     assert (late.stage, late.answered) == (name, 3) and late.seconds < 100
     channel.lost = lambda node, asked: node in ("cyd", "dee") and asked == stage
-    with pytest.raises(PlanError, match="given up 1 times"):
+    with pytest.raises(PlanError, match="given up 1 time,"):
         timeouts = Timeouts(*[0.5] * 7, patience=1)
         served(fleet, tmp_path, 2, channel, timeouts=timeouts, attempts=1, rest_rounds=0)
 
