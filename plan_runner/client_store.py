@@ -121,8 +121,8 @@ class ClientStore:
             raise self.error(f"{where}: expected examples in split {split}, found none{meant}")
         if len(found) != count:
             raise self.error(
-                f"{where}: expected {counted(count, 'example')} in split {split}, as the table "
-                f"client_metadata has it, found {len(found)}"
+                f"{where}: expected {counted(counts[client_id], 'example')} in split {split}, as "
+                f"the table client_metadata has it, found {len(found)}"
             )
         return found
 

@@ -398,10 +398,12 @@ def _what_sums_show(run: RunRecord) -> list[Line]:
             "no exact sum, and does not look at one of too few clients.",
             "Sums of evaluations are exact.",
         ]
-    clients = run.config.get("secure_min_clients")
-    of_few = f"A sum is of at least {counted(clients, 'client')}; cohorts of fewer are refused."
+    of_few, clients = [], run.config.get("secure_min_clients")
+    if clients is not None:
+        fewest = counted(clients, "client")
+        of_few = [f"A sum is of at least {fewest}; cohorts of fewer are refused."]
     return [
-        *([of_few] if clients is not None else []),
+        *of_few,
         "Sums are exact: how many examples each domain has, what a domain held by one client of a "
         "cohort has, and what two sums differ in is not hidden by them.",
     ]
