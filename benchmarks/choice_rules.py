@@ -29,7 +29,7 @@ from benchmarks.recommend_promise import (
     worst_gain,
 )
 from tff_agnostic.later import scipy
-from tff_agnostic.metrics.resampling import Spread, combined
+from tff_agnostic.metrics.intervals import Spread, combined
 from tff_agnostic.studies.methods import BASELINE
 
 _ROWS = (BASELINE, "uniform", "frozen")

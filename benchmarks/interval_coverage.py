@@ -7,7 +7,7 @@ has a skewed number of examples, and every example is right or wrong by chance: 
 accuracy with a model is that of the model in the domain plus what is the client's own, what is the
 client's own in the gain, and what is the client's own with that seed. The gain of a seed is the
 true one plus what is the seed's own. Everything is added up as an evaluation does it, with Poisson
-weights, and the interval of `tff_agnostic.metrics.resampling` is compared with the true gain:
+weights, and the interval of `tff_agnostic.metrics.intervals` is compared with the true gain:
 
 - of one domain, of all examples together, and of the worst domain (each model's own, of domains
   that are alike but for one);
@@ -24,8 +24,12 @@ from typing import NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic.metrics.intervals import mean_interval
-from tff_agnostic.metrics.resampling import combined, effective_clients, replicate_ratios
+from tff_agnostic.metrics.intervals import (
+    combined,
+    effective_clients,
+    mean_interval,
+    replicate_ratios,
+)
 
 DOMAINS = 5
 REPLICATES = 200

@@ -9,7 +9,7 @@ from tensorflow_privacy.privacy.dp_query import tree_aggregation
 
 from tff_agnostic.aggregations.noise import NoisedGroup, Release, TreeResidual, gaussian
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
-from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
+from tff_agnostic.computations.server import ServerOptimizerOptions
 
 _KEYS = {"philox": (5, -7), "secure": (5, -7, 2, 1)}
 _ONE = tf.constant(1.0, tf.float64)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.choice_rules import gain_of_worst, right, surest, trained
 from benchmarks.recommend_promise import Drawn
-from tff_agnostic.metrics.resampling import Spread
+from tff_agnostic.metrics.intervals import Spread
 from tff_agnostic.studies.choice import Judged, chosen
 from tff_agnostic.studies.gains import Gain
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from benchmarks.recommend_promise import Drawn, accuracies, table, validated, worst_gain
-from tff_agnostic.metrics.resampling import Spread
+from tff_agnostic.metrics.intervals import Spread
 from tff_agnostic.studies.gains import Gain
 
 

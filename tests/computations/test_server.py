@@ -19,7 +19,7 @@ from tests.selection import usually
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
+from tff_agnostic.computations.server import SERVER_OPTIMIZERS
 from tff_agnostic.later import tff
 from tff_agnostic.models import Metric, logistic_regression
 

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.data.data_warnings import rarely_present
-from tff_agnostic.data.presence import PRESENCE, clients_for_presence, expected_presence
+from tff_agnostic.data.data_warnings import (
+    PRESENCE,
+    clients_for_presence,
+    expected_presence,
+    rarely_present,
+)
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 
 # 30 clients: most hold a, six b too, one c as well; two hold d alone.

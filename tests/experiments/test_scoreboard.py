@@ -19,7 +19,7 @@ from tff_agnostic.experiments.scoreboard_page import (
 )
 from tff_agnostic.experiments.scoreboard_table import line, payers, standing
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.metrics.resampling import Resampled
+from tff_agnostic.metrics.intervals import Resampled
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.run.options import options_of_task

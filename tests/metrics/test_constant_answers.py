@@ -8,8 +8,15 @@ import pytest
 import tensorflow as tf
 
 from tff_agnostic.computations.clients import Clients, arrays_of_client
-from tff_agnostic.computations.label_sums import NumberSums, WordSums, sum_numbers, sum_words
-from tff_agnostic.metrics.constant_answers import of_classes, of_numbers, of_words
+from tff_agnostic.metrics.constant_answers import (
+    NumberSums,
+    WordSums,
+    of_classes,
+    of_numbers,
+    of_words,
+    sum_numbers,
+    sum_words,
+)
 from tff_agnostic.models import binary_accuracy, logistic_regression
 from tff_agnostic.models.losses import OfColumns, SentenceLoss
 from tff_agnostic.models.metrics import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tff_agnostic.metrics.resampling import (
+from tff_agnostic.metrics.intervals import (
     combined,
     effective_clients,
     has_enough,

@@ -7,7 +7,7 @@ import numpy as np
 from scipy import stats
 
 from tests.reports import made_up
-from tff_agnostic.metrics.resampling import Resampled
+from tff_agnostic.metrics.intervals import Resampled
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.run_record import RunRecord, read_run

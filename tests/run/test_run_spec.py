@@ -19,7 +19,7 @@ from tests.binaries.harness import given
 from tff_agnostic.aggregations.privacy_options import PrivacyOptions
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
-from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
+from tff_agnostic.computations.server import ServerOptimizerOptions
 from tff_agnostic.data.sampling import poisson_cohort, sample_cohort, turns
 from tff_agnostic.errors import UserError
 from tff_agnostic.run.options import RunConfig, options_of_runs

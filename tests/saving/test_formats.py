@@ -21,8 +21,13 @@ from tff_agnostic.models import LSTM, logistic_regression, model_from_keras
 from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
 from tff_agnostic.models.losses import OfColumns
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.models.next_word import NextWordNetwork, next_word_model, unigram_model
-from tff_agnostic.models.text_classifier import TextNetwork, text_classifier
+from tff_agnostic.models.next_word import (
+    NextWordNetwork,
+    TextNetwork,
+    next_word_model,
+    text_classifier,
+    unigram_model,
+)
 from tff_agnostic.run.results import saved_lines
 from tff_agnostic.saving.save import FORMATS, SavedFile, save_for_keras
 from tff_agnostic.saving.trained_model import FileCheck, TrainedModel, check_file, inputs_by_name

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.metrics.resampling import Resampled, Spread
+from tff_agnostic.metrics.intervals import Resampled, Spread
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.studies.choice import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.run.harness import AWKWARD_NAMES, is_png
-from tff_agnostic.metrics.resampling import Resampled, Spread
+from tff_agnostic.metrics.intervals import Resampled, Spread
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.figures import save

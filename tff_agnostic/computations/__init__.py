@@ -63,17 +63,15 @@ from tff_agnostic.computations.schedules import (
     with_rate_columns,
 )
 from tff_agnostic.computations.server import (
+    AVERAGE,
+    ServerOptimizer,
+    ServerOptimizerOptions,
     TrainingState,
     as_tensors,
     average_and_apply,
     initial_model,
     training_columns,
     update_norm,
-)
-from tff_agnostic.computations.server_optimizers import (
-    AVERAGE,
-    ServerOptimizer,
-    ServerOptimizerOptions,
 )
 from tff_agnostic.computations.tff_process import (
     LearningProcess,

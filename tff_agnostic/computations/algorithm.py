@@ -17,8 +17,7 @@ from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.computations.clients import Clients
 from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.later import tf
-from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.models.tff_models import as_model
+from tff_agnostic.models.model import Model, ModelWeights, as_model
 from tff_agnostic.report_fields import ReportField, ReportFields, nested
 from tff_agnostic.settings import Settings
 

@@ -1,16 +1,45 @@
-"""The server's step: the weighted average, and the columns that every training reports."""
+"""The server's step: the weighted average, its optimizer, and the columns of every training.
+
+Optimizers are pure functions of a state, the weights and the round's average update. They compute
+what `tff.learning.optimizers` of TFF 0.87 computes, and their states have the same keys, so that
+checkpoints of runs with those go on. These need no TFF, and have Nesterov momentum.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+import dataclasses
+import types
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.computations.algorithm import Column, RoundView
 from tff_agnostic.computations.client_output import ClientCounts
-from tff_agnostic.computations.server_optimizers import ServerOptimizer
+from tff_agnostic.computations.schedules import (
+    Rate,
+    check_schedule,
+    factors_setting,
+    rate_of,
+    rounds_setting,
+    schedule_setting,
+)
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
+from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, Role, Unit
+from tff_agnostic.settings import Settings, setting
+
+_ADAPTIVE = ("adam", "yogi", "adagrad")
+_WITH_MOMENTUM = ("momentum", "nesterov", "adam", "yogi")
+_STEP = "step"
+_RATE, _ROUND = "learning_rate", "round"
+# Of Adam and Yogi: beta_2, and what Yogi's preconditioner starts from; of Adagrad its start.
+_BETA_2 = 0.999
+_YOGI_START = 1e-6
+_ADAGRAD_START = 0.1
+
+# (hyperparameters in the dtype of the weight, weight, gradient, *slots) -> (weight, *slots).
+Update = Callable[..., tuple["tf.Tensor", ...]]
 
 
 class TrainingState(NamedTuple):
@@ -175,3 +204,222 @@ def training_columns(
         *map(outcome, ClientCounts._fields),
         *grouped("finalizer", [norm_column, *finalizer]),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptimizer:
+    """An optimizer.
+
+    Its state is a mapping of the hyperparameters, the number of steps if it counts them, that of
+    rounds if its rate has a schedule, and the slots, each with a tensor for each weight.
+
+    Attributes:
+        update: One step of one weight.
+        hyperparameters: Names and values.
+        slots: Names, and what each of their entries starts from.
+        counts_steps: Whether `update` gets the number of the step, from 1, as "step".
+        rate: Its learning rate by round, if that falls.
+    """
+
+    update: Update
+    hyperparameters: tuple[tuple[str, float], ...]
+    slots: tuple[tuple[str, float], ...] = ()
+    counts_steps: bool = False
+    rate: Optional[Rate] = None
+
+    @property
+    def of_rounds(self) -> tuple[str, ...]:
+        """What of the state follows the rounds, those in which nothing was stepped among them."""
+        return () if self.rate is None else (_RATE, _ROUND)
+
+    def initialize(self, specs: Any) -> OrderedDict[str, Any]:
+        """Returns the state before the first step.
+
+        Args:
+            specs: Specs of the weights, a list.
+        """
+        state: OrderedDict[str, Any] = OrderedDict(self.hyperparameters)
+        if self.counts_steps:
+            state[_STEP] = 0
+        if self.rate is not None:
+            state[_ROUND] = 0
+        for name, start in self.slots:
+            state[name] = [tf.fill(s.shape, tf.cast(start, s.dtype)) for s in specs]
+        return state
+
+    def next(
+        self, state: Mapping[str, Any], weights: list[tf.Tensor], gradients: list[tf.Tensor]
+    ) -> tuple[OrderedDict[str, Any], list[tf.Tensor]]:
+        """Returns the state and the weights after one step."""
+        after = OrderedDict(state)
+        if self.counts_steps:
+            after[_STEP] = state[_STEP] + 1
+        if self.rate is not None:
+            after[_RATE] = self.rate.at(state[_ROUND])
+            after[_ROUND] = state[_ROUND] + 1
+        numbers = [*(name for name, _ in self.hyperparameters), *[_STEP] * self.counts_steps]
+        names = [name for name, _ in self.slots]
+        stepped = [
+            self.update({n: tf.cast(after[n], w.dtype) for n in numbers}, w, g, *slots)
+            for w, g, *slots in zip(weights, gradients, *(state[name] for name in names))
+        ]
+        for k, name in enumerate(names, start=1):
+            after[name] = [of_weight[k] for of_weight in stepped]
+        return after, [of_weight[0] for of_weight in stepped]
+
+
+def _sgd(h: Mapping[str, tf.Tensor], w: tf.Tensor, g: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    return (w - h["learning_rate"] * g,)
+
+
+def _momentum(
+    h: Mapping[str, tf.Tensor], w: tf.Tensor, g: tf.Tensor, a: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    a = h["momentum"] * a + g
+    return w - h["learning_rate"] * a, a
+
+
+def _nesterov(
+    h: Mapping[str, tf.Tensor], w: tf.Tensor, g: tf.Tensor, v: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    # Sutskever et al. 2013, as Keras' SGD: v <- m v - eta g, w <- w + m v - eta g
+    step = h["learning_rate"] * g
+    v = h["momentum"] * v - step
+    return w + h["momentum"] * v - step, v
+
+
+def _adagrad(
+    h: Mapping[str, tf.Tensor], w: tf.Tensor, g: tf.Tensor, p: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    # Duchi et al. 2011
+    p = p + tf.square(g)
+    return w - h["learning_rate"] * g / tf.sqrt(p + h["epsilon"]), p
+
+
+def _unbiased_rate(h: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    # Kingma and Ba 2015, end of section 2: eta sqrt(1 - beta_2^t) / (1 - beta_1^t)
+    t = h[_STEP]
+    root = tf.sqrt(1.0 - tf.pow(h["beta_2"], t))
+    return h["learning_rate"] * root / (1.0 - tf.pow(h["beta_1"], t))
+
+
+def _adam(
+    h: Mapping[str, tf.Tensor], w: tf.Tensor, g: tf.Tensor, a: tf.Tensor, p: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    # Kingma and Ba 2015, Algorithm 1; a is m_t and p is v_t.
+    a = a + (g - a) * (1.0 - h["beta_1"])
+    p = p + (tf.square(g) - p) * (1.0 - h["beta_2"])
+    return w - _unbiased_rate(h) * a / (tf.sqrt(p) + h["epsilon"]), a, p
+
+
+def _yogi(
+    h: Mapping[str, tf.Tensor], w: tf.Tensor, g: tf.Tensor, a: tf.Tensor, p: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    # Zaheer et al. 2018, Algorithm 2
+    a = a + (g - a) * (1.0 - h["beta_1"])
+    square = tf.square(g)
+    p = p + (1 - h["beta_2"]) * tf.sign(square - p) * square
+    return w - _unbiased_rate(h) * a / (tf.sqrt(p) + h["epsilon"]), a, p
+
+
+def _build_momentum(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
+    if not momentum:
+        return _build_sgd(rate, momentum, epsilon)
+    values = (("learning_rate", rate), ("momentum", momentum))
+    return ServerOptimizer(_momentum, values, (("accumulator", 0.0),))
+
+
+def _build_sgd(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
+    del momentum, epsilon
+    return ServerOptimizer(_sgd, (("learning_rate", rate),))
+
+
+def _build_nesterov(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
+    del epsilon
+    values = (("learning_rate", rate), ("momentum", momentum))
+    return ServerOptimizer(_nesterov, values, (("velocity", 0.0),))
+
+
+def _build_adagrad(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
+    del momentum
+    values = (("learning_rate", rate), ("epsilon", epsilon))
+    return ServerOptimizer(_adagrad, values, (("preconditioner", _ADAGRAD_START),))
+
+
+def _with_moments(update: Update, start: float) -> Callable[[float, float, float], ServerOptimizer]:
+    def build(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
+        values = (("learning_rate", rate), ("beta_1", momentum), ("beta_2", _BETA_2))
+        slots = (("accumulator", 0.0), ("preconditioner", start))
+        return ServerOptimizer(update, (*values, ("epsilon", epsilon)), slots, counts_steps=True)
+
+    return build
+
+
+# (learning rate, momentum or beta_1, epsilon) -> optimizer.
+SERVER_OPTIMIZERS: Registry[Callable[[float, float, float], ServerOptimizer]] = Registry(
+    "server optimizer",
+    {
+        "sgd": _build_sgd,
+        "momentum": _build_momentum,
+        "nesterov": _build_nesterov,
+        "adagrad": _build_adagrad,
+        "adam": _with_moments(_adam, 0.0),
+        "yogi": _with_moments(_yogi, _YOGI_START),
+    },
+)
+
+# With these settings the next weights are the average of the clients' own.
+AVERAGE: Mapping[str, Any] = types.MappingProxyType(
+    {"server_optimizer": "sgd", "server_learning_rate": 1.0}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptimizerOptions(Settings):
+    """How the server applies a round's update; part of the settings of algorithms that do.
+
+    Attributes:
+        server_optimizer: Member of `SERVER_OPTIMIZERS`.
+        server_learning_rate: Its learning rate.
+        server_momentum: Its momentum or beta_1.
+        server_epsilon: Its epsilon.
+        server_schedule: How its learning rate falls; a name in `SCHEDULES`, or a function of the
+            round.
+        server_schedule_rounds: T of it.
+        server_schedule_factors: f of it.
+    """
+
+    server_optimizer: str = setting(
+        "sgd", "Optimizer that applies a round's update.", choices=SERVER_OPTIMIZERS
+    )
+    server_learning_rate: float = setting(
+        1.0, "Learning rate of the server optimizer.", positive=True
+    )
+    server_momentum: float = setting(
+        0.9,
+        "Momentum of momentum and nesterov, beta_1 of adam and yogi.",
+        at_least=0.0,
+        below=1.0,
+        only_with=("server_optimizer", _WITH_MOMENTUM),
+    )
+    server_epsilon: float = setting(
+        1e-3,
+        "Epsilon of adam, yogi and adagrad.",
+        positive=True,
+        only_with=("server_optimizer", _ADAPTIVE),
+    )
+    server_schedule: str = schedule_setting("server", "the server's learning rate")
+    server_schedule_rounds: tuple[int, ...] = rounds_setting("server")
+    server_schedule_factors: tuple[float, ...] = factors_setting("server")
+
+    def __post_init__(self) -> None:
+        """Checks the schedule too; see `Settings`."""
+        super().__post_init__()
+        check_schedule(self, "server")
+
+    def build_server_optimizer(self) -> ServerOptimizer:
+        """Returns the optimizer."""
+        build = SERVER_OPTIMIZERS[self.server_optimizer]
+        built = build(self.server_learning_rate, self.server_momentum, self.server_epsilon)
+        rate = rate_of(self, "server")
+        return built if rate.is_constant else dataclasses.replace(built, rate=rate)

@@ -12,8 +12,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
-from tff_agnostic.data.statistics import NumberStatistics
-from tff_agnostic.data.store_format import MISSING, NO_CATEGORY, StoredColumns, StoreDescription
+from tff_agnostic.data.store_format import (
+    MISSING,
+    NO_CATEGORY,
+    NumberStatistics,
+    StoredColumns,
+    StoreDescription,
+)
 
 # Where model cards and the metadata of Keras files have `inputs_json`.
 TABLE = "table"

@@ -22,7 +22,6 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from plan_runner import client_store
-from tff_agnostic.data.statistics import NumberStatistics
 
 # The feature that names an example's domain.
 DOMAIN = client_store.DOMAIN
@@ -61,6 +60,60 @@ CREATE INDEX examples_by_client ON examples (client_id, split_name);
 CREATE INDEX metadata_by_split ON client_metadata (split_name, client_id);
 CREATE INDEX domains_by_split ON client_domains (split_name, client_id);
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberStatistics:
+    """What the values of one number are.
+
+    Attributes:
+        count: How many values there are.
+        missing: How many examples lack it.
+        mean: Their mean; 0 without values.
+        deviation: Their standard deviation, of all of them and not of a sample: its square is the
+            mean of squared differences from the mean.
+        least: The smallest; None without values.
+        most: The largest; None without values.
+    """
+
+    count: int
+    missing: int
+    mean: float
+    deviation: float
+    least: Optional[float]
+    most: Optional[float]
+
+    def to_json(self) -> list[Optional[float]]:
+        """Returns the same as JSON values."""
+        return [self.count, self.missing, self.mean, self.deviation, self.least, self.most]
+
+    @classmethod
+    def of_json(cls, value: Any) -> NumberStatistics:
+        """Returns what `to_json` wrote.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        count, missing, mean, deviation, least, most = value
+        found = cls(count, missing, mean, deviation, least, most)
+        ends = [] if least is None and most is None and count == 0 else [least, most]
+        are_numbers = all(
+            isinstance(number, (int, float)) and math.isfinite(number)
+            for number in (count, missing, mean, deviation, *ends)
+        )
+        if not are_numbers or min(count, missing, deviation) < 0:
+            raise ValueError(f"expected the statistics of numbers, found {value!r:.100}")
+        return found
+
+    @property
+    def size(self) -> float:
+        """The root of the mean of squares: how large values are."""
+        return float(np.hypot(self.mean, self.deviation))
+
+    @property
+    def unit(self) -> float:
+        """What to divide by for a deviation of 1; 1 where all values are the same."""
+        return self.deviation or 1.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,7 @@ from tabulate import tabulate
 
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.inputs import vector_of
-from tff_agnostic.data.statistics import NumberStatistics
-from tff_agnostic.data.store_format import StoreDescription
+from tff_agnostic.data.store_format import NumberStatistics, StoreDescription
 from tff_agnostic.errors import some_of
 
 # A longer table cannot be read; the JSON report has every number.

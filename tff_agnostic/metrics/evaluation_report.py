@@ -31,12 +31,14 @@ from tff_agnostic.metrics.constant_answers import CONSTANTS, Constants
 from tff_agnostic.metrics.intervals import (
     LEVEL,
     Interval,
+    Resampled,
+    effective_clients,
     mean_interval,
     quantile_interval,
+    replicate_ratios,
     share_interval,
     superquantile_interval,
 )
-from tff_agnostic.metrics.resampling import Resampled, effective_clients, replicate_ratios
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Measure, Model, measures_of
 from tff_agnostic.report_fields import Unit

@@ -1,6 +1,7 @@
-"""Confidence intervals of what an evaluation reports, as far as sums over clients allow them.
+"""Confidence intervals of what an evaluation reports, from sums over clients.
 
-All are two-sided and of the level `LEVEL`. What each of them takes for granted:
+All are two-sided and of the level `LEVEL`. Those of one evaluation, such as `share_interval`, take
+for granted:
 
 - A share of examples: Wilson's interval (1927), as if examples were independent. Those of one
   client mostly are alike, and then the interval is too narrow: sums do not tell by how much.
@@ -11,15 +12,53 @@ All are two-sided and of the level `LEVEL`. What each of them takes for granted:
   al. 2007), where its tail has `LEAST_IN_TAIL` clients at the least.
 
 Clients are taken for a random sample of those that the model is for.
+
+Intervals that hold for other test clients and other seeds are `combined` from replicates of sums,
+`Resampled`.
+
+**Clients.** In replicate b of B, client c counts w_cb times, an independent Poisson(1) number drawn
+from a public seed and from what identifies the client (Hanley and MacGibbon 2006; Chamandy et al.
+2012, section 3: no client has to know of another). Sums over clients of w_cb s_c and w_cb n_c, of a
+measure's numerator and its denominator, are all that is needed. A client has the same weights
+whichever model is evaluated, so replicates of two models on the same clients are paired.
+
+With S, N the sums without weights and R = S / N, replicate b is R + (S_b - R N_b) / N: the ratio's
+first-order expansion, whose variance over Poisson weights is sum_c (s_c - R n_c)^2 / N^2, that of
+the ratio estimator (Cochran 1977, equation 6.13). Unlike S_b / N_b it is defined where few clients
+are drawn.
+
+**Seeds.** K seeds have the estimates d_k with replicates d_kb; all seeds are evaluated on the same
+clients. The variance of their mean is that of two crossed samples (Cameron, Gelbach and Miller
+2011, equation 2.3),
+
+    V = V_clients + V_seeds - V_both,
+    V_clients = Var_b(mean_k d_kb) n / (n - 1),  V_seeds = Var_k(d_k) / K,
+    V_both = (mean_k Var_b(d_kb) - Var_b(mean_k d_kb)) n / (n - 1) / (K - 1),
+
+and no less than either of the first two. Of the worst domain V_both is not taken away: which one
+is the worst changes with clients and seeds, and the interval would be too narrow. The interval is
+Student's, with the degrees of freedom of Satterthwaite 1946,
+
+    V^2 / (V_clients^2 (1 / (n - 1) + 1 / (B - 1)) + V_seeds^2 / (K - 1)).
+
+n is the effective number of clients, (sum_c n_c)^2 / sum_c n_c^2 (Kish 1965), which is the inverse
+of Var_b(N_b) / N^2.
+
+`benchmarks/interval_coverage.py` tells how often the interval holds the truth.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Optional
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_npz
 from tff_agnostic.later import scipy
 
 LEVEL = 0.95
@@ -28,6 +67,11 @@ LEAST_IN_TAIL = 10
 
 # Lower and upper end; None where none can be given.
 Interval = Optional[tuple[float, float]]
+# With fewer effective clients the interval, which holds the truth, is wider than any accuracy.
+LEAST_CLIENTS = 3
+# In files of replicates.
+_CLIENTS = "clients"
+_VALUES = "values of "
 
 
 def share_interval(share: float, count: float) -> Interval:
@@ -132,3 +176,180 @@ def _largest_unlikely(total: int, q: float, probability: float) -> int:
     while k >= 0 and scipy.special.bdtr(min(k, total), total, q) > probability:
         k -= 1
     return k
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resampled:
+    """What an evaluation gives in each replicate.
+
+    Attributes:
+        values: Of each measure, [B, p + 1]: the domains, then all examples together.
+        clients: The effective number of clients of each, [p + 1].
+    """
+
+    values: Mapping[str, np.ndarray]
+    clients: np.ndarray
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Returns what a file of them holds."""
+        arrays = {name: values.astype(np.float32) for name, values in self.values.items()}
+        return {_CLIENTS: self.clients, **{f"{_VALUES}{n}": of for n, of in arrays.items()}}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Resampled:
+        """Returns what `to_arrays` made arrays of."""
+        values = {
+            name[len(_VALUES) :]: np.asarray(of, np.float64)
+            for name, of in arrays.items()
+            if name.startswith(_VALUES)
+        }
+        return cls(values, np.asarray(arrays[_CLIENTS], np.float64))
+
+
+class Needed(NamedTuple):
+    """How many times as many clients, seeds, or both, would tell an effect; None if none would."""
+
+    clients: Optional[float]
+    seeds: Optional[float]
+    both: Optional[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """An estimate with what is known of its error.
+
+    Attributes:
+        mean: The estimate, over the seeds.
+        of_clients: Its variance over samples of test clients.
+        of_seeds: Its variance over samples of seeds; NaN of a single one.
+        total: Of both together; without seeds that of clients.
+        freedom: Degrees of freedom of `total`.
+    """
+
+    mean: float
+    of_clients: float
+    of_seeds: float
+    total: float
+    freedom: float
+
+    def interval(self, tests: int = 1) -> Interval:
+        """Returns the interval; None where nothing varies, or nothing is known.
+
+        Args:
+            tests: How many such intervals are to hold together, by Bonferroni's inequality.
+        """
+        if not (self.total > 0 and self.freedom > 0):
+            return None
+        half = self._quantile(tests) * math.sqrt(self.total)
+        return self.mean - half, self.mean + half
+
+    def _quantile(self, tests: int) -> float:
+        return float(scipy.special.stdtrit(self.freedom, 1 - (1 - LEVEL) / 2 / tests))
+
+    def needed(self, tests: int = 1) -> Needed:
+        """Returns how many clients or seeds tell an effect as large as this one from 0.
+
+        It is told if the interval, of as many degrees of freedom, ends at 0.
+        """
+        if not (self.total > 0 and self.freedom > 0):
+            return Needed(None, None, None)
+        allowed = (self.mean / self._quantile(tests)) ** 2
+        clients = 0.0 if math.isnan(self.of_clients) else self.of_clients
+        # The part that only clients, and that only seeds make smaller; what both do is in the rest.
+        seeds = max(0.0, self.total - clients)
+        return Needed(
+            clients / (allowed - seeds) if allowed > seeds and clients else None,
+            seeds / (allowed - clients) if allowed > clients and seeds else None,
+            self.total / allowed if allowed > 0 else None,
+        )
+
+
+def replicate_ratios(
+    numerators: np.ndarray,
+    denominators: np.ndarray,
+    by_numerators: np.ndarray,
+    by_counts: np.ndarray,
+) -> np.ndarray:
+    """Returns the ratio of each set of examples in each replicate, [B, *sets].
+
+    Args:
+        numerators: S of each set, [*sets].
+        denominators: N of each set, [*sets]; of a set without examples the ratio is NaN.
+        by_numerators: S_b, [B, *sets].
+        by_counts: N_b, [B, *sets].
+    """
+    total = np.asarray(denominators, np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.asarray(numerators, np.float64) / total
+        return ratio + (np.asarray(by_numerators) - ratio * np.asarray(by_counts)) / total
+
+
+def effective_clients(denominators: np.ndarray, by_denominators: np.ndarray) -> np.ndarray:
+    """Returns Kish's number of clients of each set, [sets]; 0 of one without examples.
+
+    Args:
+        denominators: N of each set, [sets].
+        by_denominators: N_b, [B, sets].
+    """
+    total = np.asarray(denominators, np.float64)
+    # Poisson weights have mean 1: the spread is taken about what is known.
+    squares = np.mean((np.asarray(by_denominators, np.float64) - total) ** 2, axis=0)
+    return np.where(squares > 0, total**2 / np.where(squares > 0, squares, 1.0), 0.0)
+
+
+def combined(
+    estimates: Union[Sequence[float], np.ndarray],
+    replicates: Optional[np.ndarray],
+    clients: float,
+    is_smooth: bool = True,
+) -> Spread:
+    """Returns the mean over seeds, and its variance over test clients and seeds.
+
+    Args:
+        estimates: d_k, one a seed, [K].
+        replicates: d_kb, [K, B]; None where the clients are not resampled.
+        clients: n, the effective number of clients; of a difference of two models on the same
+            clients it is that of either.
+        is_smooth: Whether it is a function of sums without a choice in it. That of the worst domain
+            has one: of several that are alike, the unluckiest looks worst.
+    """
+    found = np.asarray(estimates, np.float64)
+    k = len(found)
+    of_seeds = float(np.var(found, ddof=1)) / k if k > 1 else math.nan
+    mean = float(np.mean(found))
+    if replicates is None or not np.all(np.isfinite(replicates)):
+        return Spread(mean, math.nan, of_seeds, of_seeds, k - 1.0)
+    if not clients > 1:
+        return Spread(mean, math.nan, of_seeds, math.nan, 0.0)
+    scale = clients / (clients - 1)
+    b = np.shape(replicates)[1]
+    of_clients = scale * float(np.var(np.mean(replicates, axis=0), ddof=1))
+    each = scale * float(np.mean(np.var(replicates, axis=1, ddof=1)))
+    if k == 1:
+        total, seeds = of_clients, 0.0
+    else:
+        both = max(0.0, each - of_clients) / (k - 1) if is_smooth else 0.0
+        total, seeds = max(of_clients + of_seeds - both, of_clients, of_seeds), of_seeds
+    spread = of_clients**2 * (1 / (clients - 1) + 1 / (b - 1)) + seeds**2 / max(1, k - 1)
+    freedom = total**2 / spread if spread > 0 else 0.0
+    return Spread(mean, of_clients, of_seeds, total, freedom)
+
+
+def read_resampled(paths: Sequence[Path]) -> tuple[Resampled, ...]:
+    """Returns the replicates of several evaluations; none if one has no file."""
+    if not all(path.is_file() for path in paths):
+        return ()
+    found = []
+    for path in paths:
+        try:
+            found.append(Resampled.from_arrays(read_npz(path)))
+        except LookupError as e:
+            raise UserError(
+                f"{path}: expected replicates of an evaluation, found something else"
+            ) from e
+    return tuple(found)
+
+
+def has_enough(clients: float) -> bool:
+    """Returns whether a set has so many effective clients that its interval says something."""
+    return clients >= LEAST_CLIENTS

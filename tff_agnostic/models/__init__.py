@@ -15,9 +15,8 @@ from tff_agnostic.models.metrics import (
     root_mean_squared_error,
     text_metrics,
 )
-from tff_agnostic.models.model import Examples, Model
+from tff_agnostic.models.model import Examples, Model, from_tff, to_tff
 from tff_agnostic.models.next_word import keyboard_cifg, next_word_lstm, two_layer_lstm
-from tff_agnostic.models.tff_models import from_tff, to_tff
 from tff_agnostic.models.user_model import ModelData, load_user_model
 
 if TYPE_CHECKING:

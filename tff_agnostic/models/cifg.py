@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_export import PlainForm, with_weights
+from tff_agnostic.models.keras_platform import PlainForm, with_weights
 from tff_agnostic.models.recurrent import (
     RecurrentLayer,
     State,

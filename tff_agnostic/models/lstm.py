@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Callable, Optional
 
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_export import PlainForm
+from tff_agnostic.models.keras_platform import PlainForm
 from tff_agnostic.models.recurrent import (
     RecurrentLayer,
     State,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_export import with_weights
+from tff_agnostic.models.keras_platform import with_weights
 
 # Longer sequences, and those of unknown length, run in a loop: their graph would grow too large.
 MAX_UNROLLED_STEPS = 64

@@ -10,7 +10,7 @@ import functools
 from typing import Any, Optional
 
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_export import PlainForm, with_weights
+from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
 
 class DenseOverSteps(tf.keras.layers.Dense):

@@ -14,8 +14,8 @@ from tff_agnostic.domain_weights.excess import TRAINING, TRIVIAL
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.formatting import cell
+from tff_agnostic.metrics.intervals import Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import Column, read_history
-from tff_agnostic.metrics.resampling import Resampled, read_resampled
 from tff_agnostic.models.model import Measure
 from tff_agnostic.privacy.accountant import WEAK_EPSILON
 from tff_agnostic.privacy.earlier_account import is_too_small, right_result

@@ -20,8 +20,13 @@ from tff_agnostic.errors import some_of
 from tff_agnostic.metrics.class_counts import ACCURACY, CLASS_COUNTS, constant_accuracies
 from tff_agnostic.metrics.constant_answers import CONSTANTS, OVERALL
 from tff_agnostic.metrics.formatting import cell, short_names
-from tff_agnostic.metrics.intervals import Interval, share_interval
-from tff_agnostic.metrics.resampling import LEAST_CLIENTS, combined, has_enough
+from tff_agnostic.metrics.intervals import (
+    LEAST_CLIENTS,
+    Interval,
+    combined,
+    has_enough,
+    share_interval,
+)
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.run_record import RunRecord

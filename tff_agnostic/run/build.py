@@ -42,8 +42,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.models.keras import as_in_keras, with_frozen
-from tff_agnostic.models.keras_export import classes_of, plain_keras
-from tff_agnostic.models.keras_platform import keras_platform
+from tff_agnostic.models.keras_platform import classes_of, keras_platform, plain_keras
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.run.baseline_files import check_baselines_of

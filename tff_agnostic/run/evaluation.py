@@ -22,13 +22,12 @@ from tff_agnostic.computations.evaluation import (
     measurement_of_model,
     num_replicates,
 )
-from tff_agnostic.computations.label_sums import measurement_of_labels
 from tff_agnostic.data.clients import ClientDataset, in_parts
 from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import digest_of
 from tff_agnostic.later import tf
-from tff_agnostic.metrics.constant_answers import constant_answers
+from tff_agnostic.metrics.constant_answers import constant_answers, measurement_of_labels
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,
     EvaluationReport,

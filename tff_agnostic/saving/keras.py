@@ -23,12 +23,14 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import as_in_keras
-from tff_agnostic.models.keras_export import classes_of, foreign_layers, plain_keras
 from tff_agnostic.models.keras_platform import (
     KERAS_3,
+    classes_of,
+    foreign_layers,
     keras_platform,
     layers_of,
     name_layers_afresh,
+    plain_keras,
 )
 from tff_agnostic.saving.keras_guard import NotPlain, plain_file
 from tff_agnostic.saving.trained_model import TrainedModel

@@ -31,8 +31,8 @@ from tff_agnostic.metrics.evaluation_report import (
     domains_below,
     statistic_names,
 )
+from tff_agnostic.metrics.intervals import Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.metrics.resampling import Resampled, read_resampled
 from tff_agnostic.models.model import Measure, measures_of
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baseline_files import BASELINES

@@ -1,7 +1,7 @@
 """What one row of a comparison gains over another, for each domain, with its interval.
 
 Trials of a seed share their data, their cohorts and their first weights, and test clients have the
-same weights in the replicates of both rows (`tff_agnostic.metrics.resampling`): gains are
+same weights in the replicates of both rows (`tff_agnostic.metrics.intervals`): gains are
 differences of pairs.
 """
 
@@ -14,8 +14,7 @@ from typing import Optional
 
 import numpy as np
 
-from tff_agnostic.metrics.intervals import Interval
-from tff_agnostic.metrics.resampling import Spread, combined, has_enough
+from tff_agnostic.metrics.intervals import Interval, Spread, combined, has_enough
 from tff_agnostic.models.model import Measure
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
 
@@ -104,7 +103,7 @@ class Estimates:
         replicates: The same in each replicate, [K, B]; None where clients were not resampled.
         clients: The effective number of clients; NaN where they were not resampled.
         seeds: Of the trials.
-        is_smooth: See `resampling.combined`.
+        is_smooth: See `intervals.combined`.
     """
 
     values: np.ndarray

@@ -18,7 +18,7 @@ import numpy as np
 from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
-from tff_agnostic.metrics.resampling import LEAST_CLIENTS, has_enough
+from tff_agnostic.metrics.intervals import LEAST_CLIENTS, has_enough
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.comparison import LoadedTasks
 from tff_agnostic.tasks.registry import heldout_options, wanted_heldout
@@ -137,7 +137,7 @@ def check_judges(task: Task) -> list[str]:
     """Checks that there are enough clients to judge with; returns the domains that have too few.
 
     Clients of different sizes count as fewer of one size: Kish's number, as for the intervals of
-    `metrics.resampling`.
+    `metrics.intervals`.
 
     Args:
         task: See `ValidationClients.judging`.

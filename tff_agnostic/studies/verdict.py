@@ -9,8 +9,7 @@ from typing import Optional
 
 from tff_agnostic.metrics.class_counts import ACCURACY, constant_line, not_above_constant
 from tff_agnostic.metrics.formatting import cell, short_names
-from tff_agnostic.metrics.intervals import Interval
-from tff_agnostic.metrics.resampling import LEAST_CLIENTS, Needed
+from tff_agnostic.metrics.intervals import LEAST_CLIENTS, Interval, Needed
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison

@@ -34,8 +34,14 @@ from tff_agnostic.data.texts import TextEncoder
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
-from tff_agnostic.models.next_word import CELLS, NextWordNetwork, unigram_model
-from tff_agnostic.models.text_classifier import POOLINGS, TextNetwork, text_classifier
+from tff_agnostic.models.next_word import (
+    CELLS,
+    POOLINGS,
+    NextWordNetwork,
+    TextNetwork,
+    text_classifier,
+    unigram_model,
+)
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import (
     NEXT_WORD_DEFAULTS,

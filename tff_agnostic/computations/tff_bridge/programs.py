@@ -18,8 +18,7 @@ from tff_agnostic.data.store_format import FEATURES, LABEL, Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
-from tff_agnostic.models.model import Examples, ModelWeights
-from tff_agnostic.models.tff_models import as_model
+from tff_agnostic.models.model import Examples, ModelWeights, as_model
 
 # Examples that TensorFlow hands over at once.
 _ROWS_AT_ONCE = 4096
