@@ -115,7 +115,10 @@ def test_words_that_secure_counts_leave_out_are_said(call, there):
     whole = call(base_predictors, "--data=texts.sqlite", "--output=whole.npz")
     counted, cut = (
         int(re.search(pattern, outcome.out)[1])
-        for pattern in (r" of (\d+) examples by domain", r"note: (\d+) examples are left out")
+        for pattern in (
+            r" of (\d+) examples by domain",
+            r"note: examples left out, of clients with more than --secure_max_examples=3: (\d+)\n",
+        )
     )
     assert cut > 0
     assert f" of {counted + cut} examples by domain" in whole.out

@@ -19,10 +19,11 @@ from tff_agnostic.studies.choice import (
     share_of,
 )
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
-from tff_agnostic.studies.gains import Gain
+from tff_agnostic.studies.gains import Estimates, Gain, difference
 from tff_agnostic.studies.portfolio import Schedule
 from tff_agnostic.studies.recommendation import Found, sentences
 from tff_agnostic.studies.search_space import parse_objective
+from tff_agnostic.studies.verdict import why_no_interval
 
 _NAMES = ("a", "b", "c")
 _MEASURES = {
@@ -154,6 +155,44 @@ def _judged(mean, error, loss=0.0):
 
 def _objective(text):
     return parse_objective(text, _MEASURES, _NAMES, ("regret",))
+
+
+# Student's 97.5% quantiles of 1 and 2 degrees of freedom are 12.706 and 4.303.
+@pytest.mark.parametrize(
+    ("changes", "unit", "interval"),
+    [
+        ((0.1, 0.6), Unit.SHARE, None),
+        ((0.1, 0.6), Unit.NONE, (0.35 - 12.706 * 0.25, 0.35 + 12.706 * 0.25)),
+        ((0.1, 0.12), Unit.SHARE, (0.11 - 12.706 * 0.01, 0.11 + 12.706 * 0.01)),
+        ((0.8, 0.9), Unit.SHARE, (0.85 - 12.706 * 0.05, 1.0)),
+        ((-0.2, 0.2, 1.0), Unit.SHARE, (-1.0, 1.0)),
+    ],
+)
+def test_no_interval_goes_beyond_the_gains_that_there_can_be(changes, unit, interval):
+    before = np.zeros(len(changes))
+    seeds = tuple(range(len(changes)))
+    ours, theirs = (
+        Estimates(values, None, math.nan, seeds) for values in (before + changes, before)
+    )
+    gain = difference("worst", ours, theirs, True, unit)
+    assert gain.interval() == (None if interval is None else pytest.approx(interval, abs=1e-4))
+    assert gain.has_too_few_trials == (interval is None)
+    assert gain.is_open == (gain.told() == 0)
+    # What it decides is the same as without limits.
+    assert gain.told() == difference("worst", ours, theirs, True, Unit.NONE).told()
+
+
+def test_too_few_trials_for_an_interval_are_told():
+    gain = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, math.nan, 0.1, 0.1, 1.0), math.nan, 1.0, 2)
+    (*_, nearest) = sentences(
+        _found({"wide": Judged(gain, 0.0)}), _objective("worst:accuracy"), None, None
+    )
+    assert nearest.startswith(
+        "Nearest to it is WIDE, with a gain of +40.0 points, without an interval: too few trials"
+    )
+    assert why_no_interval(gain, "heldout", 2) == (
+        "no interval: of 2 trials it would hold every gain that there can be"
+    )
 
 
 @pytest.mark.parametrize(("text", "share"), [("0.5%", 0.005), ("0", 0.0), (" 3 %", 0.03)])

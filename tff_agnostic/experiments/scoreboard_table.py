@@ -138,7 +138,7 @@ def standing(comparison: Comparison, choice: str, measure: Measure) -> Standing:
     of_best = gain(comparison, best, choice, WORST, measure)
     behind = _distance(of_best, measure)
     most = _POINTS if measure.unit is Unit.SHARE else _NATS
-    is_near = behind <= most or (of_best.interval() is not None and of_best.told() <= 0)
+    is_near = behind <= most or of_best.is_open or of_best.told() < 0
     return Standing(is_worse, best, behind, of_best.interval(), is_near)
 
 

@@ -114,7 +114,8 @@ def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[
         change = comparison.trials[row].mean(OVERALL, measure.name) - average
         loss = (-change if measure.higher_is_better else change) / (scale or 1.0)
         ours = attained(comparison, row, objective)
-        gain = difference(objective.name, ours, theirs, objective.higher_is_better)
+        better, unit = objective.higher_is_better, objective.unit
+        gain = difference(objective.name, ours, theirs, better, unit)
         found[row] = Judged(gain, loss)
     return found
 

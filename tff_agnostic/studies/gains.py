@@ -16,7 +16,11 @@ import numpy as np
 
 from tff_agnostic.metrics.intervals import Interval, Spread, combined, has_enough
 from tff_agnostic.models.model import Measure
+from tff_agnostic.report_fields import Unit
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
+
+# With fewer trials Student's quantile is 12.7: an interval may hold every gain that there can be.
+LEAST_TRIALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Gain:
         after: This row's.
         spread: The gain, and what is known of its error; None without pairs of trials.
         clients: The effective number of test clients; NaN if clients were not resampled.
+        largest: No gain can be larger, and no loss: 1 of a share.
+        trials: Of each row.
     """
 
     name: str
@@ -37,6 +43,8 @@ class Gain:
     mean: float
     spread: Optional[Spread]
     clients: float
+    largest: float = math.inf
+    trials: int = LEAST_TRIALS
 
     @property
     def has_clients(self) -> bool:
@@ -53,15 +61,35 @@ class Gain:
         """Whether there is no interval because it would say nothing."""
         return not math.isnan(self.clients) and not has_enough(self.clients)
 
+    @property
+    def has_too_few_trials(self) -> bool:
+        """Whether there is no interval because it would hold every gain that there can be."""
+        return self._holds_all(None if self.spread is None else self.spread.interval())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the trials leave it open which row is better."""
+        return not self.told() and (self.interval() is not None or self.has_too_few_trials)
+
+    def _holds_all(self, interval: Interval) -> bool:
+        if interval is None or self.trials >= LEAST_TRIALS:
+            return False
+        return interval[0] < -self.largest and self.largest < interval[1]
+
     def interval(self, tests: int = 1) -> Interval:
-        """Returns the interval; None if there is none, or of too few clients.
+        """Returns the interval, of gains that there can be.
+
+        None if there is none, or if too few clients or trials allow none.
 
         Args:
             tests: How many such intervals are to hold together, by Bonferroni's inequality.
         """
         if self.spread is None or self.has_too_few_clients:
             return None
-        return self.spread.interval(tests)
+        found = self.spread.interval(tests)
+        if found is None or self._holds_all(found):
+            return None
+        return max(found[0], -self.largest), min(found[1], self.largest)
 
     def told(self, tests: int = 1) -> int:
         """Returns 1 if the group is better off, -1 if it is worse off, 0 if that is not known."""
@@ -91,7 +119,7 @@ def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Me
     """
     names, sides = comparison.domain_names, (comparison.trials[row], comparison.trials[baseline])
     ours, theirs = (estimates(of, names, name, measure) for of in sides)
-    return difference(name, ours, theirs, measure.higher_is_better)
+    return difference(name, ours, theirs, measure.higher_is_better, measure.unit)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,7 +149,9 @@ def estimates(trials: Trials, names: Sequence[str], name: str, measure: Measure)
     return Estimates(values, replicates, clients, tuple(trials.seeds), name != WORST)
 
 
-def difference(name: str, ours: Estimates, theirs: Estimates, higher_is_better: bool) -> Gain:
+def difference(
+    name: str, ours: Estimates, theirs: Estimates, higher_is_better: bool, unit: Unit
+) -> Gain:
     """Returns what one row gains over another; a mean alone without trials of the same seeds."""
     sign = 1.0 if higher_is_better else -1.0
     after, before = float(np.mean(ours.values)), float(np.mean(theirs.values))
@@ -133,7 +163,8 @@ def difference(name: str, ours: Estimates, theirs: Estimates, higher_is_better: 
         replicates, clients = sign * (drawn - other), min(ours.clients, theirs.clients)
     changes = sign * (ours.values - theirs.values)
     spread = combined(changes, replicates, clients, is_smooth=ours.is_smooth)
-    return Gain(name, before, after, mean, spread, clients)
+    largest = 1.0 if unit is Unit.SHARE else math.inf
+    return Gain(name, before, after, mean, spread, clients, largest, len(changes))
 
 
 def alike(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
@@ -150,7 +181,7 @@ def alike(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]
         return frozenset()
     best = (max if measure.higher_is_better else min)(known, key=lambda row: known[row])
     others = {r: gain(comparison, best, r, name, measure) for r in known if r != best}
-    return frozenset(r for r, of in others.items() if of.interval() is not None and not of.told())
+    return frozenset(r for r, of in others.items() if of.is_open)
 
 
 def attained(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> Spread:

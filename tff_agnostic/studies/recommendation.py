@@ -157,7 +157,8 @@ def _gain(gain: Gain, objective: Objective) -> str:
     mean, points = _signed(gain.mean, objective), " points" * (objective.unit is Unit.SHARE)
     interval = gain.interval()
     if interval is None:
-        return f"a gain of {mean}{points}, without an interval"
+        why = ": too few trials for one" if gain.has_too_few_trials else ""
+        return f"a gain of {mean}{points}, without an interval{why}"
     low, high = (_signed(end, objective) for end in interval)
     return f"a gain of {mean}{points} (95% interval {low} to {high})"
 

@@ -280,6 +280,8 @@ def why_no_interval(of: Gain, split: str, num_trials: int) -> str:
         return "no interval: one trial, and the clients were not resampled"
     if of.spread is None:
         return "no interval: the trials have different seeds"
+    if of.has_too_few_trials:
+        return f"no interval: of {num_trials} trials it would hold every gain that there can be"
     return "no interval: the difference is the same in all trials"
 
 
