@@ -331,7 +331,7 @@ def _quiet(processes: Processes, name: str) -> str:
 
 def _wait(processes: Processes, name: str, words: str) -> None:
     until = time.monotonic() + _QUIET_SECONDS
-    while words not in processes.log(name).read_text(errors="replace"):
+    while words not in processes.printed(name):
         if processes.status(name) is not None:
             raise PlanError(f"{name}: {processes.said(name).removeprefix('error: ')}")
         if time.monotonic() > until:

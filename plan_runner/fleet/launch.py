@@ -63,6 +63,8 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # Where in its log each process begins: what was there before, another one has printed.
+        self._begins: dict[str, int] = {}
         check_room(folder)
 
     def __enter__(self) -> Processes:
@@ -97,6 +99,7 @@ class Processes:
                 os._exit(1)
 
         with open(self.log(name), "ab") as log:
+            self._begins[name] = log.tell()
             self._running[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -119,6 +122,12 @@ class Processes:
     def log(self, name: str) -> Path:
         """Returns the file of what a process prints."""
         return self._folder / f"{name}.log"
+
+    def printed(self, name: str) -> str:
+        """Returns what a process has printed since it was started the last time."""
+        with open(self.log(name), "rb") as log:
+            log.seek(self._begins[name])
+            return log.read().decode(errors="replace")
 
     def status(self, name: str) -> Optional[int]:
         """Returns the exit status; None of one that runs."""
@@ -143,7 +152,7 @@ class Processes:
             PlanError: If there is no room for what it prints, which is why it has failed, then.
         """
         check_room(self._folder)
-        lines = self.log(name).read_text(errors="replace").split("\n")
+        lines = self.printed(name).split("\n")
         errors = [line for line in lines if line.startswith("error: ")]
         return (errors or [line for line in lines if line.strip()] or ["nothing"])[-1].strip()
 
@@ -352,13 +361,12 @@ def run_node(
             ),
         }
         processes.start("resident", *commands["resident"])
-        while READY not in processes.log("resident").read_text(errors="replace"):
+        while READY not in processes.printed("resident"):
             _check_resident(processes)
             time.sleep(_LOOK_SECONDS)
         processes.start("supernode", *commands["supernode"])
         tell("node: ready")
-        read, started = 0, time.monotonic()
-        refused_since = started
+        started = refused_since = time.monotonic()
         while True:
             _check_resident(processes)
             status = processes.status("supernode")
@@ -366,11 +374,10 @@ def run_node(
                 now = time.monotonic()
                 if now > started + _LET_IN_SECONDS:
                     refused_since = now
-                log = processes.log("supernode").read_text(errors="replace")
+                log = processes.printed("supernode")
                 for words, (seconds, meaning) in _REFUSALS.items():
-                    if words in log[read:] and now >= refused_since + seconds:
+                    if words in log and now >= refused_since + seconds:
                         raise PlanError(meaning)
-                read = len(log)
                 tell(f"node: the SuperNode has ended with status {status}; it starts again")
                 time.sleep(5)
                 processes.end("supernode")

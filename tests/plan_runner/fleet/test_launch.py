@@ -38,6 +38,20 @@ def test_a_signal_ends_all_processes_and_their_children(tmp_path, monkeypatch, n
     wait_until(lambda: not any(map(is_running, numbers)))
 
 
+def test_what_an_earlier_process_printed_is_not_taken_for_a_later_ones(tmp_path):
+    """A fleet that goes on has logs; so has a node that was killed and has started again."""
+    for last in ("error: é gone", "ready"):
+        with Processes(tmp_path) as processes:
+            for words in ("ready", last):
+                processes.start("node", "sh", "-c", "sleep 0.1; echo $0", words)
+                assert processes.printed("node") == ""
+                assert processes.said("node") == "nothing"
+                wait_until(lambda: processes.status("node") is not None)
+                assert (processes.printed("node"), processes.said("node")) == (f"{words}\n", words)
+                processes.end("node")
+    assert processes.log("node").read_text().count("ready\n") == 3
+
+
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
     """What a process could not print any more says nothing; why it could not does."""
 
