@@ -10,6 +10,7 @@ from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
 from tff_agnostic.data import clients as parts_of_clients
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.run import evaluation
 from tff_agnostic.run.evaluation import (
     Evaluator,
     RunEvaluations,
@@ -51,13 +52,13 @@ class _Recorded:
         }
         self.parts: list[list[str]] = []
 
-    def __call__(self, weights, parts, state=None):
+    def of_each(self, models, parts, states=None):
         def noted():
             for clients in parts:
                 self.parts.append([self._of[client["x"].tobytes()] for client in clients])
                 yield clients
 
-        return self._evaluate(weights, noted(), state)
+        return self._evaluate.of_each(models, noted(), states)
 
 
 def _close(found, expected):
@@ -146,14 +147,32 @@ def test_a_run_is_evaluated_every_few_rounds_and_after_the_last_one(task, evalua
 
 def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, evaluate, weights):
     other = ModelWeights([np.zeros_like(w) for w in weights.trainable], [])
-    evaluations = _of_run(task, evaluate, sample=3)
+    recorded = _Recorded(evaluate, task)
+    evaluations = _of_run(task, recorded, sample=3)
     models = {"model": weights, "zero": other}
     for round_num, clients in ((4, 3), (5, _NUM_CLIENTS)):
         reports = evaluations(RunState(models, (), np.int32(round_num)))
+        # Clients are read once for both.
+        assert len(recorded.parts.pop()) == clients and not recorded.parts
         assert list(reports) == ["model", "zero"]
         assert {r.clients["evaluated"] for r in reports.values()} == {clients}
         losses = [r.overall.measures["loss"].value for r in reports.values()]
         assert losses[1] == pytest.approx(np.log(3)) != losses[0]
+
+
+def test_so_many_models_are_evaluated_in_one_pass_as_memory_is_for(
+    task, evaluate, weights, monkeypatch
+):
+    others = [ModelWeights([k * w for w in weights.trainable], []) for k in range(4)]
+    models = {str(k): other for k, other in enumerate([weights, *others])}
+    whole = Evaluator(task, evaluate).of_models(models, True, None)
+    num_bytes = sum(w.nbytes for w in weights.trainable)
+    monkeypatch.setattr(evaluation, "_MAX_BYTES_AT_ONCE", 2 * num_bytes + 1)
+    recorded = _Recorded(evaluate, task)
+    found = Evaluator(task, recorded).of_models(models, True, None)
+    assert recorded.parts == [list(task.test.client_ids)] * 3
+    assert [r.to_json() for r in found.values()] == [r.to_json() for r in whole.values()]
+    assert list(found) == list(models)
 
 
 def test_a_model_that_diverged_is_one_line(task, evaluate, weights):

@@ -95,6 +95,10 @@ def test_noise_is_of_the_size_that_is_accounted_for(task, evaluate):
     none = _output(evaluate, task, _private(task, 0.0))
     noisy, again, other = (_output(evaluate, task, noise, release) for release in (5, 5, 6))
     tf.nest.map_structure(np.testing.assert_array_equal, again, noisy)
+    # In one pass, each model has its own noise.
+    states = [noise.state(evaluation_key(_KEY, "here"), release) for release in (5, 6)]
+    both = evaluate.of_each([task.model.initial_weights] * 2, [_clients(task)], states)
+    tf.nest.map_structure(np.testing.assert_array_equal, [of.output for of in both], [noisy, other])
     differences = [
         np.ravel(a.over_clients["loss"].histogram - b.over_clients["loss"].histogram)
         for a, b in ((noisy, none), (other, none))

@@ -78,9 +78,11 @@ def three_rounds(rounds: Any, mode: str) -> list[np.ndarray]:
 
 
 def evaluated(runtime: Any, mode: str) -> list[np.ndarray]:
-    """Returns the arrays of an evaluation of the model of a mode, of clients in two parts."""
+    """Returns the arrays of an evaluation of two models of a mode, of clients in two parts."""
     evaluate = runtime.evaluation(model(mode), NUM_DOMAINS, PlainSum())
-    return leaves(evaluate(model(mode).initial_weights, [cohort(mode, 7), cohort(mode, 4)]))
+    initial = model(mode).initial_weights
+    other = initial._replace(trainable=[np.full_like(w, 0.25) for w in initial.trainable])
+    return leaves(evaluate.of_each([initial, other], [cohort(mode, 7), cohort(mode, 4)]))
 
 
 if __name__ == "__main__":

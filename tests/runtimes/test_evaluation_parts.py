@@ -56,6 +56,20 @@ def test_parts_may_come_from_a_generator(secure):
     assert_identical(found.output, secure(_WEIGHTS, [_CLIENTS]).output)
 
 
+def test_several_models_in_one_pass_have_the_bits_of_each_alone(runtime, secure):
+    others = [ModelWeights([factor * w for w in _WEIGHTS.trainable], []) for factor in (0, -3, 40)]
+    models = [_WEIGHTS, *others]
+    for evaluate in (secure, runtime.evaluation(_MODEL, 3, PlainSum())):
+        # A generator, which can be read once.
+        found = evaluate.of_each(models, (part for part in _in_parts(2, 3)))
+        alone = [evaluate(weights, _in_parts(2, 3)) for weights in models]
+        assert_identical([of.output for of in found], [of.output for of in alone])
+        assert [of.clipped for of in found] == [of.clipped for of in alone]
+        assert len({float(of.output.sums.losses[0]) for of in found}) == len(models)
+    for of in secure.of_each(models, []):
+        assert not any(of.output.clients.values())
+
+
 @pytest.mark.parametrize("parts", [[1], [0, 1, 0]])
 def test_a_single_client_in_all_parts_together_is_refused(secure, parts):
     with pytest.raises(UserError, match="expected at least 2 clients in a sum, found 1"):

@@ -141,11 +141,7 @@ def evaluate(given: GivenRun) -> Evaluated:
             noise=noise,
             labels=prepared_labels(runtime, task, aggregation, noise),
         )
-        states = _states(noise, spec, len(models))
-        reports = {
-            name: evaluator(weights, True, state)
-            for (name, weights), state in zip(models.items(), states)
-        }
+        reports = evaluator.of_models(models, True, _states(noise, spec, len(models)))
         if share is not None:
             choice = evaluate_choice(task, models, runtime, aggregation, config, share)
     algorithm = algorithm_label(config.algorithm)
@@ -198,10 +194,12 @@ def _check_no_noise(noise: Optional[PrivateEvaluation]) -> None:
         )
 
 
-def _states(noise: Optional[PrivateEvaluation], spec: RunSpec, num_models: int) -> list[Any]:
+def _states(
+    noise: Optional[PrivateEvaluation], spec: RunSpec, num_models: int
+) -> Optional[list[Any]]:
     """Returns the noise of each model's evaluation: a key that no other call has."""
     if noise is None:
-        return [None] * num_models
+        return None
     key = evaluation_key(noise_key(spec.privacy), "evaluate")
     return [noise.state(key, release) for release in range(num_models)]
 

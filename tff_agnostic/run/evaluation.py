@@ -51,6 +51,8 @@ from tff_agnostic.tasks.task import Task
 _STREAM = 11
 # Of so many clients the untrained model's numbers are looked at.
 _MAX_CLIENTS = 10
+# Of models that are evaluated in one pass: an ensemble has all its predictors in its weights.
+_MAX_BYTES_AT_ONCE = 2**28
 _RATE = "learning_rate"
 CHOSEN = "each client's choice"
 IN_HINDSIGHT = "best in hindsight"
@@ -105,23 +107,48 @@ class Evaluator:
             on_all: Whether to use all test clients, or the sample.
             state: Of a private evaluation; see `PrivateEvaluation.state`.
         """
-        report = self.report(self.measure(weights, on_all, state))
+        return self.of_models({"": weights}, on_all, [state])[""]
+
+    def of_models(
+        self, models: Mapping[str, ModelWeights], on_all: bool, states: Optional[Sequence[Any]]
+    ) -> dict[str, EvaluationReport]:
+        """Returns the report of each model; clients are read once for all of them.
+
+        Args:
+            models: Their weights, by name.
+            on_all: Whether to use all test clients, or the sample.
+            states: Of private evaluations, of each model; None of others.
+        """
+        measured = self.measure(list(models.values()), on_all, states)
+        reports = dict(zip(models, map(self.report, measured)))
         if self.noise is not None or not on_all:
-            return report
+            return reports
         if self._labels is not None and self._label_sums is None:
             self._label_sums = self._labels(0, in_parts(self._clients(on_all))).output
+        return {name: self._with_constants(report) for name, report in reports.items()}
+
+    def _with_constants(self, report: EvaluationReport) -> EvaluationReport:
         found = functools.partial(constant_answers, self._task.model, report, self._label_sums)
         return dataclasses.replace(report, constants=found)
 
-    def measure(self, weights: ModelWeights, on_all: bool, state: Any = None) -> Evaluated:
-        """Returns the sums of which a report is made; see `__call__`.
+    def measure(
+        self, models: Sequence[ModelWeights], on_all: bool, states: Optional[Sequence[Any]] = None
+    ) -> list[Evaluated]:
+        """Returns the sums of which reports are made; see `of_models`.
 
         Args:
-            weights: The model's weights.
+            models: Weights of at least one model, all of the same shapes.
             on_all: Whether to use all test clients, or the sample.
-            state: Of a private evaluation.
+            states: Of private evaluations.
         """
-        return self._evaluate(weights, in_parts(self._clients(on_all)), state)
+        num_bytes = sum(np.asarray(array).nbytes for array in tf.nest.flatten(models[0]))
+        at_once = max(1, _MAX_BYTES_AT_ONCE // max(1, num_bytes))
+        found = []
+        for first in range(0, len(models), at_once):
+            some = slice(first, first + at_once)
+            parts = in_parts(self._clients(on_all))
+            found += self._evaluate.of_each(models[some], parts, states and states[some])
+        return found
 
     def report(self, evaluated: Evaluated) -> EvaluationReport:
         """Returns the report of what was measured."""
@@ -215,7 +242,7 @@ class RunEvaluations:
         if self._evaluator.noise is not None:
             # How many clients were not finite is known with noise only: nothing is made of it.
             return self._private(state, models, on_all, self._evaluator.noise)
-        reports = {name: self._evaluator(weights, on_all) for name, weights in models.items()}
+        reports = self._evaluator.of_models(models, on_all, None)
         for report in reports.values():
             if report.clients["non_finite"] > 0 and report.clients["evaluated"] == 0:
                 raise self._evaluator.diverged(round_num, report, on_all)
@@ -250,10 +277,8 @@ class RunEvaluations:
         while True:
             place = digest_of([round_num, evaluated, weights, attempt])
             key = evaluation_key(state.aggregations[0].noise_key, place)
-            found = [
-                self._evaluator.measure(of_model, on_all, noise.state(key, k))
-                for k, of_model in enumerate(models.values())
-            ]
+            states = [noise.state(key, k) for k in range(len(models))]
+            found = self._evaluator.measure(list(models.values()), on_all, states)
             sums = digest_of([], tf.nest.flatten([of_model.output for of_model in found]))
             if self.ledger.enter(Release(round_num, evaluated, place, sums, len(models))):
                 return dict(zip(models, map(self._evaluator.report, found)))

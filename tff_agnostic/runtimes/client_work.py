@@ -61,11 +61,23 @@ class ShardFunction:
     ) -> ClientResult:
         """Returns the sum of what the clients of a shard send, and what they remember."""
         function = self.traced()
+        calls = (function(broadcast, inputs) for inputs in self._tensors(clients, state, shard))
+        return summed_in_order(calls)
+
+    def of_each(
+        self, broadcasts: Sequence[Any], clients: Sequence[Examples], shard: Shard
+    ) -> ClientResult:
+        """Returns the sum for each of several broadcasts, of clients that remember nothing."""
+        function = self.traced()
         calls = (
-            function(broadcast, tf.nest.map_structure(tf.convert_to_tensor, inputs))
-            for inputs in self.inputs(clients, state, shard)
+            ClientResult([function(broadcast, inputs).output for broadcast in broadcasts], ())
+            for inputs in self._tensors(clients, (), shard)
         )
         return summed_in_order(calls)
+
+    def _tensors(self, clients: Sequence[Examples], state: Any, shard: Shard) -> Iterator[Any]:
+        for inputs in self.inputs(clients, state, shard):
+            yield tf.nest.map_structure(tf.convert_to_tensor, inputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,10 +23,12 @@ from tff_agnostic.runtimes.client_work import (
     ClientWork,
     CompiledClientWork,
     Grouping,
+    ShardFunction,
 )
 from tff_agnostic.runtimes.devices import (
     DEVICES,
     DeviceThreads,
+    Shard,
     default_num_lanes,
     in_cohort_order,
     of_shard,
@@ -57,6 +59,9 @@ class SumOverClients(Protocol):
             client_state: What they remember, NumPy arrays with a leading axis of clients, which
                 what they remember after it has too.
         """
+
+    def of_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
+        """Returns the sum for each of several broadcasts, of clients that remember nothing."""
 
 
 class SummingRuntime:
@@ -166,17 +171,36 @@ class SumOnLanes:
         self, broadcast: Any, cohort: Sequence[Examples], client_state: Any = ()
     ) -> ClientResult:
         """Returns the sum over the cohort; see `SumOverClients`."""
+
+        def of_shard_(run: ShardFunction, shard: Shard) -> ClientResult:
+            clients = [cohort[k] for k in shard]
+            return run(broadcast, clients, of_shard(client_state, shard), shard)
+
+        found = self._summed(of_shard_, cohort)
+        return self.compiled.zeros() if found is None else found
+
+    def of_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
+        """Returns the sum for each broadcast; see `SumOverClients`."""
+
+        def of_shard_(run: ShardFunction, shard: Shard) -> ClientResult:
+            return run.of_each(broadcasts, [cohort[k] for k in shard], shard)
+
+        found = self._summed(of_shard_, cohort)
+        if found is None:
+            return [self.compiled.zeros().output for _ in broadcasts]
+        sums: list[Any] = found.output
+        return sums
+
+    def _summed(
+        self, of_shard_: Callable[[ShardFunction, Shard], ClientResult], cohort: Sequence[Examples]
+    ) -> Optional[ClientResult]:
+        """Returns the sum over the shards of a cohort; None if there are none."""
         lanes = self._lanes()
         plan = CLIENT_MODES[self._options.client_mode]
         run, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
         if not shards:
-            return self.compiled.zeros()
-        partial_sums = lanes.map_in_order(
-            lambda shard: run(
-                broadcast, [cohort[k] for k in shard], of_shard(client_state, shard), shard
-            ),
-            shards,
-        )
+            return None
+        partial_sums = lanes.map_in_order(lambda shard: of_shard_(run, shard), shards)
         try:
             total, states = summed_in_order(partial_sums)
         except (tf.errors.ResourceExhaustedError, MemoryError) as e:
@@ -272,12 +296,11 @@ class CohortEvaluation:
         self._aggregation = aggregation
         functions = EvaluationFunctions(measurement, aggregation)
         self._state = as_tensors(functions.initialize())
-        self._message = tf.function(functions.message, autograph=False)
-        message_spec = specs_of(
-            self._message.get_concrete_function(
-                measurement.measured_spec, specs_of(self._state)
-            ).structured_outputs
+        # Concrete: an evaluation of a small model costs some percent less.
+        self._message = tf.function(functions.message, autograph=False).get_concrete_function(
+            measurement.measured_spec, specs_of(self._state)
         )
+        message_spec = specs_of(self._message.structured_outputs)
         self._decode = tf.function(functions.decode, autograph=False)
         step = functions.step.on_clients()
         work = ClientWork(step, message_spec, measurement.client_data_spec)
@@ -287,17 +310,29 @@ class CohortEvaluation:
         self, measured: Any, parts: Iterable[Sequence[Examples]], state: Any = None
     ) -> Evaluated:
         """Returns the sums over all parts."""
-        state = self._state if state is None else as_tensors(state)
-        message = _called(self._message, as_tensors(measured), state)
-        total, num_clients = None, 0
+        return self.of_each([measured], parts, [state])[0]
+
+    def of_each(
+        self,
+        measured: Sequence[Any],
+        parts: Iterable[Sequence[Examples]],
+        states: Optional[Sequence[Any]] = None,
+    ) -> list[Evaluated]:
+        """Returns the sums of each over all parts."""
+        before = [
+            self._state if state is None else as_tensors(state)
+            for state in states or [None] * len(measured)
+        ]
+        messages = [self._message(as_tensors(m), state) for m, state in zip(measured, before)]
+        totals, num_clients = None, 0
         for clients in parts:
             num_clients += len(clients)
-            summed, _ = self._sum(message, clients)
-            total = summed if total is None else tf.nest.map_structure(tf.add, total, summed)
+            sums = self._sum.of_each(messages, clients)
+            totals = sums if totals is None else tf.nest.map_structure(tf.add, totals, sums)
         require_enough_clients(self._aggregation, num_clients)
-        if total is None:
-            total, _ = self._sum(message, [])
-        return evaluated(*_called(self._decode, state, total))
+        if totals is None:
+            totals = self._sum.of_each(messages, [])
+        return [evaluated(*_called(self._decode, *of_one)) for of_one in zip(before, totals)]
 
 
 def _called(function: Any, *arguments: Any) -> Any:

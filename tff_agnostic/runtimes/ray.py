@@ -175,6 +175,10 @@ class SumOnRay:
         total, states = summed_in_order(map(result, flat_sums))
         return ClientResult(total, in_cohort_order(states, shards))
 
+    def of_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
+        """Returns the sum for each broadcast, one after another; see `cohort.SumOverClients`."""
+        return [self(broadcast, cohort).output for broadcast in broadcasts]
+
     def _send(self, function: ShardFunction, pool: WorkerPool) -> _Sent:
         if pool is not self._pool:
             # What was put into a Ray that has ended is gone.

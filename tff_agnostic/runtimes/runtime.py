@@ -62,6 +62,22 @@ class Evaluation(Protocol):
             state: Of the aggregation; that before its first sum if None.
         """
 
+    def of_each(
+        self,
+        measured: Sequence[Any],
+        parts: Iterable[Sequence[Examples]],
+        states: Optional[Sequence[Any]] = None,
+    ) -> list[Evaluated]:
+        """Evaluates several, such as the models of a family, on clients that are read once.
+
+        Each has the numbers that it has alone.
+
+        Args:
+            measured: What is measured.
+            parts: The clients.
+            states: Of the aggregation, of each; None for those before its first sum.
+        """
+
 
 class Runtime(Protocol):
     """Executes algorithms; a context manager that owns whatever it starts."""

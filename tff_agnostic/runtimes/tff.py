@@ -301,21 +301,34 @@ class TffEvaluation:
         self, measured: Any, parts: Iterable[Sequence[Examples]], state: Any = None
     ) -> Evaluated:
         """Returns the sums over all parts."""
+        return self.of_each([measured], parts, [state])[0]
+
+    def of_each(
+        self,
+        measured: Sequence[Any],
+        parts: Iterable[Sequence[Examples]],
+        states: Optional[Sequence[Any]] = None,
+    ) -> list[Evaluated]:
+        """Returns the sums of each over all parts."""
         with self._runtime.installed():
-            state = self._parts.initialize() if state is None else state
-            message = self._parts.message(measured, state)
-            total, num_clients = None, 0
+            before = [
+                self._parts.initialize() if state is None else state
+                for state in states or [None] * len(measured)
+            ]
+            messages = list(map(self._parts.message, measured, before))
+            totals, num_clients = None, 0
             for clients in parts:
                 num_clients += len(clients)
-                summed = self._sum(message, clients)
-                total = summed if total is None else tf.nest.map_structure(np.add, total, summed)
+                sums = self._sums(messages, clients)
+                totals = sums if totals is None else tf.nest.map_structure(np.add, totals, sums)
             require_enough_clients(self._aggregation, num_clients)
-            if total is None:
-                total = self._sum(message, [])
-            return evaluated(*self._parts.decode(state, total))
+            if totals is None:
+                totals = self._sums(messages, [])
+            return [evaluated(*self._parts.decode(*of_one)) for of_one in zip(before, totals)]
 
-    def _sum(self, message: Any, clients: Sequence[Examples]) -> Any:
-        return self._parts.step(message, _on_clients(clients, self._aggregation))
+    def _sums(self, messages: Sequence[Any], clients: Sequence[Examples]) -> list[Any]:
+        on_clients = _on_clients(clients, self._aggregation)
+        return [self._parts.step(message, on_clients) for message in messages]
 
 
 def _on_clients(cohort: Sequence[Examples], aggregation: Aggregation) -> list[Any]:

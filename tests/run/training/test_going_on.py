@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import types
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,12 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
                 # No model is evaluated by it.
                 return evaluate
 
-            def counted(weights: Any, parts: Any, state: Any) -> Any:
+            def counted(models: Any, parts: Any, states: Any) -> Any:
                 clients = [client for part in parts for client in part]
-                evaluated.append(len(clients))
-                return evaluate(weights, [clients], state)
+                evaluated.extend([len(clients)] * len(models))
+                return evaluate.of_each(models, [clients], states)
 
-            return counted
+            return types.SimpleNamespace(of_each=counted)
 
     train(Counting(), tmp_path, evaluation_clients=2)
     # Rounds 2, 4, 6 and 7, and what the run began with: a lambda is near 0 in the end.

@@ -84,21 +84,29 @@ class _Watched:
         return getattr(self._runtime, name)
 
     def measurement(self, *arguments: Any) -> Any:
-        evaluate = self._runtime.measurement(*arguments)
+        return _Noted(self._runtime.measurement(*arguments), self.released)
 
-        def noted(weights: Any, parts: Any, state: Any = None) -> Any:
-            clients = [client for part in parts for client in part]
-            found = evaluate(weights, [clients], state)
-            if state is None:
-                # No noise: it is no release.
-                return found
-            leaves = tf.nest.flatten(found.output)
+
+@dataclasses.dataclass(frozen=True)
+class _Noted:
+    """An evaluation that notes what is released."""
+
+    evaluate: Any
+    released: list[_Released]
+
+    def __call__(self, weights: Any, parts: Any) -> Any:
+        # No noise: it is no release.
+        return self.evaluate(weights, parts)
+
+    def of_each(self, models: Any, parts: Any, states: Any = None) -> Any:
+        clients = [client for part in parts for client in part]
+        found = self.evaluate.of_each(models, [clients], states)
+        for of_model, state in zip(found, states or []):
+            leaves = tf.nest.flatten(of_model.output)
             noise = (*map(int, state.noise_key), int(state.releases))
             sums = b"".join(leaf.tobytes() for leaf in leaves)
             self.released.append(_Released(noise, sums, len(clients)))
-            return found
-
-        return noted
+        return found
 
 
 def _train(
