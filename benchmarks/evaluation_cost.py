@@ -1,31 +1,41 @@
 """Times evaluations with all that they sum beside those of losses and metrics alone.
 
-    .venv/bin/python -m benchmarks.evaluation_cost
+    .venv/bin/python -m benchmarks.evaluation_cost [--models=4]
 
 Both take turns in one process, on the same clients, from weights to a report: the digits, and the
 next-word LSTM of Reddi et al. 2021 on random sentences. What counts is the ratio of the processor
-seconds.
+seconds. `--models` times a family instead: each model by itself beside all in one pass, on the
+digits and on 2,000 clients of a store that are not kept in memory.
 """
 
 import argparse
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 from tabulate import tabulate
 
+from benchmarks.timing import large_store
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.computations.evaluation import measurement_of_model
+from tff_agnostic.data import store
 from tff_agnostic.data.clients import InMemoryClients, in_parts
+from tff_agnostic.data.store_format import LABEL
 from tff_agnostic.metrics.evaluation_report import evaluation_report
-from tff_agnostic.models import next_word_lstm
+from tff_agnostic.models import logistic_regression, next_word_lstm
+from tff_agnostic.models.model import Examples, ModelWeights
 from tff_agnostic.run.evaluation import Evaluator, prepared_evaluation
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
 _CLIENTS, _SENTENCES, _DOMAINS = 20, 8, 4
+_STORED = 2_000
 _WARM = 3
+
+Ways = tuple[Callable[[], object], Callable[[], object]]
 
 
 def sentences() -> Task:
@@ -40,7 +50,21 @@ def sentences() -> Task:
     return Task(tuple(map(str, range(_DOMAINS))), found, found, model)
 
 
-def ways(task: Task, runtime: CohortRuntime) -> tuple[Callable[[], object], Callable[[], object]]:
+def stored(path: Path) -> Task:
+    """Returns a task of clients that are read from a store in each pass, which it writes."""
+    large_store.write_store(path, _STORED)
+    # As clients beyond those are that a store keeps in memory.
+    store._KEPT_BYTES = 0
+    clients = large_store.clients_of(path, _examples)
+    return Task(large_store.DOMAINS, clients, clients, logistic_regression(8, 2))
+
+
+def _examples(_: str, columns: Mapping[str, np.ndarray]) -> Examples:
+    labels = columns[LABEL].astype(np.int32)
+    return {"x": columns["x"], "y": labels, "domain_id": np.zeros_like(labels)}
+
+
+def ways(task: Task, runtime: CohortRuntime) -> Ways:
     """Returns what evaluates the initial model: losses and metrics alone, and all."""
     weights = task.model.initial_weights
     alone = runtime.measurement(measurement_of_model(task.model, task.num_domains), PlainSum())
@@ -55,9 +79,27 @@ def ways(task: Task, runtime: CohortRuntime) -> tuple[Callable[[], object], Call
     return losses_and_metrics, lambda: evaluator(weights, on_all=True)
 
 
-def seconds(task: Task, runtime: CohortRuntime, turns: int) -> np.ndarray:
+def ways_of_family(task: Task, runtime: CohortRuntime, num_models: int) -> Ways:
+    """Returns what evaluates models: each by itself, and all in one pass."""
+    initial, rng = task.model.initial_weights, np.random.default_rng(0)
+    models = {
+        str(k): ModelWeights(
+            [np.asarray(w + rng.normal(0, 0.01, w.shape), np.float32) for w in initial.trainable],
+            initial.non_trainable,
+        )
+        for k in range(num_models)
+    }
+    evaluator = Evaluator(task, prepared_evaluation(runtime, task, PlainSum(), None))
+
+    def by_itself() -> object:
+        return [evaluator(weights, on_all=True) for weights in models.values()]
+
+    return by_itself, lambda: evaluator.of_models(models, True, None)
+
+
+def seconds(both: Ways, turns: int) -> np.ndarray:
     """Returns the processor seconds of each turn and way, [turns, 2]."""
-    both, found = ways(task, runtime), np.zeros([turns + _WARM, 2])
+    found = np.zeros([turns + _WARM, 2])
     for turn in range(turns + _WARM):
         # Which one is first changes, too.
         for way in (0, 1) if turn % 2 else (1, 0):
@@ -71,17 +113,27 @@ def main() -> None:
     """Prints medians, their ratio, and the quartiles of the ratio of turns side by side."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--turns", type=int, default=41)
-    turns = parser.parse_args().turns
+    parser.add_argument("--models", type=int, help="Time a family of so many models.")
+    turns, num_models = (given := parser.parse_args()).turns, given.models
     digits = load_task("digits", {}, TaskContext(seed=0))
     rows = []
-    with CohortRuntime() as runtime:
-        for name, task, share in (("digits", digits, 1.0), ("next-word LSTM", sentences(), 0.25)):
-            found = seconds(task, runtime, max(5, int(turns * share)))
+    with CohortRuntime() as runtime, tempfile.TemporaryDirectory() as folder:
+        if num_models is None:
+            both = ["losses and metrics", "all"]
+            cases = [("digits", ways(digits, runtime), turns)]
+            cases.append(("next-word LSTM", ways(sentences(), runtime), max(5, turns // 4)))
+        else:
+            both = ["each by itself", "in one pass"]
+            in_store = stored(Path(folder) / "clients.sqlite")
+            cases = [("digits", ways_of_family(digits, runtime, num_models), turns)]
+            cases.append(("a store", ways_of_family(in_store, runtime, num_models), turns))
+        for name, of_case, num_turns in cases:
+            found = seconds(of_case, num_turns)
             low, high = np.percentile(found[:, 1] / found[:, 0], [25, 75])
             alone, all_ = np.median(found, axis=0)
             times = [f"{1000 * alone:.1f}", f"{1000 * all_:.1f}"]
             rows.append([name, *times, f"{all_ / alone:.3f}", f"{low:.3f} to {high:.3f}"])
-    headers = ["", "losses and metrics, ms", "all, ms", "ratio", "middle half of the turns"]
+    headers = ["", *(f"{way}, ms" for way in both), "ratio", "middle half of the turns"]
     print(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from tff_agnostic.data.clients import SelectedClients, domain_counts
 from tff_agnostic.data.example_bytes import ExampleSerializer
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
-from tff_agnostic.data.store import Store, StoreClients
+from tff_agnostic.data.store import Store, StoreClients, ToExamples
 from tff_agnostic.data.store_format import (
     DOMAIN,
     INDICES,
@@ -34,7 +34,7 @@ from tff_agnostic.data.store_format import (
     StoreDescription,
 )
 
-_DOMAINS = tuple(f"domain_{k}" for k in range(5))
+DOMAINS = tuple(f"domain_{k}" for k in range(5))
 _FEATURES = {"x": Feature("float32", (8,)), LABEL: Feature("int64"), DOMAIN: Feature("string")}
 _MOST_EXAMPLES = 3
 _COHORT, _ROUNDS, _READ = 100, 10, 1000
@@ -46,13 +46,13 @@ def write_store(path: Path, clients: int) -> None:
     serialize = ExampleSerializer()
     protos = [
         serialize({"x": draw.normal(size=8).astype(np.float32), LABEL: k % 2, DOMAIN: domain})
-        for k, domain in enumerate(_DOMAINS)
+        for k, domain in enumerate(DOMAINS)
     ]
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.executescript("PRAGMA journal_mode=OFF;" + TFF_TABLES + OWN_TABLES)
         for split, count in (("heldout", clients // 10), (TRAIN, clients)):
             sizes = draw.integers(1, _MOST_EXAMPLES + 1, size=count).tolist()
-            domains = draw.integers(len(_DOMAINS), size=count).tolist()
+            domains = draw.integers(len(DOMAINS), size=count).tolist()
             rows = [
                 (split, f"client_{k:09d}", domain, size)
                 for k, (domain, size) in enumerate(zip(domains, sizes))
@@ -63,27 +63,32 @@ def write_store(path: Path, clients: int) -> None:
             )
             database.executemany(
                 "INSERT INTO client_domains VALUES (?, ?, ?, ?)",
-                ((s, c, _DOMAINS[domain], size) for s, c, domain, size in rows),
+                ((s, c, DOMAINS[domain], size) for s, c, domain, size in rows),
             )
             database.executemany(
                 "INSERT INTO client_metadata VALUES (?, ?, ?)",
                 ((c, s, size) for s, c, _, size in rows),
             )
-        description = StoreDescription("features", _FEATURES, _DOMAINS, num_classes=2)
+        description = StoreDescription("features", _FEATURES, DOMAINS, num_classes=2)
         database.executescript(INDICES)
         database.execute("INSERT INTO tff_agnostic VALUES (?)", [description.to_json()])
         database.commit()
 
 
+def clients_of(path: Path, to_examples: ToExamples = lambda _, columns: columns) -> StoreClients:
+    """Opens the clients to train on."""
+    features = {name: one for name, one in _FEATURES.items() if name != DOMAIN}
+    return StoreClients(Store(path), TRAIN, features, to_examples, DOMAINS)
+
+
 def steps(path: Path) -> Iterator[tuple[str, Any]]:
     """Yields the name of each step and what it found, after it."""
-    features = {name: one for name, one in _FEATURES.items() if name != DOMAIN}
-    clients = StoreClients(Store(path), TRAIN, features, lambda _, columns: columns, _DOMAINS)
+    clients = clients_of(path)
     yield "open", len(clients.client_ids)
     for sampling in ("uniform", "stratified"):
-        draw = COHORT_SAMPLINGS[sampling](clients, len(_DOMAINS), _COHORT, 0)
+        draw = COHORT_SAMPLINGS[sampling](clients, len(DOMAINS), _COHORT, 0)
         yield f"sample {_ROUNDS} cohorts, {sampling}", [draw(t) for t in range(1, _ROUNDS + 1)]
-    yield "count the examples of each domain", domain_counts(clients, len(_DOMAINS))
+    yield "count the examples of each domain", domain_counts(clients, len(DOMAINS))
     ids = clients.client_ids
     some = SelectedClients(clients, ids[:: max(1, len(ids) // _READ)])
     yield f"read {_READ:,} clients", [some.read(client_id) for client_id in some.client_ids]
