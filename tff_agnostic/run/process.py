@@ -29,7 +29,7 @@ from tff_agnostic.commands import PROGRAM
 from tff_agnostic.errors import ExecutionError, UserCodeError, UserError
 from tff_agnostic.files import named_path, read_text
 from tff_agnostic.run.help_page import asked_for
-from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
+from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _FLAG_FILE = "flagfile"
 _COMMENTS = ("#", "//")
@@ -173,7 +173,7 @@ def run_app(
         main: Does what they say.
         help_text: Returns what --help prints, or --help=GROUP; if None, absl prints its own page.
     """
-    drop_tff_context_at_exit()
+    end_quietly()
     # The flags of `app.run`, which is not called: they would be taken and do nothing.
     for flag in list(flags.FLAGS.flags_by_module_dict().get(app.__name__, [])):
         delattr(flags.FLAGS, flag.name)
