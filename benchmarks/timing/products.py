@@ -114,16 +114,22 @@ _FORMS: Registry[_Form] = Registry(
 
 def round_products(workload: Workload) -> list[Product]:
     """Returns the products of one round: the domain pass and one epoch on every client."""
+    return [product for of_part in products_by_part(workload).values() for product in of_part]
+
+
+def products_by_part(workload: Workload) -> dict[str, list[Product]]:
+    """Returns the products of a round's domain pass, and of local steps forward and backward."""
     form = _FORMS[workload.model]
     times, batch = (1, workload.clients) if form.vectorised else (workload.clients, 1)
     domain_batch = workload.domain_pass_batch
     passes = workload.examples // domain_batch
-    products = []
+    found: dict[str, list[Product]] = {"domain pass": [], "local forward": [], "backward": []}
     for layer in form.layers(workload):
-        products += layer.forward(domain_batch, times * passes, batch)
-        products += layer.forward(workload.batch_size, times * workload.steps, batch)
-        products += layer.backward(workload.batch_size, times * workload.steps, batch)
-    return products
+        local = workload.batch_size, times * workload.steps, batch
+        found["domain pass"] += layer.forward(domain_batch, times * passes, batch)
+        found["local forward"] += layer.forward(*local)
+        found["backward"] += layer.backward(*local)
+    return found
 
 
 def total_flops(products: Sequence[Product]) -> int:

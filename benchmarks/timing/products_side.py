@@ -1,5 +1,7 @@
 """A side whose round is AgnosticFedAvg's matrix products alone, with TensorFlow."""
 
+from collections.abc import Callable, Sequence
+
 import tensorflow as tf
 
 from benchmarks.timing.products import Product, round_products
@@ -16,16 +18,26 @@ def operands(product: Product) -> tuple[tf.Tensor, tf.Tensor]:
     )
 
 
-def main() -> None:
-    """Runs the rounds that are asked for."""
-    side = Side.from_command_line()
-    products = [(p.count, *operands(p)) for p in round_products(side.workload)]
-    for _ in side.rounds(side.workload.parameters, packages=["tensorflow"]):
-        for count, left, right in products:
+def multiplier(products: Sequence[Product]) -> Callable[[], None]:
+    """Returns what computes products, with matrices that are made here."""
+    made = [(product.count, *operands(product)) for product in products]
+
+    def multiply_all() -> None:
+        for count, left, right in made:
             for _ in range(count):
                 result = tf.linalg.matmul(left, right)
             # The operations of a CPU are synchronous; reading one value makes sure of it.
             _ = result[(0,) * len(result.shape)].numpy()
+
+    return multiply_all
+
+
+def main() -> None:
+    """Runs the rounds that are asked for."""
+    side = Side.from_command_line()
+    multiply_all = multiplier(round_products(side.workload))
+    for _ in side.rounds(side.workload.parameters, packages=["tensorflow"]):
+        multiply_all()
 
 
 if __name__ == "__main__":

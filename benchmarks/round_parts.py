@@ -1,0 +1,81 @@
+"""What the parts of a round of AgnosticFedAvg take, in processor seconds, in turn in one process.
+
+    .venv/bin/python -m benchmarks.round_parts --workload=stackoverflow_lstm
+
+The domain pass and each client's first local step start from the same weights. The row of the first
+batch is what the domain pass would save if it took that batch's losses from the local step.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from tabulate import tabulate
+
+from benchmarks.timing.own_side import MODELS
+from benchmarks.timing.products import products_by_part
+from benchmarks.timing.products_side import multiplier
+from benchmarks.timing.workloads import WORKLOADS, Workload, make_clients
+from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.runtimes.cohort import CohortRuntime
+
+_WHOLE = "AgnosticFedAvg's round"
+
+
+def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], object]]:
+    """Returns what runs each part."""
+    model = dataclasses.replace(MODELS[workload.model](workload), metrics=())
+    clients = make_clients(workload)
+    first = [{k: v[: workload.batch_size] for k, v in client.items()} for client in clients]
+    measure = runtime.evaluation(model, workload.domains, PlainSum())
+
+    def round_of(name: str) -> Callable[[], object]:
+        spec = ALGORITHMS[name]
+        options = spec.options(
+            client_learning_rate=workload.learning_rate,
+            batch_size=workload.batch_size,
+            batch_normalizer="batch",
+        )
+        algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
+        training = runtime.training(algorithm, PlainSum())
+        state = training.initialize()
+        return lambda: training.next(state, clients)
+
+    found = {
+        _WHOLE: round_of("agnostic_fed_avg"),
+        "FedAvg's round": round_of("fed_avg"),
+        "the domain pass": lambda: measure(model.initial_weights, [clients]),
+        "the first local batch of the domain pass": lambda: measure(model.initial_weights, [first]),
+    }
+    for name, products in products_by_part(workload).items():
+        found[f"matrix products alone: {name}"] = multiplier(products)
+    return found
+
+
+def main() -> None:
+    """Prints a row for each part."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workload", default="stackoverflow_lstm", choices=list(WORKLOADS))
+    parser.add_argument("--turns", type=int, default=5)
+    arguments = parser.parse_args()
+    with CohortRuntime() as runtime:
+        calls = parts(WORKLOADS[arguments.workload], runtime)
+        took: dict[str, list[float]] = {name: [] for name in calls}
+        # The first turn compiles.
+        for turn in range(1 + arguments.turns):
+            for name, call in calls.items():
+                start = time.process_time()
+                call()
+                took[name].append(time.process_time() - start)
+            print(f"turn {turn}/{arguments.turns}", file=sys.stderr, flush=True)
+    medians = {name: float(np.median(seconds[1:])) for name, seconds in took.items()}
+    rows = [[name, f"{s:.2f}", f"{s / medians[_WHOLE]:.2f}"] for name, s in medians.items()]
+    print(tabulate(rows, ["", "processor s", "share"], "github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
