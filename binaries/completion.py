@@ -1,4 +1,4 @@
-"""Prints what completes commands, flags and their values in bash or zsh.
+"""Prints the code that completes commands, flags and their values in bash or zsh.
 
 Example: source <(./run completion bash)
 """

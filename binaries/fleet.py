@@ -1,4 +1,4 @@
-"""Plays an exported plan on machines of their own, as a server and nodes on Flower.
+"""Runs an exported plan on several machines, as a server and nodes on Flower.
 
 ./run fleet has an environment for it; another one needs tff-agnostic-plan-runner[flower].
 

@@ -1,4 +1,4 @@
-"""Reproduces a table of the papers: trials of every algorithm, ours beside the paper's numbers.
+"""Reproduces a table of a paper: trials of every algorithm, next to the paper's numbers.
 
 Example: ./run reproduce --experiment=adult --data_dir=data/adult --trials=5
 """

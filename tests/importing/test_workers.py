@@ -87,7 +87,7 @@ def test_results_and_errors_come_in_the_order_of_blocks(tmp_path):
     for processes in (1, 3):
         results = in_order(_INPUT_PATHS, blocks(), processes)
         assert [next(results), next(results)] == [[tmp_path], [Path(".")]]
-        with pytest.raises(UserError, match="--input: expected files or folders, found ''"):
+        with pytest.raises(UserError, match="--input: expected files or folders, found none"):
             next(results)
 
 

@@ -11,7 +11,7 @@ def test_it_is_for_work_on_the_code_and_no_binary(bare):
     for_users, _, for_developers = bare.run("help").stdout.partition("For work on the code itself:")
     assert "\n  train " in for_users
     assert "benchmark" not in for_users
-    assert "\n  benchmark  time rounds beside" in for_developers
+    assert "\n  benchmark       Times rounds, " in for_developers
 
 
 def test_its_arguments_and_its_exit_code_pass_through(ready):

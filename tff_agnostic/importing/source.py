@@ -463,7 +463,8 @@ def not_utf8(path: Path, offset: int, byte: int, hint: str = "") -> UserError:
 def input_paths(names: Sequence[str]) -> list[Path]:
     """Returns the paths of --input."""
     if not names or not all(names):
-        raise UserError(f"--input: expected files or folders, found {','.join(names)!r}")
+        found = repr(",".join(names)) if names else "none"
+        raise UserError(f"--input: expected files or folders, found {found}")
     paths = [Path(name) for name in names]
     for path in paths:
         if not path.exists():

@@ -64,7 +64,7 @@ def own_groups(options: type) -> list[Group]:
     first, *others = groups_of(options) or [Group("command", "", [])]
     if first.name != _name_of(options):
         return [first, *others]
-    return [Group("command", "Of this command", first.options), *others]
+    return [Group("command", "Flags of this command", first.options), *others]
 
 
 def _name_of(kind: type) -> str:

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import os
+import re
 import shlex
 import signal
 import sys
@@ -35,6 +36,12 @@ _FLAG_FILE = "flagfile"
 _COMMENTS = ("#", "//")
 _USAGE_STATUS = 2
 _FAILURE_STATUS = 1
+# How absl refuses a flag's value.
+_NO_NUMBER = re.compile(
+    r"flag --(?P<flag>\w+)=(?P<value>.*): "
+    r"(?:(?P<is_whole>invalid literal for int)|could not convert string to float).*",
+    re.DOTALL,
+)
 _LEFT = (
     "the command ended before it was done: sys.exit was called, as by a Python file of a model or "
     "an algorithm"
@@ -276,13 +283,22 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         check_given_once(arguments, flags.FLAGS)
         rest: list[str] = flags.FLAGS([argv[0], *(argument.text for argument in arguments)])
     except (UserError, flags.Error) as e:
-        sys.exit(_failed(e))
+        sys.exit(_failed(_in_words(e)))
     except SystemExit:
         sys.exit()
     if not flags.FLAGS["verbosity"].present:
         # TFF's compiler has much to say at the default level.
         logging.set_verbosity(logging.WARNING)
     return rest
+
+
+def _in_words(error: Exception) -> Exception:
+    """Returns what absl tells in Python's terms, of a flag that is no number, in words."""
+    found = _NO_NUMBER.fullmatch(str(error))
+    if found is None:
+        return error
+    kind = "a whole number" if found["is_whole"] else "a number"
+    return UserError(f"--{found['flag']}: expected {kind}, found {found['value']!r}")
 
 
 def _failed(error: Exception) -> int:
