@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -64,6 +65,8 @@ def is_as_run_plan(
     if noise is not None:
         return _has_nodes_noise(export, clients, state, rounds, noise, tell)
     file, output = folder / "cohorts.txt", folder / "run_plan"
+    # Of a demo that went on after it had been compared.
+    shutil.rmtree(output, ignore_errors=True)
     file.write_text("".join(f"{','.join(event['names'])}\n" for event in rounds))
     played = subprocess.run(
         [

@@ -228,16 +228,18 @@ def _demo(inputs, *more: str) -> tuple[str, ...]:
     return ("demo", f"--export={export}", f"--clients={clients}", "--nodes=3", *more)
 
 
-def test_a_demo_leaves_no_process(inputs, tmp_path):
-    mark = secrets.token_hex(8)
-    output = tmp_path / "demo"
-    arguments = _demo(inputs, "--rounds=1", f"--output={output}")
-    found = subprocess.run(
-        [*_MODULE, *arguments], env={**os.environ, _MARK: mark}, capture_output=True, text=True
-    )
-    assert (found.returncode, found.stderr) == (0, "")
-    assert "is that of run_plan, bit for bit" in found.stdout
-    assert _marked(mark) == []
+def test_a_demo_leaves_no_process_and_goes_on(inputs, tmp_path):
+    mark, output = secrets.token_hex(8), tmp_path / "demo"
+    for more in (("--rounds=1",), ("--rounds=2", "--resume")):
+        found = subprocess.run(
+            [*_MODULE, *_demo(inputs, *more, f"--output={output}")],
+            env={**os.environ, _MARK: mark},
+            capture_output=True,
+            text=True,
+        )
+        assert (found.returncode, found.stderr) == (0, "")
+        assert "is that of run_plan, bit for bit" in found.stdout
+        assert _marked(mark) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
