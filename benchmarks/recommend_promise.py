@@ -33,7 +33,7 @@ from tabulate import tabulate
 
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
-from tff_agnostic.experiments.hard_digits import MODEL
+from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import tf
 from tff_agnostic.run.command_line import GivenRun, started
@@ -155,7 +155,7 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
     """Returns what the choice, and each row, gains over FedAvg on a problem's fresh clients."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
     data, model = folder / "clients.sqlite", folder / "model.py"
-    model.write_text(MODEL)
+    model.write_text(DIGITS_MODEL)
     domains = problem(kind, rng)
     with StoreWriter(data) as writer:
         for split, record in records(domains, rng):

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.hard_domains.digits FOLDER [SEED]
 
-They are of `tff_agnostic.experiments.hard_digits`. SEED, 0 if not given, draws images and wrong
+They are of `tff_agnostic.experiments.scoreboard_data`. SEED, 0 if not given, draws images and wrong
 labels. docs/results/excess_losses.md has the commands that go on from here.
 """
 
@@ -10,7 +10,11 @@ import csv
 import sys
 from pathlib import Path
 
-from tff_agnostic.experiments.hard_digits import HEADER, MODEL, rows
+from tff_agnostic.experiments.scoreboard_data import (
+    DIGITS_HEADER,
+    hard_digits,
+)
+from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL as MODEL
 
 # The model is for others to import, too.
 __all__ = ["MODEL", "main"]
@@ -21,8 +25,8 @@ def main(folder: Path, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "digits.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(HEADER)
-        writer.writerows(rows(seed))
+        writer.writerow(DIGITS_HEADER)
+        writer.writerows(hard_digits(seed))
     (folder / "linear.py").write_text(MODEL)
 
 

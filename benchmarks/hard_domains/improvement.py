@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from tff_agnostic.experiments.hard_digits import rows
+from tff_agnostic.experiments.scoreboard_data import hard_digits
 
 _ROUNDS, _COHORT, _BATCH, _WINDOW, _SEEDS = 200, 10, 20, 10, range(1, 6)
 _RATES = (0.1, 0.3, 1.0, 3.0)
@@ -34,7 +34,7 @@ _Signal = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def _clients() -> tuple[list[str], dict[str, list[_Client]]]:
     parts: dict[str, dict[str, list[list]]] = {}
-    for name, domain, split, label, *pixels in rows():
+    for name, domain, split, label, *pixels in hard_digits():
         parts.setdefault(split, {}).setdefault(f"{domain}/{name}", []).append([label, *pixels])
     names = sorted({key.partition("/")[0] for key in parts["train"]})
     found = {

@@ -20,7 +20,7 @@ from tff_agnostic import progress
 from tff_agnostic.files import folder_lock
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.process import StopRequest
-from tff_agnostic.studies import tuning_verdict
+from tff_agnostic.studies import tuning_page
 
 _DATA = ("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2")
 # What is searched changes nothing that clients do: they are traced once.
@@ -214,7 +214,7 @@ def test_a_complete_search_runs_nothing_again(call, folder, searched, monkeypatc
     before = tree(folder / "search" / "fed_avg")
     judged = []
     monkeypatch.setattr(
-        tuning_verdict, "harmed", lambda *what: judged.append(what) or ["fed_avg gave up somebody"]
+        tuning_page, "harmed", lambda *what: judged.append(what) or ["fed_avg gave up somebody"]
     )
     outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
     assert outcome.status == 0, outcome

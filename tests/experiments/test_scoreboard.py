@@ -15,9 +15,11 @@ from tff_agnostic.experiments.scoreboard_page import (
     Board,
     board_from_json,
     board_to_json,
+    line,
     page,
+    payers,
+    standing,
 )
-from tff_agnostic.experiments.scoreboard_table import line, payers, standing
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.metrics.intervals import Resampled
 from tff_agnostic.models.model import Measure

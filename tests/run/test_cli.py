@@ -19,11 +19,11 @@ from tff_agnostic.commands import COMMANDS, command
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.folders import claimed_folder, output_folder
 from tff_agnostic.report_fields import ReportField
-from tff_agnostic.run.help_page import asked_for
 from tff_agnostic.run.live import Progress, round_in_short
 from tff_agnostic.run.process import (
     Interrupted,
     StopRequest,
+    asked_for,
     exit_status,
     parse_flags,
     resume_command,

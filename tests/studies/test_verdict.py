@@ -14,9 +14,7 @@ from tff_agnostic.reports.figures import save
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.studies.comparison import OVERALL, SUMMARIES, WORST, Comparison, Trials
 from tff_agnostic.studies.gains import Gain, gain, gains
-from tff_agnostic.studies.harmed import harmed
-from tff_agnostic.studies.verdict import Sides, verdict, verdicts
-from tff_agnostic.studies.verdict_figure import verdict_figure
+from tff_agnostic.studies.verdict import Sides, harmed, verdict, verdict_figure, verdicts
 
 _ACCURACY = Measure("accuracy", Unit.SHARE, True)
 _LOSS = Measure("loss", Unit.NONE, False)

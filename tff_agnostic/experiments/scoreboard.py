@@ -22,10 +22,11 @@ from tff_agnostic.experiments.scoreboard_page import (
     Board,
     board_from_json,
     board_to_json,
+    line,
     page,
+    standing,
     summary,
 )
-from tff_agnostic.experiments.scoreboard_table import line, standing
 from tff_agnostic.files import (
     folder_lock,
     make_folder,

@@ -26,9 +26,9 @@ from tff_agnostic.algorithms.user_algorithm import (
 from tff_agnostic.commands import own_flags as flags_of_commands
 from tff_agnostic.errors import UserError
 from tff_agnostic.folders import output_folder
-from tff_agnostic.run.command import Command, Given
-from tff_agnostic.run.folder import RunFolder, SavedRun, algorithm_of_run, folder_of_checkpoint
-from tff_agnostic.run.help_page import (
+from tff_agnostic.run.command import (
+    Command,
+    Given,
     Group,
     group_page,
     groups_of,
@@ -36,6 +36,7 @@ from tff_agnostic.run.help_page import (
     own_groups,
     without_repeated,
 )
+from tff_agnostic.run.folder import RunFolder, SavedRun, algorithm_of_run, folder_of_checkpoint
 from tff_agnostic.run.options import (
     NO_PRESET,
     PAPER,

@@ -28,10 +28,9 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
-from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.folder import RunFolder, trained_with
 from tff_agnostic.run.options import RunConfig, by_flag
 from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
-from tff_agnostic.run.trained_with import trained_with
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.settings import command_setting, make
 from tff_agnostic.tasks.registry import TASKS

@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, NoReturn, Optional
@@ -29,7 +29,6 @@ from absl import app, flags, logging
 from tff_agnostic.commands import PROGRAM
 from tff_agnostic.errors import ExecutionError, UserCodeError, UserError
 from tff_agnostic.files import named_path, read_text
-from tff_agnostic.run.help_page import asked_for
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _FLAG_FILE = "flagfile"
@@ -401,3 +400,14 @@ class Interrupted(Exception):
     def with_command(self, command: str) -> Interrupted:
         """Returns the same with the command that goes on."""
         return Interrupted(f"{self}; go on with: {command}", self.signal_number)
+
+
+def asked_for(arguments: Iterable[str]) -> Optional[str]:
+    """Returns the group that a command line asks help of, "" for the page, None if it asks none."""
+    for argument in arguments:
+        if argument == "--":
+            return None
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name in ("help", "h", "?", "helpshort"):
+            return value if equals and value not in ("true", "1") else ""
+    return None

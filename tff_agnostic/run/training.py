@@ -19,14 +19,13 @@ from tff_agnostic.models.model import Examples
 from tff_agnostic.reports.evaluation_table import evaluation_table
 from tff_agnostic.run.build import run_parts
 from tff_agnostic.run.evaluation import Reports, diverged, skipped_rounds
-from tff_agnostic.run.folder import RunFolder, adopted, changes
+from tff_agnostic.run.folder import RunFolder, adopted, changes, trained_with
 from tff_agnostic.run.harm import remarks_at_end
 from tff_agnostic.run.live import Progress, TensorBoardSink
 from tff_agnostic.run.privacy import RunPrivacy
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.results import leave_results
 from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.run.trained_with import trained_with
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import Checkpoint, CheckpointFolder
 from tff_agnostic.tasks.task import DATA, Task

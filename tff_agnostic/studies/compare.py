@@ -19,11 +19,10 @@ from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import comparison_report
 from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, check_folder, run_trials
-from tff_agnostic.studies.harmed import harmed
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
 from tff_agnostic.studies.report import write_comparison_report
 from tff_agnostic.studies.stages import begun, staged
-from tff_agnostic.studies.verdict import POOLED, verdicts
+from tff_agnostic.studies.verdict import POOLED, harmed, verdicts
 
 
 @dataclasses.dataclass(frozen=True)

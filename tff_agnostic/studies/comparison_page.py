@@ -63,9 +63,9 @@ from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.verdict import (
     baseline_row,
     main_measure,
+    verdict_figure,
     verdicts,
 )
-from tff_agnostic.studies.verdict_figure import verdict_figure
 
 # Rows whose weights are drawn.
 _MAX_CURVES = 5

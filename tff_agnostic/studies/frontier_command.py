@@ -30,10 +30,10 @@ from tff_agnostic.studies.comparison import (
 )
 from tff_agnostic.studies.comparison_report import notes, title_of
 from tff_agnostic.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
-from tff_agnostic.studies.frontier_page import usual_title, write_frontier_report
-from tff_agnostic.studies.harmed import harmed
+from tff_agnostic.studies.frontier_report import usual_title, write_frontier_report
 from tff_agnostic.studies.methods import Arm, TrialOptions, given_arms, trial_specs
 from tff_agnostic.studies.stages import begun, staged
+from tff_agnostic.studies.verdict import harmed
 from tff_agnostic.tasks.task import Task
 
 # What can train on a fixed mixture.

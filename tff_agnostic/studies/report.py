@@ -31,7 +31,7 @@ from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
 from tff_agnostic.settings import Settings, command_setting
-from tff_agnostic.studies import frontier_page, recommendation_page, tuning_page
+from tff_agnostic.studies import frontier_report, recommendation_page, tuning_page
 from tff_agnostic.studies.comparison import (
     FIRST_STAGES,
     trial_folder,
@@ -41,13 +41,13 @@ from tff_agnostic.studies.comparison_record import (
     COMPARE,
     read_comparison,
 )
-from tff_agnostic.studies.frontier_page import FRONTIER, read_frontier, write_frontier_report
-from tff_agnostic.studies.harmed import harmed
+from tff_agnostic.studies.frontier_report import FRONTIER, read_frontier, write_frontier_report
 from tff_agnostic.studies.methods import LAST_LAYER, WORDS
 from tff_agnostic.studies.recommendation_page import FILE, FINAL
 from tff_agnostic.studies.stages import joined
 from tff_agnostic.studies.tuning_page import RESULT as SEARCH
 from tff_agnostic.studies.tuning_page import read_search
+from tff_agnostic.studies.verdict import harmed
 
 
 def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
@@ -106,7 +106,7 @@ def write_frontier_report_again(folder: Path, title: Optional[str] = None) -> Pa
     """Writes the report of a frontier, and returns its path; see `write_comparison_report`."""
     content, frontier = read_frontier(folder)
     specs = {row: trial_folder(folder, row, 0).spec() for row in frontier.comparison.trials}
-    heading = title_of(folder / REPORT_FILE, title, frontier_page.usual_title(content["task"]))
+    heading = title_of(folder / REPORT_FILE, title, frontier_report.usual_title(content["task"]))
     given_up = harmed(frontier.comparison, specs)
     return write_frontier_report(frontier, folder, heading, content["command"], given_up)
 

@@ -43,7 +43,7 @@ from tff_agnostic.studies.search_space import (
     task_settings,
 )
 from tff_agnostic.studies.searched_method import SearchedArm, check_folder, claim_folder, identity
-from tff_agnostic.studies.tuning_page import RESULT, tuning_page, usual_title
+from tff_agnostic.studies.tuning_page import RESULT, found_by, tuning_page, usual_title
 from tff_agnostic.studies.tuning_report import (
     Trials,
     flags_of_all,
@@ -54,7 +54,6 @@ from tff_agnostic.studies.tuning_report import (
     table,
     to_csv,
 )
-from tff_agnostic.studies.tuning_verdict import found_by
 from tff_agnostic.tasks.registry import check_heldout, check_store, heldout_options
 
 _MAX_REPEATS = 1000

@@ -1,4 +1,8 @@
-"""A comparison in sentences: for whom better, worse, or not known; who pays; what to do next."""
+"""A comparison in sentences: for whom better, worse, or not known; who pays; what to do next.
+
+Beside them stand the picture of what each domain gains, with intervals, and a line for each domain
+that a row gave up: worse than with FedAvg, and lambda near 0.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,29 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
+import numpy as np
+
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.class_counts import ACCURACY, constant_line, not_above_constant
-from tff_agnostic.metrics.formatting import cell, short_names
+from tff_agnostic.metrics.formatting import cell, short_names, shown
 from tff_agnostic.metrics.intervals import LEAST_CLIENTS, Interval, Needed
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison
-from tff_agnostic.studies.gains import Gain, gains, worst_of
+from tff_agnostic.reports.distributions import (
+    MAX_DOMAINS,
+    Estimate,
+    Series,
+    domains_height,
+    draw_domains,
+    worst_first,
+)
+from tff_agnostic.reports.figures import ERROR_BAR, draw_grid, look, new_figure
+from tff_agnostic.run.harm import last_lambda, mending, moves_lambda, without_say
+from tff_agnostic.run.options import RunConfig
+from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
+from tff_agnostic.studies.gains import Gain, attained, gain, gains, worst_of
 from tff_agnostic.studies.methods import BASELINE
 
 # In place of the algorithm of a row that is not federated.
@@ -25,6 +45,10 @@ _NAME_WIDTH = 40
 _MANY = 50
 # The flag of `compare` and `frontier` for more seeds.
 TRIALS = "--trials"
+# By what a gain is told to be.
+_BETTER, _WORSE, _UNKNOWN = "better off", "worse off", "cannot be told"
+_MARKERS = {1: "^", -1: "v", 0: "o"}
+_TOLD = {1: _BETTER, -1: _WORSE, 0: _UNKNOWN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,3 +340,146 @@ def _round(number: float) -> str:
 
 def _short(name: str) -> str:
     return short_names([name], _NAME_WIDTH)[0]
+
+
+def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
+    """Returns a line for each domain that a row serves worse than FedAvg's row, at a lambda near 0.
+
+    Worse is what the verdict tells to be worse (`gains.Gain.told`), in what it is about. Where no
+    interval is possible, the line says what was seen, and that it cannot be told.
+
+    Args:
+        comparison: The trials.
+        runs: A run of each row.
+    """
+    rows = comparison.trials
+    plain = next((row for row in rows if _is_plain(runs[row].config)), None)
+    if plain is None:
+        return []
+    measure = main_measure(comparison)
+    return [
+        line
+        for row in rows
+        if moves_lambda(runs[row].algorithm)
+        for line in _of_row(comparison, row, plain, measure, runs[row].algorithm)
+    ]
+
+
+def _is_plain(config: RunConfig) -> bool:
+    return config.algorithm == BASELINE and not config.pooled
+
+
+def _of_row(
+    comparison: Comparison, row: str, plain: str, measure: Measure, options: LambdaOptions
+) -> list[str]:
+    trials = comparison.trials[row]
+    lambda_ = _mean_lambda(trials, comparison.domain_names)
+    if lambda_ is None:
+        return []
+    lines = []
+    for name, weight in without_say(lambda_, comparison.domain_names, options).items():
+        of = gain(comparison, row, plain, name, measure)
+        found, before = (cell(value, measure.unit, 3) for value in (of.after, of.before))
+        seen = (
+            f"{measure.name} {found}, {comparison.label(plain)} {before}, and lambda {weight:.2g} "
+            "in the mean of the last rounds"
+        )
+        if of.told() < 0:
+            lines.append(f"{comparison.label(row)} gave up {name}: {seen}: {mending(options)}")
+        elif of.mean < 0 and of.interval() is None:
+            why = why_no_interval(of, comparison.split, len(trials.histories))
+            lines.append(
+                f"whether {comparison.label(row)} gave up {name} cannot be told ({why}): {seen}: "
+                f"{mending(options)}"
+            )
+    return lines
+
+
+def _mean_lambda(trials: Trials, domain_names: tuple[str, ...]) -> Optional[np.ndarray]:
+    found = [last_lambda(history, domain_names) for history in trials.histories]
+    known = [lambda_ for lambda_ in found if lambda_ is not None]
+    return np.mean(known, axis=0) if known else None
+
+
+def verdict_figure(
+    comparison: Comparison, row: str, baseline: str, measure: Measure, gains: Mapping[str, Gain]
+) -> matplotlib.figure.Figure:
+    """Returns the figure.
+
+    On the left what both rows attain in each domain, the baseline's worst on top; on the right what
+    the row gains there. Error bars are 95% intervals, on the right such that they hold together.
+
+    Args:
+        comparison: The trials.
+        row: A row.
+        baseline: The row that it is compared with.
+        measure: What is drawn.
+        gains: Of each domain.
+    """
+    labels = short_names([comparison.label(name) for name in (baseline, row)], _NAME_WIDTH)
+    series = [
+        Series(label, {d: _estimate(comparison, name, d, measure) for d in comparison.domain_names})
+        for label, name in zip(labels, (baseline, row))
+    ]
+    figure = new_figure(9.8, max(3.2, domains_height(len(comparison.domain_names), 2)) + 0.25)
+    before, gained = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
+    text = f"{measure.name} on the {comparison.split} clients"
+    draw_domains(
+        before, series, text, measure.unit, measure.higher_is_better, comparison.not_counted
+    )
+    names = worst_first(series, measure.higher_is_better)[:MAX_DOMAINS]
+    _draw_gains(gained, [gains[name] for name in names], len(comparison.domain_names), measure)
+    handles = [
+        handle for axes in (before, gained) for handle in zip(*axes.get_legend_handles_labels())
+    ]
+    figure.legend(
+        [handle for handle, _ in handles],
+        [text for _, text in handles],
+        loc="outside upper center",
+        ncols=5,
+        fontsize="small",
+    )
+    return figure
+
+
+def _draw_gains(
+    axes: matplotlib.axes.Axes, gains: list[Gain], count: int, measure: Measure
+) -> None:
+    for told, text in _TOLD.items():
+        places = [k for k, of in enumerate(gains) if of.told(count) == told]
+        if not places:
+            continue
+        means = np.array([shown(gains[k].mean, measure.unit) for k in places])
+        ends = [gains[k].interval(count) for k in places]
+        axes.errorbar(
+            means,
+            places,
+            xerr=np.array(
+                [_lengths(gains[k].mean, e, measure.unit) for k, e in zip(places, ends)]
+            ).T,
+            linestyle="",
+            linewidth=1,
+            capsize=2,
+            color=ERROR_BAR if told == 0 else look(2 if told > 0 else 3).color,
+            marker=_MARKERS[told],
+            label=text,
+        )
+    axes.axvline(0.0, color=ERROR_BAR, linewidth=1)
+    axes.set_yticks(range(len(gains)), [""] * len(gains))
+    axes.set_ylim(len(gains) - 0.5, -0.5)
+    points = ", points" if measure.unit is Unit.SHARE else ""
+    axes.set_xlabel(f"gain in {measure.name}{points}")
+    draw_grid(axes, "x")
+
+
+def _lengths(mean: float, interval: Interval, unit: Unit) -> tuple[float, float]:
+    if interval is None:
+        return math.nan, math.nan
+    low, high = (shown(end, unit) for end in interval)
+    return shown(mean, unit) - low, high - shown(mean, unit)
+
+
+def _estimate(comparison: Comparison, row: str, domain: str, measure: Measure) -> Estimate:
+    spread = attained(comparison.trials[row], comparison.domain_names, domain, measure)
+    low, high = spread.interval() or (math.nan, math.nan)
+    return Estimate(spread.mean, low, high)

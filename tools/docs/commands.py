@@ -22,9 +22,9 @@ from plan_runner.fleet import cli as fleet
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
+from tff_agnostic.run.command import Group, groups_of, own_groups, without_repeated
 from tff_agnostic.run.command_line import DataOptions, RunCommand, defaults_elsewhere
 from tff_agnostic.run.completion import SHELLS
-from tff_agnostic.run.help_page import Group, groups_of, own_groups, without_repeated
 from tff_agnostic.run.options import (
     RunConfig,
     options_of_runs,
