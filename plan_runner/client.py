@@ -15,8 +15,14 @@ from google.protobuf import message
 from plan_runner import graph_check, kernel, plan_pb2
 from plan_runner.errors import PlanError, counted, reason
 from plan_runner.export import DEFAULT_LIMITS, SUFFIX, Limits, TensorType, check_frames
-from plan_runner.graph_check import Permissions, check_graph
-from plan_runner.graph_messages import constants, graph_of, tensor_name, tensor_specs
+from plan_runner.graph_check import (
+    Permissions,
+    check_graph,
+    constants,
+    graph_of,
+    tensor_name,
+    tensor_specs,
+)
 from plan_runner.graph_session import GraphSession, load_graph, session_config
 from plan_runner.plan_messages import check_parts, parse
 from plan_runner.tflite import TfLiteBeside

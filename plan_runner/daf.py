@@ -13,9 +13,10 @@ from plan_runner import plan_pb2
 from plan_runner.client import ClientGraph
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
-from plan_runner.graph_check import Permissions, check_graph
-from plan_runner.graph_messages import (
+from plan_runner.graph_check import (
     NamedTensor,
+    Permissions,
+    check_graph,
     constants,
     graph_of,
     tensor_name,

@@ -11,7 +11,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from plan_runner.errors import PlanError, reason
 from plan_runner.export import TensorType
-from plan_runner.graph_messages import saver_def, tensor_name, unpacked
+from plan_runner.graph_check import saver_def, tensor_name, unpacked
 from plan_runner.plan_messages import check_parts, parse_foreign
 
 # Lines that TensorFlow puts before the line with the error.

@@ -12,8 +12,7 @@ from plan_runner import plan_pb2
 from plan_runner.client import ClientGraph
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
-from plan_runner.graph_check import Permissions, check_graph
-from plan_runner.graph_messages import dtype_name, graph_of, tensor_name
+from plan_runner.graph_check import Permissions, check_graph, dtype_name, graph_of, tensor_name
 from plan_runner.graph_session import (
     OPS_AROUND,
     CheckpointOp,

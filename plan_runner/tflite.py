@@ -16,8 +16,7 @@ from plan_runner import export as exports
 from plan_runner import plan_pb2
 from plan_runner.errors import PlanError, reason
 from plan_runner.export import Export
-from plan_runner.graph_check import Permissions, check_graph
-from plan_runner.graph_messages import constants, tensor_specs
+from plan_runner.graph_check import Permissions, check_graph, constants, tensor_specs
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.kernel import kernel_problem, token_of
 from plan_runner.plan_messages import parse

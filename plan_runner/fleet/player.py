@@ -15,9 +15,8 @@ import numpy as np
 
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits, read_arrays
-from plan_runner.fleet import parts
-from plan_runner.fleet.parts import About
-from plan_runner.fleet.worker import Worker
+from plan_runner.fleet import worker
+from plan_runner.fleet.worker import About, Worker
 from plan_runner.isolation import IsolationError
 from plan_runner.kernel import find_kernel
 from plan_runner.play import check_sandbox
@@ -79,13 +78,13 @@ class Player:
         self._worker = Worker(_FUNCTION, payload, limits.bounds, None if trust else readable)
 
     @functools.cached_property
-    def about(self) -> parts.About:
+    def about(self) -> worker.About:
         """What the plan is."""
 
-        def take(folder: Path) -> parts.About:
-            return parts.About.from_json(json.loads((folder / parts.ABOUT_FILE).read_bytes()))
+        def take(folder: Path) -> worker.About:
+            return worker.About.from_json(json.loads((folder / worker.ABOUT_FILE).read_bytes()))
 
-        return self._ask(parts.ABOUT, "loading the plan", {}, {}, take)
+        return self._ask(worker.ABOUT, "loading the plan", {}, {}, take)
 
     def evaluated(self, state: bytes, trained: bytes) -> bytes:
         """Returns the state of an evaluation's round.
@@ -94,43 +93,43 @@ class Player:
             state: What the evaluation's last round has left.
             trained: The state of the training to evaluate.
         """
-        files = {parts.STATE: state, parts.TRAINED: trained}
+        files = {worker.STATE: state, worker.TRAINED: trained}
         step = "taking the state of the training"
-        return self._ask(parts.EVALUATED, step, {}, files, _reading(parts.STATE))
+        return self._ask(worker.EVALUATED, step, {}, files, _reading(worker.STATE))
 
     def begin(self, state: bytes) -> bytes:
         """Plays the server's first half of a round; returns the clients' checkpoint."""
-        take = _reading(parts.CLIENT_CHECKPOINT)
-        return self._ask(parts.BEGIN, "beginning a round", {}, {parts.STATE: state}, take)
+        take = _reading(worker.CLIENT_CHECKPOINT)
+        return self._ask(worker.BEGIN, "beginning a round", {}, {worker.STATE: state}, take)
 
     def values(self, name: str, checkpoint: bytes, examples: Examples) -> dict[str, np.ndarray]:
         """Plays a client of secure sums; returns its integers by the tensors' names."""
 
         def take(folder: Path) -> dict[str, np.ndarray]:
-            return read_arrays(folder / parts.VALUES, self._limits.max_unpacked_mb)
+            return read_arrays(folder / worker.VALUES, self._limits.max_unpacked_mb)
 
         return self._client(name, checkpoint, examples, take)
 
     def update(self, name: str, checkpoint: bytes, examples: Examples) -> bytes:
         """Plays a client of plain sums; returns the checkpoint that it sends."""
-        return self._client(name, checkpoint, examples, _reading(parts.UPDATE))
+        return self._client(name, checkpoint, examples, _reading(worker.UPDATE))
 
     def check_examples(self, name: str, examples: Examples) -> None:
         """Checks that a client's examples are what the plan reads."""
         step = f"reading the examples of {name}"
-        self._ask(parts.READ, step, *_of_client(name, examples), _nothing)
+        self._ask(worker.READ, step, *_of_client(name, examples), _nothing)
 
     def _client(
         self, name: str, checkpoint: bytes, examples: Examples, take: Callable[[Path], _T]
     ) -> _T:
         request, files = _of_client(name, examples)
-        files[parts.CLIENT_CHECKPOINT] = checkpoint
-        return self._ask(parts.CLIENT, f"playing client {name}", request, files, take)
+        files[worker.CLIENT_CHECKPOINT] = checkpoint
+        return self._ask(worker.CLIENT, f"playing client {name}", request, files, take)
 
     def check_update(self, name: str, update: bytes) -> None:
         """Checks that a client's update is one that the plan sums."""
-        request, files = {"name": name}, {parts.UPDATE: update}
-        self._ask(parts.CHECK, f"reading the update of client {name}", request, files, _nothing)
+        request, files = {"name": name}, {worker.UPDATE: update}
+        self._ask(worker.CHECK, f"reading the update of client {name}", request, files, _nothing)
 
     def plain_sums(self, updates: Sequence[tuple[str, bytes]]) -> bytes:
         """Returns the sums of clients' updates, as `end` takes them.
@@ -140,7 +139,7 @@ class Player:
         """
         request = {"names": [name for name, _ in updates]}
         files = {f"{number}": update for number, (_, update) in enumerate(updates)}
-        return self._ask(parts.SUM, "summing updates", request, files, _reading(parts.SUMS))
+        return self._ask(worker.SUM, "summing updates", request, files, _reading(worker.SUMS))
 
     def end(
         self,
@@ -169,11 +168,11 @@ class Player:
         }
 
         def take(folder: Path) -> Ended:
-            told = json.loads((folder / parts.TOLD).read_bytes())
-            return Ended((folder / parts.STATE).read_bytes(), told["row"], told["line"])
+            told = json.loads((folder / worker.TOLD).read_bytes())
+            return Ended((folder / worker.STATE).read_bytes(), told["row"], told["line"])
 
-        files = {parts.STATE: state, parts.SUMS: sums}
-        return self._ask(parts.END, f"round {round_number}", request, files, take)
+        files = {worker.STATE: state, worker.SUMS: sums}
+        return self._ask(worker.END, f"round {round_number}", request, files, take)
 
     @property
     def process_id(self) -> Optional[int]:
@@ -224,7 +223,7 @@ def _of_client(name: str, examples: Examples) -> tuple[dict[str, Any], dict[str,
         "paths": [str(path) for path in examples.paths],
         "are_stored": examples.are_stored,
     }
-    return request, {parts.EXAMPLES: framed(examples.records)}
+    return request, {worker.EXAMPLES: framed(examples.records)}
 
 
 def framed(records: Iterable[bytes]) -> bytes:

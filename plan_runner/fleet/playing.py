@@ -29,7 +29,7 @@ from plan_runner.export import (
     open_export,
     read_arrays,
 )
-from plan_runner.fleet import parts
+from plan_runner.fleet import worker
 from plan_runner.fleet.worker import serve
 from plan_runner.graph_session import check_tensors, read_checkpoint, write_checkpoint
 from plan_runner.isolation import Listener
@@ -72,20 +72,20 @@ class _Playing:
     def __init__(self, export: Export, scratch: Path) -> None:
         self._export = export
         self._manifest = export.manifest
-        plan = parse_plan(export.read(parts.PLAN), parts.PLAN)
+        plan = parse_plan(export.read(worker.PLAN), worker.PLAN)
         self._profile = load_profile(self._manifest.profile, plan)
         self._scratch = scratch
         # SHA-256 of the state of which the server's first half was played last.
         self._begun: Optional[bytes] = None
         self._parts: dict[str, Callable[[dict[str, Any], Path, Path], None]] = {
-            parts.ABOUT: self._about,
-            parts.EVALUATED: self._evaluated,
-            parts.BEGIN: self._begin,
-            parts.CLIENT: self._client,
-            parts.READ: self._read,
-            parts.CHECK: self._check,
-            parts.SUM: self._sum,
-            parts.END: self._end,
+            worker.ABOUT: self._about,
+            worker.EVALUATED: self._evaluated,
+            worker.BEGIN: self._begin,
+            worker.CLIENT: self._client,
+            worker.READ: self._read,
+            worker.CHECK: self._check,
+            worker.SUM: self._sum,
+            worker.END: self._end,
         }
 
     def play(self, request: dict[str, Any], files: Path, results: Path) -> None:
@@ -96,7 +96,7 @@ class _Playing:
     def _about(self, request: dict[str, Any], files: Path, results: Path) -> None:
         del request, files
         manifest = self._manifest
-        about = parts.About(
+        about = worker.About(
             manifest.kind,
             manifest.profile,
             tuple(self._secure_values()),
@@ -104,9 +104,9 @@ class _Playing:
             max(self._profile.client.minimum, 0 if manifest.has_noise else 1),
             manifest.has_noise,
         )
-        (results / parts.ABOUT_FILE).write_text(json.dumps(dataclasses.asdict(about)), "utf-8")
+        (results / worker.ABOUT_FILE).write_text(json.dumps(dataclasses.asdict(about)), "utf-8")
 
-    def _secure_values(self) -> Iterator[parts.SecureValue]:
+    def _secure_values(self) -> Iterator[worker.SecureValue]:
         if not isinstance(self._profile, SecureProfile):
             return
         most = self._manifest.max_clients
@@ -119,24 +119,24 @@ class _Playing:
         self._profile.new_sums(most)
         for name, tensor in sorted(self._profile.tensors.items()):
             shape = tuple(size or 0 for size in tensor.kind.shape)
-            yield parts.SecureValue(name, shape, tensor.modulus.bound, tensor.modulus.of(most))
+            yield worker.SecureValue(name, shape, tensor.modulus.bound, tensor.modulus.of(most))
 
     def _evaluated(self, request: dict[str, Any], files: Path, results: Path) -> None:
         """Puts a training's weights beside what the evaluation's own rounds have left."""
         del request
-        own = read_checkpoint(files / parts.STATE, "the state of the evaluation")
-        trained = read_checkpoint(files / parts.TRAINED, "the state of the training")
+        own = read_checkpoint(files / worker.STATE, "the state of the evaluation")
+        trained = read_checkpoint(files / worker.TRAINED, "the state of the training")
         taken = {name: value for name, value in trained.items() if _is_trained(name)}
         check_tensors(
             taken,
             {n: k for n, k in self._manifest.server_state.items() if _is_trained(n)},
             "the state of the training",
         )
-        write_checkpoint(results / parts.STATE, {**own, **taken})
+        write_checkpoint(results / worker.STATE, {**own, **taken})
 
     def _begin(self, request: dict[str, Any], files: Path, results: Path) -> None:
         del request
-        shutil.copyfile(self._first_half(files / parts.STATE), results / parts.CLIENT_CHECKPOINT)
+        shutil.copyfile(self._first_half(files / worker.STATE), results / worker.CLIENT_CHECKPOINT)
 
     def _first_half(self, state: Path) -> Path:
         where = "the server's state"
@@ -152,12 +152,12 @@ class _Playing:
 
     def _client(self, request: dict[str, Any], files: Path, results: Path) -> None:
         examples = list(self._examples(request, files))
-        checkpoint = files / parts.CLIENT_CHECKPOINT
+        checkpoint = files / worker.CLIENT_CHECKPOINT
         sent = self._profile.play_client(request["name"], examples, checkpoint, files)
         if sent.checkpoint is not None:
-            shutil.copyfile(sent.checkpoint, results / parts.UPDATE)
+            shutil.copyfile(sent.checkpoint, results / worker.UPDATE)
         else:
-            np.savez(results / parts.VALUES, **sent.tensors)
+            np.savez(results / worker.VALUES, **sent.tensors)
 
     def _read(self, request: dict[str, Any], files: Path, results: Path) -> None:
         del results
@@ -174,7 +174,7 @@ class _Playing:
             yield from examples
         if request["paths"]:
             return
-        for count, record in enumerate(_records((files / parts.EXAMPLES).read_bytes()), 1):
+        for count, record in enumerate(_records((files / worker.EXAMPLES).read_bytes()), 1):
             where = f"{request['name']}, example {count}"
             check_count(count, most, request["name"])
             if request["are_stored"]:
@@ -185,28 +185,28 @@ class _Playing:
     def _check(self, request: dict[str, Any], files: Path, results: Path) -> None:
         del results
         sums = self._profile.new_sums(1)
-        sums.add(request["name"], read_update(files / parts.UPDATE, request["name"]))
+        sums.add(request["name"], read_update(files / worker.UPDATE, request["name"]))
 
     def _sum(self, request: dict[str, Any], files: Path, results: Path) -> None:
         names: Sequence[str] = request["names"]
         sums = self._profile.new_sums(len(names))
         for number, name in enumerate(names):
             sums.add(name, read_update(files / f"{number}", name))
-        write_checkpoint(results / parts.SUMS, sums.results())
+        write_checkpoint(results / worker.SUMS, sums.results())
 
     def _end(self, request: dict[str, Any], files: Path, results: Path) -> None:
-        state, scratch = files / parts.STATE, self._scratch / _BEGUN
+        state, scratch = files / worker.STATE, self._scratch / _BEGUN
         if self._begun != hashlib.sha256(state.read_bytes()).digest():
             self._first_half(state)
         # It is played once: the session's variables change.
         self._begun = None
-        sums = self._read_sums(files / parts.SUMS)
+        sums = self._read_sums(files / worker.SUMS)
         tensors, outputs = self._profile.end_round(sums, scratch)
         outcome = RoundOutcome(tensors, request["bytes_down"], request["bytes_up"], outputs)
         result = round_result(request["round"], request["clients"], outcome, self._manifest)
-        write_checkpoint(results / parts.STATE, result.state)
+        write_checkpoint(results / worker.STATE, result.state)
         told = {"row": metrics_row(result), "line": round_line(result)}
-        (results / parts.TOLD).write_text(json.dumps(told), "utf-8")
+        (results / worker.TOLD).write_text(json.dumps(told), "utf-8")
 
     def _read_sums(self, path: Path) -> dict[str, np.ndarray]:
         if not isinstance(self._profile, SecureProfile):

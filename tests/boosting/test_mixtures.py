@@ -15,8 +15,7 @@ from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import SentPredictors
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression, model_from_keras, next_word_lstm
-from tff_agnostic.models.losses import OfColumns, SentenceLoss
-from tff_agnostic.models.metrics import binary_accuracy
+from tff_agnostic.models.metrics import OfColumns, SentenceLoss, binary_accuracy
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 

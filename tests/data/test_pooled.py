@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.data.pooled import PooledExamples, dealt
+from tff_agnostic.data.sampling import PooledExamples, dealt
 
 
 @pytest.mark.parametrize(("num_examples", "size"), [(10, 4), (10, 25), (7, 7), (1, 3)])

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from plan_runner import kernel
-from plan_runner.graph_messages import tensor_name
+from plan_runner.graph_check import tensor_name
 from plan_runner.graph_session import GraphSession
 
 _in_python = GraphSession.run

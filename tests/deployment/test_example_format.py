@@ -101,7 +101,6 @@ _ALLOWED = {
     "tff_agnostic.errors",
     "tff_agnostic.files",
     "tff_agnostic.later",
-    "tff_agnostic.folders",
     "tff_agnostic.models",
     "tff_agnostic.privacy",
     "tff_agnostic.report_fields",

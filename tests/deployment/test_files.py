@@ -22,7 +22,7 @@ from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
 from tff_agnostic.deployment.graphs import write_checkpoint
 from tff_agnostic.errors import UserError
-from tff_agnostic.folders import new_folder, tensorflow_writes
+from tff_agnostic.files import new_folder, tensorflow_writes
 
 # By which values could leave a graph, other than as a tensor that is fetched.
 _WAYS_OUT = re.compile(r"Save|Write|Print|PyFunc|Send|Queue|Summary|Rpc|Table|Debug")

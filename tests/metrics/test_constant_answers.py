@@ -18,8 +18,9 @@ from tff_agnostic.metrics.constant_answers import (
     sum_words,
 )
 from tff_agnostic.models import binary_accuracy, logistic_regression
-from tff_agnostic.models.losses import OfColumns, SentenceLoss
 from tff_agnostic.models.metrics import (
+    OfColumns,
+    SentenceLoss,
     mean_absolute_error,
     root_mean_squared_error,
     text_metrics,

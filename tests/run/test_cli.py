@@ -17,7 +17,7 @@ from tests.algorithms.user_files import write_by_size
 from tests.run.harness import QUANTITIES, make_report
 from tff_agnostic.commands import COMMANDS, command
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.folders import claimed_folder, output_folder
+from tff_agnostic.files import claimed_folder, output_folder
 from tff_agnostic.report_fields import ReportField
 from tff_agnostic.run.live import Progress, round_in_short
 from tff_agnostic.run.process import (

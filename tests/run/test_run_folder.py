@@ -12,8 +12,7 @@ import pytest
 from tests import golden
 from tests.run.harness import as_nobody
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import digest, file_digest
-from tff_agnostic.folders import claimed_folder
+from tff_agnostic.files import claimed_folder, digest, file_digest
 from tff_agnostic.run.folder import (
     RunFolder,
     adopted,

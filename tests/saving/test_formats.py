@@ -19,7 +19,7 @@ from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.texts import SentenceEncoder, TextEncoder
 from tff_agnostic.models import LSTM, logistic_regression, model_from_keras
 from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
-from tff_agnostic.models.losses import OfColumns
+from tff_agnostic.models.metrics import OfColumns
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.next_word import (
     NextWordNetwork,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.saving.test_formats import _task
 from tff_agnostic.models import model_from_keras
 from tff_agnostic.models.keras_platform import KERAS_2, KERAS_3, keras_platform
-from tff_agnostic.models.losses import sparse_cross_entropy
+from tff_agnostic.models.metrics import sparse_cross_entropy
 from tff_agnostic.saving.keras import load_keras
 from tff_agnostic.saving.save import save_for_keras
 

@@ -14,7 +14,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.models.keras import freeze, last_layer, model_from_keras
-from tff_agnostic.models.losses import SentenceLoss, sparse_cross_entropy
+from tff_agnostic.models.metrics import SentenceLoss, sparse_cross_entropy
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 from tff_agnostic.run.spec import resolve

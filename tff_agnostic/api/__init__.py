@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tff_agnostic.saving.save import SavedFile
     from tff_agnostic.studies.compare import ComparedRuns
     from tff_agnostic.studies.recommendation import Recommended
-    from tff_agnostic.tasks.arrays import Arrays
+    from tff_agnostic.tasks.stored_inputs import Arrays
 
 __all__ = [
     "ComparedRuns",
@@ -296,7 +296,7 @@ def arrays(data: PathName, split: str = "train") -> Arrays:
     """
     _quiet()
     from tff_agnostic.data.store import Store
-    from tff_agnostic.tasks.arrays import arrays_of
+    from tff_agnostic.tasks.stored_inputs import arrays_of
 
     return arrays_of(Store(Path(data)), split)
 

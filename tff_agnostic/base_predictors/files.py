@@ -23,7 +23,7 @@ from tff_agnostic.files import digest, read_json, read_npz, write_npz
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.keras_platform import classes_of
-from tff_agnostic.models.losses import takes_scores
+from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.user_model import NUM_ROWS, described
 from tff_agnostic.saving.checkpoints import (

@@ -30,7 +30,7 @@ from tff_agnostic.boosting.predictor_store import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.models.losses import OfColumns, SentenceLoss, sparse_cross_entropy, takes_scores
+from tff_agnostic.models.metrics import OfColumns, SentenceLoss, sparse_cross_entropy, takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.next_word import unigram_loss
 

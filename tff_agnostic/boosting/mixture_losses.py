@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Callable, NamedTuple, Optional
 
 from tff_agnostic.later import tf
-from tff_agnostic.models.losses import is_word
+from tff_agnostic.models.metrics import is_word
 from tff_agnostic.registry import Registry
 
 

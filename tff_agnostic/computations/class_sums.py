@@ -17,8 +17,7 @@ from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.computations.clients import TRACING, Clients
 from tff_agnostic.computations.domain_losses import add_at
 from tff_agnostic.later import tf
-from tff_agnostic.models.losses import takes_scores
-from tff_agnostic.models.metrics import ClassScores
+from tff_agnostic.models.metrics import ClassScores, takes_scores
 from tff_agnostic.models.model import Examples, Model
 
 # With more classes there is no confusion table.

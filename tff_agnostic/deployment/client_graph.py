@@ -26,7 +26,7 @@ from tff_agnostic.deployment.graphs import (
     with_renamed_nodes,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.files import tensorflow_writes
 from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples
 from tff_agnostic.registry import Registry

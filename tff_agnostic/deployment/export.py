@@ -56,8 +56,7 @@ from tff_agnostic.deployment.tflite import (
     convert_client_graph,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import OWNER_ONLY
-from tff_agnostic.folders import new_folder
+from tff_agnostic.files import OWNER_ONLY, new_folder
 from tff_agnostic.registry import Registry
 
 if TYPE_CHECKING:

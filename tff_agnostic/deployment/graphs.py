@@ -18,7 +18,7 @@ import numpy as np
 
 from tff_agnostic.computations.tff_process import type_from_spec
 from tff_agnostic.errors import UserError
-from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.files import tensorflow_writes
 from tff_agnostic.later import tf, tff
 
 # Prefixes of the names in checkpoints, those of the platform's own tools.

@@ -31,8 +31,7 @@ from tff_agnostic.computations.domain_losses import add_at
 from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.class_counts import ACCURACY, constant_accuracies
-from tff_agnostic.models.losses import SentenceLoss, takes_scores
-from tff_agnostic.models.metrics import Metric
+from tff_agnostic.models.metrics import Metric, SentenceLoss, takes_scores
 from tff_agnostic.models.model import Model
 
 # More numbers than that cost a client too much.

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tff_agnostic.models.classifiers import emnist_cnn, logistic_regression
 from tff_agnostic.models.keras import model_from_keras
-from tff_agnostic.models.losses import SentenceLoss
 from tff_agnostic.models.metrics import (
     Metric,
+    SentenceLoss,
     accuracy,
     binary_accuracy,
     mean_absolute_error,

@@ -24,8 +24,7 @@ from tff_agnostic.models.keras_platform import (
     layers_of,
     name_layers_afresh,
 )
-from tff_agnostic.models.losses import OfColumns
-from tff_agnostic.models.metrics import Metric
+from tff_agnostic.models.metrics import Metric, OfColumns
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
 

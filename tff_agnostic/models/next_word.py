@@ -20,8 +20,14 @@ import numpy as np
 
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import model_from_keras, with_seed
-from tff_agnostic.models.losses import SentenceLoss, sentence_spec, sparse_cross_entropy
-from tff_agnostic.models.metrics import Metric, accuracy, text_metrics
+from tff_agnostic.models.metrics import (
+    Metric,
+    SentenceLoss,
+    accuracy,
+    sentence_spec,
+    sparse_cross_entropy,
+    text_metrics,
+)
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.text_ids import TokenIds

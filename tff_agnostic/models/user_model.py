@@ -13,9 +13,9 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import as_float32, model_from_keras, sharing_functions
 from tff_agnostic.models.keras_platform import name_layers_afresh
-from tff_agnostic.models.losses import OfColumns
 from tff_agnostic.models.metrics import (
     Metric,
+    OfColumns,
     accuracy,
     binary_accuracy,
     mean_absolute_error,

@@ -18,7 +18,7 @@ from tff_agnostic.metrics.intervals import Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import Column, read_history
 from tff_agnostic.models.model import Measure
 from tff_agnostic.privacy.accountant import WEAK_EPSILON
-from tff_agnostic.privacy.earlier_account import is_too_small, right_result
+from tff_agnostic.privacy.distributed import epsilon_is_too_small, with_right_epsilon
 from tff_agnostic.report_fields import ReportField, Role, Unit
 from tff_agnostic.reports.page import Line, Name, Part, Section, Source, Warnings
 
@@ -170,7 +170,7 @@ def read_run(
         )
     fingerprint = folder / "fingerprint.json"
     return RunRecord(
-        right_result(config, result),
+        with_right_epsilon(config, result),
         config,
         read_json(fingerprint) if fingerprint.exists() else {},
         read_history(folder / "metrics.csv"),
@@ -490,7 +490,7 @@ def _privacy(run: RunRecord) -> Iterator[Line]:
         yield "Training was private in name only: without noise epsilon is infinite."
     elif epsilon.value > WEAK_EPSILON:
         yield ["Epsilon is ", epsilon, f": above {WEAK_EPSILON:.0f} it promises next to nothing."]
-    if is_too_small(run.config):
+    if epsilon_is_too_small(run.config):
         yield (
             "An earlier release wrote a smaller epsilon into result.json. It took the number of "
             "clients of a round for secret, which everybody learns where clients add the noise."

@@ -24,7 +24,7 @@ from tff_agnostic.files import make_folder, read_json, write_json
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.constant_answers import entropy
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.models.losses import SentenceLoss
+from tff_agnostic.models.metrics import SentenceLoss
 from tff_agnostic.models.model import Model
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baseline_files import BASELINES, FILE_NAME, file_content, read_baselines

@@ -33,8 +33,7 @@ from tff_agnostic.data.data_warnings import (
     rarely_present,
     small_domains,
 )
-from tff_agnostic.data.pooled import PooledExamples
-from tff_agnostic.data.sampling import check_cohort_size
+from tff_agnostic.data.sampling import PooledExamples, check_cohort_size
 from tff_agnostic.domain_weights import LambdaSet
 from tff_agnostic.domain_weights.ascent import FREEZE
 from tff_agnostic.domain_weights.sets import LambdaSetOptions

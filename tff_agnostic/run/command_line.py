@@ -25,7 +25,7 @@ from tff_agnostic.algorithms.user_algorithm import (
 )
 from tff_agnostic.commands import own_flags as flags_of_commands
 from tff_agnostic.errors import UserError
-from tff_agnostic.folders import output_folder
+from tff_agnostic.files import output_folder
 from tff_agnostic.run.command import (
     Command,
     Given,

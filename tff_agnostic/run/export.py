@@ -24,7 +24,7 @@ from tff_agnostic.deployment.export import CLIENT_GRAPHS, ExportRequest
 from tff_agnostic.deployment.metrics import EvaluationMetrics
 from tff_agnostic.deployment.rounds import EVALUATION, NUM_CLIENTS, TRAINING, column_ranges
 from tff_agnostic.errors import UserError, counted
-from tff_agnostic.folders import new_folder
+from tff_agnostic.files import new_folder
 from tff_agnostic.privacy.accountant import guarantee
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.build import build_algorithm

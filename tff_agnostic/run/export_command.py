@@ -29,7 +29,7 @@ from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.errors import UserError
-from tff_agnostic.folders import check_free, new_folder
+from tff_agnostic.files import check_free, new_folder
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
 from tff_agnostic.run.export import (
     NOISE_OF_FLEETS,

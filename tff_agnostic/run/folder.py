@@ -35,7 +35,7 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
-from tff_agnostic.privacy.earlier_account import is_too_small, warning
+from tff_agnostic.privacy.distributed import epsilon_is_too_small, epsilon_warning
 from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.spec import (
     CHANGEABLE,
@@ -213,7 +213,7 @@ class SavedRun:
     @property
     def has_too_small_epsilon(self) -> bool:
         """Whether it was written by a release that claimed too much of it."""
-        return is_too_small(self.flags)
+        return epsilon_is_too_small(self.flags)
 
     def spec(self, algorithm: Optional[str] = None) -> RunSpec:
         """Returns the run.
@@ -283,7 +283,7 @@ class SavedRun:
         result = self.folder.result
         if not (result.exists() and self.has_too_small_epsilon):
             return None
-        return warning(self.flags, read_json(result))
+        return epsilon_warning(self.flags, read_json(result))
 
 
 def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:

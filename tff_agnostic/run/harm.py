@@ -19,7 +19,7 @@ from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import Column
-from tff_agnostic.models.losses import takes_scores
+from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model
 from tff_agnostic.report_fields import Role
 

@@ -20,8 +20,7 @@ from tff_agnostic.deployment.graphs import METRICS, SERVER, names_of
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.errors import UserError, counted
-from tff_agnostic.files import make_folder, read_json, write_text
-from tff_agnostic.folders import check_free, new_folder
+from tff_agnostic.files import check_free, make_folder, new_folder, read_json, write_text
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights

@@ -15,8 +15,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import make_folder, write_errors
-from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.files import make_folder, tensorflow_writes, write_errors
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.progress import is_shown

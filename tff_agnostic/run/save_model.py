@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Optional
 
 from tff_agnostic.algorithms.user_algorithm import OWN_CODE
-from tff_agnostic.files import write_json
-from tff_agnostic.folders import check_free, new_folder
+from tff_agnostic.files import check_free, new_folder, write_json
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.folder import find_checkpoint
 from tff_agnostic.run.options import path_fields

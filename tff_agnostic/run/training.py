@@ -9,8 +9,14 @@ from typing import Callable, Optional
 from tff_agnostic.computations.algorithm import Report, RunState
 from tff_agnostic.data.clients import clients_digest
 from tff_agnostic.data.data_warnings import Remark
-from tff_agnostic.data.pooled import PooledExamples
-from tff_agnostic.data.sampling import COHORT_SAMPLINGS, CohortReader, Draw, Silent, nobody_silent
+from tff_agnostic.data.sampling import (
+    COHORT_SAMPLINGS,
+    CohortReader,
+    Draw,
+    PooledExamples,
+    Silent,
+    nobody_silent,
+)
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.evaluation_report import EvaluationReport

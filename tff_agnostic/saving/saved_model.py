@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.data.inputs import IDS, MARK, NUMBER, Entry, Input, ModelInputs, Whole
-from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.files import tensorflow_writes
 from tff_agnostic.later import tf
-from tff_agnostic.models.losses import takes_scores
+from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.saving.trained_model import (
     OUTPUT,

@@ -20,7 +20,7 @@ from tff_agnostic.data.inputs import DOMAIN, ONLY, UNKNOWN, Input, ModelInputs, 
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import model_from_keras
-from tff_agnostic.models.losses import takes_scores
+from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.task import Task

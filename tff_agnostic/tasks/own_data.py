@@ -26,7 +26,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_npz
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.models.keras_platform import name_layers_afresh
-from tff_agnostic.models.losses import sentence_spec
+from tff_agnostic.models.metrics import sentence_spec
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.user_model import ModelData, build_user_model
 from tff_agnostic.registry import Registry

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from plan_runner.errors import PlanError
 from plan_runner.export import Limits, check_frames, open_export, read_arrays
-from plan_runner.graph_messages import check_bounds, tensor_bytes
+from plan_runner.graph_check import check_bounds, tensor_bytes
 from tests import golden
 from tests.plan_runner.exports import rehash, write_client
 
