@@ -193,8 +193,8 @@ def _check_conformance(export: Export) -> None:
 def _verify(request: Request, export: Export, listener: Listener) -> int:
     listener.step(_LOADING)
     # These bring TensorFlow, which takes seconds.
+    from plan_runner.rounds import OnDevices, tell_checks, verify
     from plan_runner.tflite import tflite_beside
-    from plan_runner.verify import OnDevices, tell_checks, verify
 
     try:
         devices = OnDevices(tflite_beside(export))
@@ -211,11 +211,11 @@ def _run(request: Request, export: Export, listener: Listener, scratch: Path) ->
     from plan_runner.rounds import (
         drawn_cohorts,
         metrics_row,
+        round_line,
         run_rounds,
         write_results,
         written_cohorts,
     )
-    from plan_runner.verify import round_line
 
     clients = clients_in(Path(request.clients), export.manifest.features, request.limits)
     if request.cohorts is not None:

@@ -1,8 +1,17 @@
-"""Token ids of TFF's Stack Overflow baseline."""
+"""Sentences and texts as the ids of their words, those of TFF's Stack Overflow baseline."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Callable, NamedTuple
+
+import numpy as np
+
+from tff_agnostic.registry import Registry
+
+# Default of T: that of TFF's Stack Overflow baseline.
+SEQUENCE_LENGTH = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,4 +60,103 @@ class TokenIds:
         return self.vocabulary_size + 4
 
 
-__all__ = ["TokenIds"]
+class EncodedSentences(NamedTuple):
+    """Examples of a next-word model.
+
+    Attributes:
+        x: Ids of words, int32 [n, T].
+        y: Ids of the words that follow, int32 [n, T].
+        sentence: Which sentence each example is of, int64 [n].
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    sentence: np.ndarray
+
+
+class SentenceEncoder:
+    """Encodes sentences as TFF's Stack Overflow baseline does.
+
+    A sentence is begin, its words, end; x is all but the last id, y all but the first. What is
+    missing to T ids is padding.
+
+    Args:
+        words: The vocabulary; word k has the id k + 1.
+        sequence_length: T.
+    """
+
+    def __init__(self, words: Sequence[str], sequence_length: int) -> None:
+        self.ids = TokenIds(len(words))
+        self._length = sequence_length
+        # Bytes, as stores hold them: nothing has to be decoded.
+        self._id_of = {word.encode(): k for k, word in enumerate(words, start=1)}
+
+    def encode(self, sentences: np.ndarray) -> EncodedSentences:
+        """Returns an example of each of n sentences, cut off after T + 1 ids.
+
+        Args:
+            sentences: Bytes, words separated by spaces.
+        """
+        ids = np.full([len(sentences), self._length + 1], self.ids.pad, np.int32)
+        ids[:, 0] = self.ids.bos
+        for row, sentence in zip(ids, sentences):
+            encoded = self._after_begin(sentence)[: self._length]
+            row[1 : len(encoded) + 1] = encoded
+        return EncodedSentences(ids[:, :-1], ids[:, 1:], np.arange(len(sentences)))
+
+    def encode_chunks(self, sentences: np.ndarray) -> EncodedSentences:
+        """Returns as many examples of each sentence as hold all of it.
+
+        Every word and the end of a sentence are predicted once; x of an example that goes on with a
+        sentence begins with the last id that the example before predicted.
+
+        Args:
+            sentences: Bytes, words separated by spaces.
+        """
+        length, pad = self._length, self.ids.pad
+        rows, owners = [], []
+        for k, sentence in enumerate(sentences):
+            ids = [self.ids.bos, *self._after_begin(sentence)]
+            for start in range(0, len(ids) - 1, length):
+                row = ids[start : start + length + 1]
+                rows.append(row + [pad] * (length + 1 - len(row)))
+                owners.append(k)
+        chunks = np.array(rows, np.int32).reshape(-1, length + 1)
+        return EncodedSentences(chunks[:, :-1], chunks[:, 1:], np.array(owners, np.int64))
+
+    def _after_begin(self, sentence: bytes) -> list[int]:
+        oov, id_of = self.ids.oov, self._id_of
+        ids = [id_of.get(word, oov) for word in sentence.split()]
+        ids.append(self.ids.eos)
+        return ids
+
+
+# Treatments of a sentence with more words than fit into an example.
+LONG_SENTENCES: Registry[Callable[[SentenceEncoder, np.ndarray], EncodedSentences]] = Registry(
+    "treatment of long sentences",
+    {"cut": SentenceEncoder.encode, "chunk": SentenceEncoder.encode_chunks},
+)
+
+
+class TextEncoder:
+    """Encodes texts as the ids of their first words, followed by padding.
+
+    Args:
+        words: The vocabulary; word k has the id k + 1.
+        sequence_length: T.
+    """
+
+    def __init__(self, words: Sequence[str], sequence_length: int) -> None:
+        self._ids = TokenIds(len(words))
+        self._length = sequence_length
+        # Bytes, as stores hold them: nothing has to be decoded.
+        self._id_of = {word.encode(): k for k, word in enumerate(words, start=1)}
+
+    def encode(self, texts: np.ndarray) -> np.ndarray:
+        """Returns ids, int32 [n, T], of n texts: bytes, words separated by spaces."""
+        ids = np.full([len(texts), self._length], self._ids.pad, np.int32)
+        oov, id_of = self._ids.oov, self._id_of
+        for row, text in zip(ids, texts):
+            known = [id_of.get(word, oov) for word in text.split()[: self._length]]
+            row[: len(known)] = known
+        return ids

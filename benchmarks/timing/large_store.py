@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from tff_agnostic.data.clients import SelectedClients, domain_counts
-from tff_agnostic.data.example_bytes import ExampleSerializer
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.data.store import Store, StoreClients, ToExamples
+from tff_agnostic.data.store_examples import ExampleSerializer
 from tff_agnostic.data.store_format import (
     DOMAIN,
     INDICES,

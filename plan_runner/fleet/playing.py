@@ -37,9 +37,8 @@ from plan_runner.kernel import Kernel, give_kernel
 from plan_runner.plan_messages import parse_plan
 from plan_runner.play import refusing
 from plan_runner.profile import RoundOutcome
-from plan_runner.rounds import load_profile, metrics_row, round_result
+from plan_runner.rounds import load_profile, metrics_row, round_line, round_result
 from plan_runner.secure import SecureProfile, in_graph
-from plan_runner.verify import round_line
 
 _LENGTH = struct.Struct("<Q")
 _BEGUN = "begun"

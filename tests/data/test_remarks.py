@@ -9,7 +9,7 @@ from tff_agnostic.data.data_warnings import (
     examples_beyond,
     small_domains,
 )
-from tff_agnostic.data.texts import LONG_SENTENCES, SentenceEncoder
+from tff_agnostic.text_ids import LONG_SENTENCES, SentenceEncoder
 
 
 def _cut(lengths, sequence_length):

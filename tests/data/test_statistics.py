@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tff_agnostic.data.store_examples import RunningStatistics, Standardization
 from tff_agnostic.data.store_format import NumberStatistics
-from tff_agnostic.data.store_numbers import RunningStatistics, Standardization
 
 
 def _of_blocks(rows: np.ndarray, *ends: int) -> tuple[NumberStatistics, ...]:

@@ -19,8 +19,8 @@ from tff_agnostic.data.clients import (
     domain_counts,
     known_counts,
 )
-from tff_agnostic.data.example_bytes import ExampleSerializer, parsed_features
 from tff_agnostic.data.store import Store, StoreClients, parse_examples, vocabulary_digest
+from tff_agnostic.data.store_examples import ExampleSerializer, parsed_features
 from tff_agnostic.data.store_format import Feature
 from tff_agnostic.errors import UserError
 

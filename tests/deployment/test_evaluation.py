@@ -6,8 +6,7 @@ import tensorflow as tf
 
 from plan_runner.export import open_export
 from plan_runner.graph_session import write_checkpoint
-from plan_runner.rounds import run_rounds
-from plan_runner.verify import conformance_clients, verify
+from plan_runner.rounds import conformance_clients, run_rounds, verify
 from tests.deployment.kinds import KINDS, NUM_DOMAINS, make_request
 from tests.selection import exhaustive, usually
 from tff_agnostic.computations.histograms import LinearGrid, LogGrid, quantile

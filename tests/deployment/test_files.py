@@ -13,8 +13,7 @@ from plan_runner import plan_pb2
 from plan_runner.errors import PlanError
 from plan_runner.export import open_export
 from plan_runner.graph_session import CheckpointOp, GraphSession, read_checkpoint
-from plan_runner.rounds import run_rounds
-from plan_runner.verify import conformance_clients
+from plan_runner.rounds import conformance_clients, run_rounds
 from tests.binaries.harness import tree
 from tests.deployment.kinds import NUM_DOMAINS, USUAL_ALGORITHMS
 from tests.selection import usually

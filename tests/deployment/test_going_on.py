@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from plan_runner.export import open_export
-from plan_runner.rounds import run_rounds
-from plan_runner.verify import conformance_clients
+from plan_runner.rounds import conformance_clients, run_rounds
 from tests.deployment import in_worker
 from tests.deployment.kinds import make_request
 from tests.selection import exhaustive, usually

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.deployment.kinds import KINDS
 from tests.selection import usually
+from tff_agnostic.deployment.export import ODP_FLEX_OPS, beyond_odp, check_within_odp
 from tff_agnostic.deployment.lowering import (
     LOWERINGS,
     and_with,
@@ -20,7 +21,6 @@ from tff_agnostic.deployment.lowering import (
     tensor_scatter_sub,
     xor,
 )
-from tff_agnostic.deployment.tflite import ODP_FLEX_OPS, beyond_odp, check_within_odp
 from tff_agnostic.errors import UserError
 
 _EDGES = [0, 1, -1, 2**31, -(2**31), 2**32 - 1, 2**62, 2**63 - 1, -(2**63)]

@@ -7,8 +7,7 @@ from tensorflow.core.protobuf.struct_pb2 import TensorSpecProto
 
 from plan_runner import daf, plan_pb2, secure
 from plan_runner.export import open_export
-from plan_runner.rounds import run_rounds
-from plan_runner.verify import conformance_clients, read_tensors
+from plan_runner.rounds import conformance_clients, read_tensors, run_rounds
 from tests.deployment.kinds import NUM_DOMAINS
 from tff_agnostic.deployment.metrics import overall_metrics, overall_value
 from tff_agnostic.report_fields import ReportField, Unit

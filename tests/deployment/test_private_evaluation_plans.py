@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from plan_runner.export import open_export
-from plan_runner.rounds import run_rounds
+from plan_runner.rounds import conformance_clients, relative_difference, run_rounds, verify
 from plan_runner.tflite import tflite_beside
-from plan_runner.verify import conformance_clients, relative_difference, verify
 from tests.deployment.kinds import KINDS, make_request
 from tests.run.harness import make_task
 from tests.selection import usually
 from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
+from tff_agnostic.aggregations.private_sum import ServerNoiseOptions
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.histograms import LogGrid
 from tff_agnostic.computations.round import Round

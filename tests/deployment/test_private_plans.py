@@ -9,8 +9,13 @@ import pytest
 
 from plan_runner.export import open_export
 from plan_runner.graph_session import read_checkpoint
-from plan_runner.rounds import run_rounds
-from plan_runner.verify import conformance_clients, read_tensors, relative_difference, verify
+from plan_runner.rounds import (
+    conformance_clients,
+    read_tensors,
+    relative_difference,
+    run_rounds,
+    verify,
+)
 from tests.aggregations.sums import private_sum
 from tests.deployment.kinds import make_request
 from tests.selection import usually

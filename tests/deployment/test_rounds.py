@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from plan_runner.export import open_export
+from plan_runner.rounds import conformance_clients, read_tensors, verify
 from plan_runner.rounds import run_rounds as run_plan_rounds
-from plan_runner.verify import conformance_clients, read_tensors, verify
 from tests.computations.harness import run_rounds
 from tests.deployment import in_worker
 from tests.deployment.kinds import (

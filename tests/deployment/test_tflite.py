@@ -11,9 +11,8 @@ from plan_runner.client import ClientGraph
 from plan_runner.export import open_export
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.kernel import kernel_problem
-from plan_runner.rounds import run_rounds
+from plan_runner.rounds import conformance_clients, run_rounds
 from plan_runner.tflite import TfLiteClient
-from plan_runner.verify import conformance_clients
 from tests.deployment.kinds import ALL_ALGORITHMS, COMBINATIONS, KINDS, USUAL_COMBINATIONS
 from tests.selection import usually
 from tff_agnostic.deployment.client_graph import OP_NAME

@@ -17,7 +17,7 @@ from tests.models.recurrent_harness import (
 )
 from tests.selection import usually
 from tff_agnostic.later import tff
-from tff_agnostic.models import CIFG, LSTM, Model, model_from_keras, recurrent
+from tff_agnostic.models import CIFG, LSTM, Model, lstm, model_from_keras
 from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([0, 0], np.int32)
@@ -73,7 +73,7 @@ def test_loop_and_unrolled_steps_give_the_same(make_layer, return_sequences, mas
     layer = make_layer(return_sequences=return_sequences)
     data = sequences([4, 6, 3], mask=MASKS[mask])
     unrolled = outputs_and_gradients(layer, data)
-    monkeypatch.setattr(recurrent, "MAX_UNROLLED_STEPS", 0)
+    monkeypatch.setattr(lstm, "MAX_UNROLLED_STEPS", 0)
     assert_all_close(outputs_and_gradients(layer, data), unrolled)
 
 

@@ -19,7 +19,6 @@ from tff_agnostic.commands import COMMANDS, command
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.files import claimed_folder, output_folder
 from tff_agnostic.report_fields import ReportField
-from tff_agnostic.run.live import Progress, round_in_short
 from tff_agnostic.run.process import (
     Interrupted,
     StopRequest,
@@ -28,6 +27,7 @@ from tff_agnostic.run.process import (
     parse_flags,
     resume_command,
 )
+from tff_agnostic.run.training import Progress, round_in_short
 from tff_agnostic.tasks.registry import TASKS
 
 

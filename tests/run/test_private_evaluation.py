@@ -12,8 +12,7 @@ from scipy import optimize, stats
 
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
-from tff_agnostic.aggregations.private_sum import CentralDpSum
+from tff_agnostic.aggregations.private_sum import CentralDpSum, ServerNoiseOptions
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import DomainSums, MetricSums
 from tff_agnostic.computations.evaluation import ClientDistribution, EvaluationOutput

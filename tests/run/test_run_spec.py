@@ -16,7 +16,7 @@ from scipy import stats
 from binaries import train
 from tests import golden
 from tests.binaries.harness import given
-from tff_agnostic.aggregations.privacy_options import PrivacyOptions
+from tff_agnostic.aggregations.private_sum import PrivacyOptions
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
 from tff_agnostic.computations.server import ServerOptimizerOptions

@@ -12,7 +12,7 @@ from tests.run.harness import AWKWARD_NAMES
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.report_fields import ReportField
-from tff_agnostic.run.live import TensorBoardSink
+from tff_agnostic.run.training import TensorBoardSink
 
 
 def _read(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:

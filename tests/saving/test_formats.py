@@ -16,7 +16,6 @@ from tests.saving.harness import ask_plain_tensorflow
 from tests.selection import asked_for, usually
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.data.texts import SentenceEncoder, TextEncoder
 from tff_agnostic.models import LSTM, logistic_regression, model_from_keras
 from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
 from tff_agnostic.models.metrics import OfColumns
@@ -33,6 +32,7 @@ from tff_agnostic.saving.save import FORMATS, SavedFile, save_for_keras
 from tff_agnostic.saving.trained_model import FileCheck, TrainedModel, check_file, inputs_by_name
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task, TaskContext
+from tff_agnostic.text_ids import SentenceEncoder, TextEncoder
 
 _WORDS = ("the", "cat", "sat", "on", "mat", "é")
 _T = 5

@@ -39,8 +39,12 @@ from tff_agnostic.aggregations.integer_codec import (
     pieces_of,
 )
 from tff_agnostic.aggregations.noise import Release, clients_of_a_table
-from tff_agnostic.aggregations.privacy_options import DistributedOptions
-from tff_agnostic.aggregations.private_sum import ClippedOutput, PrivateAggregation, PrivateState
+from tff_agnostic.aggregations.private_sum import (
+    ClippedOutput,
+    DistributedOptions,
+    PrivateAggregation,
+    PrivateState,
+)
 from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportField, ReportFields
 from tff_agnostic.stateless_random import fold_in, uniform

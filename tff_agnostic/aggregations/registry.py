@@ -10,12 +10,12 @@ from typing import Any, Callable, NamedTuple, Optional
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits, PlainSum
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.noise import Noise, TreeResidual, gaussian
-from tff_agnostic.aggregations.privacy_options import (
+from tff_agnostic.aggregations.private_sum import (
+    CentralDpSum,
     DistributedOptions,
     ServerNoiseOptions,
     TreeOptions,
 )
-from tff_agnostic.aggregations.private_sum import CentralDpSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting

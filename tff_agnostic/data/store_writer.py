@@ -13,7 +13,13 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.data.example_bytes import ExampleSerializer, parsed_features
+from tff_agnostic.data.store_examples import (
+    ExampleSerializer,
+    complete,
+    inputs_with_statistics,
+    parsed_features,
+    statistics_of,
+)
 from tff_agnostic.data.store_format import (
     DOMAIN,
     INDICES,
@@ -29,7 +35,6 @@ from tff_agnostic.data.store_format import (
     StoreDescription,
     Value,
 )
-from tff_agnostic.data.store_numbers import complete, inputs_with_statistics, statistics_of
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import temporary_path
 

@@ -18,8 +18,12 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.distributed_sum import Integers, SumOfDevices
-from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions, TreeOptions
-from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateAggregation
+from tff_agnostic.aggregations.private_sum import (
+    CentralDpSum,
+    PrivateAggregation,
+    ServerNoiseOptions,
+    TreeOptions,
+)
 from tff_agnostic.aggregations.secure_sum import SecureSum
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.round import RoundStep

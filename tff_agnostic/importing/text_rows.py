@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 
-from tff_agnostic.data.example_bytes import ExampleSerializer
+from tff_agnostic.data.store_examples import ExampleSerializer
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, TRAIN
 from tff_agnostic.data.store_writer import Rows
 from tff_agnostic.errors import UserError

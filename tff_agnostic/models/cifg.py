@@ -9,7 +9,7 @@ import numpy as np
 
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras_platform import PlainForm, with_weights
-from tff_agnostic.models.recurrent import (
+from tff_agnostic.models.lstm import (
     RecurrentLayer,
     State,
     delayed,

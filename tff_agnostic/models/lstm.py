@@ -1,28 +1,327 @@
-"""An LSTM layer with the weights and outputs of Keras' own, and a faster backward pass."""
+"""An LSTM layer with the weights and outputs of Keras' own, and a faster backward pass.
+
+Before it stands the common core of the recurrent layers, and its Keras side. A core is a walk over
+time and products over all steps, with gradients of its own, as pure functions. Plain
+backpropagation adds a weight gradient, as large as the recurrent kernel, at every time step. Here
+the walk back through time only collects the gradients of the gates, and each weight gets one
+product over all steps.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_platform import PlainForm
-from tff_agnostic.models.recurrent import (
-    RecurrentLayer,
-    State,
-    delayed,
-    input_gradients,
-    input_product,
-    mask_series,
-    product_over_steps,
-    scan,
-    scan_back,
-    steps_to_unroll,
-    time_major,
-    to_series,
-    to_tensor,
-    zero_state,
-)
+from tff_agnostic.models.keras_platform import PlainForm, with_weights
+
+# Longer sequences, and those of unknown length, run in a loop: their graph would grow too large.
+MAX_UNROLLED_STEPS = 64
+
+# The values of all time steps: a list of T tensors where steps are unrolled, else one [T, ...].
+Series = Union[Sequence["tf.Tensor"], "tf.Tensor"]
+
+State = tuple["tf.Tensor", ...]
+
+# (state, values of one step) -> (the state after it, or before it on the way back; its outputs)
+Step = Callable[..., tuple[State, State]]
+
+
+def steps_to_unroll(x: tf.Tensor) -> Optional[int]:
+    """Number of time steps of inputs [B, T, in], or None if they are to run in a loop."""
+    length = x.shape[1]
+    return None if length is None or length > MAX_UNROLLED_STEPS else length
+
+
+def to_series(values: tf.Tensor, steps: Optional[int]) -> Series:
+    """Brings [T, ...] into the form that `steps_to_unroll` chose."""
+    return values if steps is None else tf.unstack(values, num=steps)
+
+
+def to_tensor(series: Series) -> tf.Tensor:
+    """The values of all steps as one tensor [T, ...]."""
+    return tf.stack(series) if isinstance(series, list) else series
+
+
+def delayed(series: Series, first: tf.Tensor) -> Series:
+    """The value before each step: `first`, then all but the last of `series`."""
+    if isinstance(series, list):
+        return [first, *series[:-1]]
+    return tf.concat([first[tf.newaxis], series[:-1]], axis=0)
+
+
+def scan(
+    step: Step, initial: State, inputs: Series, mask: Optional[Series], num_saved: int
+) -> tuple[list[Series], list[Series]]:
+    """Carries a state on through the time steps.
+
+    Args:
+        step: (state, input) -> (next state, tensors to save).
+        initial: The state before the first step, tensors [B, ...] of one dtype.
+        mask: bool [B, 1] of each step, or None. Where it is False the state stays as it was.
+        num_saved: Number of tensors that a step saves.
+
+    Returns:
+        The series of each part of the state after every step, and of each saved tensor.
+    """
+
+    def masked_step(state: State, mask: Optional[tf.Tensor], value: tf.Tensor) -> tuple:
+        after, saved = step(state, value)
+        if mask is not None:
+            after = tuple(tf.where(mask, new, old) for new, old in zip(after, state))
+        return after, (*after, *saved)
+
+    series = _walk(masked_step, initial, (mask, inputs), len(initial) + num_saved)
+    return series[: len(initial)], series[len(initial) :]
+
+
+def scan_back(
+    step: Step,
+    initial: State,
+    d_outputs: Series,
+    mask: Optional[Series],
+    saved: Sequence[Series],
+    num_outputs: int,
+) -> list[Series]:
+    """Carries the gradient of a state back through the time steps.
+
+    Args:
+        step: (gradient of the state after the step, *saved) -> (gradient of the state before it,
+            outputs). Gradients of zero must give outputs of zero.
+        initial: The gradient of the last state.
+        d_outputs: The gradient of each step's output, which is the first part of the state.
+        mask: As in `scan`.
+        num_outputs: Number of outputs of a step.
+
+    Returns:
+        The outputs, the first step first.
+    """
+
+    def masked_step(
+        state: State, mask: Optional[tf.Tensor], d_output: tf.Tensor, *saved: tf.Tensor
+    ) -> tuple:
+        state = (state[0] + d_output, *state[1:])
+        if mask is None:
+            return step(state, *saved)
+        carried = [tf.where(mask, tf.zeros_like(part), part) for part in state]
+        taken = tuple(tf.where(mask, part, tf.zeros_like(part)) for part in state)
+        before, outputs = step(taken, *saved)
+        return tuple(map(tf.add, before, carried)), outputs
+
+    return _walk(masked_step, initial, (mask, d_outputs, *saved), num_outputs, reverse=True)
+
+
+def _walk(
+    step: Step,
+    state: State,
+    series: Sequence[Optional[Series]],
+    num_outputs: int,
+    reverse: bool = False,
+) -> list[Series]:
+    """Applies a step at each time; the last series is not None. Returns the series of outputs."""
+
+    def at(t: Any) -> list[Optional[tf.Tensor]]:
+        return [None if values is None else values[t] for values in series]
+
+    if isinstance(series[-1], list):
+        times = range(len(series[-1]))
+        outputs = []
+        for t in reversed(times) if reverse else times:
+            state, output = step(state, *at(t))
+            outputs.append(output)
+        if reverse:
+            outputs.reverse()
+        return [list(output) for output in zip(*outputs)]
+
+    length = tf.shape(series[-1])[0]
+
+    def body(count: tf.Tensor, state: State, arrays: list) -> tuple:
+        t = length - 1 - count if reverse else count
+        state, output = step(state, *at(t))
+        return count + 1, state, [array.write(t, value) for array, value in zip(arrays, output)]
+
+    arrays = [tf.TensorArray(state[0].dtype, size=length) for _ in range(num_outputs)]
+    _, _, arrays = tf.while_loop(
+        lambda count, *_: count < length, body, (tf.constant(0), state, arrays)
+    )
+    return [array.stack() for array in arrays]
+
+
+def time_major(x: tf.Tensor) -> tf.Tensor:
+    """Swaps the first two of three axes: [B, T, n] to [T, B, n] and back."""
+    return tf.transpose(x, [1, 0, 2])
+
+
+def flat(x: tf.Tensor) -> tf.Tensor:
+    """[T, B, n] as [T * B, n]."""
+    return tf.reshape(x, [-1, x.shape[-1]])
+
+
+def product_over_steps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """The sum over all T and B of outer products of [T, B, m] and [T, B, n]: [m, n]."""
+    return tf.matmul(flat(a), flat(b), transpose_a=True)
+
+
+def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns x @ kernel + bias of all steps in one product: x [T, B, in] to [T, B, n]."""
+    # The bias as one more row of the kernel: no pass of its own over the result, or its gradient.
+    kernel_and_bias = tf.concat([kernel, bias[tf.newaxis]], axis=0)
+    projected = tf.matmul(_with_ones(flat(x)), kernel_and_bias)
+    shape = tf.shape(x)
+    return tf.reshape(projected, [shape[0], shape[1], kernel.shape[1]])
+
+
+def input_gradients(
+    x: tf.Tensor, kernel: tf.Tensor, dz: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Gradients of `input_product` for dz [T, B, n]: of [B, T, in], of kernel and of bias."""
+    dx = tf.reshape(tf.matmul(flat(dz), kernel, transpose_b=True), tf.shape(x))
+    d_kernel_and_bias = tf.matmul(_with_ones(flat(x)), flat(dz), transpose_a=True)
+    return time_major(dx), d_kernel_and_bias[:-1], d_kernel_and_bias[-1]
+
+
+def _with_ones(x: tf.Tensor) -> tf.Tensor:
+    return tf.concat([x, tf.ones([tf.shape(x)[0], 1], x.dtype)], axis=1)
+
+
+def zero_state(x: tf.Tensor, size: int) -> tf.Tensor:
+    """Zeros [B, size] for inputs x [T, B, in]."""
+    return tf.zeros([tf.shape(x)[1], size], x.dtype)
+
+
+def mask_series(mask: Optional[tf.Tensor], steps: Optional[int]) -> Optional[Series]:
+    """A mask [B, T] as a series of bool [B, 1]."""
+    if mask is None:
+        return None
+    return to_series(time_major(tf.cast(mask, tf.bool)[:, :, tf.newaxis]), steps)
+
+
+class RecurrentLayer(tf.keras.layers.Layer):
+    """Base of the recurrent layers: arguments, weights of gates, masks and serialisation.
+
+    Inputs are float [B, T, in]; outputs are [B, T, out], or [B, out] without `return_sequences`. A
+    step where the mask (bool [B, T]) is False carries the state on, and repeats the output before
+    it, zeros at the start, as Keras' layers do. With `return_sequences` the mask is handed on.
+
+    A subclass has `num_gates` and the position of the forget gate among them, creates its weights
+    in `build`, and computes the outputs of all steps in `run`.
+    """
+
+    num_gates: int
+    forget_gate: int
+
+    def __init__(
+        self,
+        units: int,
+        *,
+        return_sequences: bool = False,
+        kernel_initializer: Any = "glorot_uniform",
+        recurrent_initializer: Any = "orthogonal",
+        bias_initializer: Any = "zeros",
+        unit_forget_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.units = positive("units", units)
+        self.return_sequences = return_sequences
+        self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
+        self.recurrent_initializer = tf.keras.initializers.get(recurrent_initializer)
+        self.bias_initializer = tf.keras.initializers.get(bias_initializer)
+        self.unit_forget_bias = unit_forget_bias
+        self.supports_masking = True
+        self.input_spec = tf.keras.layers.InputSpec(ndim=3)
+
+    def run(self, x: tf.Tensor, mask: Optional[tf.Tensor]) -> tf.Tensor:
+        """The outputs of all steps, [B, T, out]."""
+        raise NotImplementedError
+
+    def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """Outputs of all steps, or of the last one."""
+        outputs = self.run(inputs, mask)
+        return outputs if self.return_sequences else outputs[:, -1]
+
+    def compute_mask(
+        self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None
+    ) -> Optional[tf.Tensor]:
+        """Outputs of all steps are masked like the inputs, the last one is not."""
+        del inputs
+        return mask if self.return_sequences else None
+
+    def add_gate_weights(self, input_size: Optional[int], state_size: int) -> None:
+        """Creates `kernel`, `recurrent_kernel` and `bias`, in this order.
+
+        Args:
+            input_size: Size of the inputs' last axis.
+            state_size: Size of the state that the gates see.
+
+        Raises:
+            ValueError: If the size of the inputs' last axis is not known.
+        """
+        if input_size is None:
+            raise ValueError(f"layer {self.name!r}: the last axis of its inputs has no known size")
+        size = self.num_gates * self.units
+        self.kernel = self.add_weight(
+            name="kernel", shape=[input_size, size], initializer=self.kernel_initializer
+        )
+        self.recurrent_kernel = self.add_weight(
+            name="recurrent_kernel",
+            shape=[state_size, size],
+            initializer=self.recurrent_initializer,
+        )
+        self.bias = self.add_weight(name="bias", shape=[size], initializer=self._initial_bias)
+
+    def keras_lstm(self, kernel: Any, recurrent_kernel: Any, bias: Any) -> tf.keras.layers.Layer:
+        """Returns Keras' own LSTM with this layer's name and units.
+
+        Args:
+            kernel: [in, 4u]; gates i, f, g, o.
+            recurrent_kernel: [u, 4u].
+            bias: [4u].
+        """
+        layer = tf.keras.layers.LSTM(
+            self.units,
+            return_sequences=self.return_sequences,
+            name=self.name,
+            dtype=self.dtype_policy,
+        )
+        return with_weights(layer, int(kernel.shape[0]), kernel, recurrent_kernel, bias)
+
+    def _initial_bias(self, shape: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
+        if not self.unit_forget_bias:
+            return self.bias_initializer(shape, dtype=dtype)
+        before = self.forget_gate * self.units
+        after = shape[0] - before - self.units
+        parts = [
+            self.bias_initializer([before], dtype=dtype),
+            tf.ones([self.units], dtype),
+            self.bias_initializer([after], dtype=dtype),
+        ]
+        return tf.concat(parts, axis=0)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        serialize = tf.keras.initializers.serialize
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "return_sequences": self.return_sequences,
+            "kernel_initializer": serialize(self.kernel_initializer),
+            "recurrent_initializer": serialize(self.recurrent_initializer),
+            "bias_initializer": serialize(self.bias_initializer),
+            "unit_forget_bias": self.unit_forget_bias,
+        }
+
+
+def positive(name: str, value: Any) -> int:
+    """Returns an argument of a layer that must be a positive whole number.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: expected a positive whole number, found {value!r}")
+    return value
 
 
 def lstm(

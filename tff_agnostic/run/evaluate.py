@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.aggregations.privacy_options import PrivacyOptions, ServerNoiseOptions
+from tff_agnostic.aggregations.private_sum import PrivacyOptions, ServerNoiseOptions
 from tff_agnostic.algorithms.user_algorithm import OWN_CODE, algorithm_label
 from tff_agnostic.base_predictors.files import single_predictors
 from tff_agnostic.domain_weights import LambdaSet

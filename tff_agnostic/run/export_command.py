@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, cast
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
-from tff_agnostic.aggregations.privacy_options import DistributedOptions
+from tff_agnostic.aggregations.private_sum import DistributedOptions
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size

@@ -9,8 +9,11 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum, SumOfDevices
-from tff_agnostic.aggregations.privacy_options import DistributedOptions
-from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateAggregation
+from tff_agnostic.aggregations.private_sum import (
+    CentralDpSum,
+    DistributedOptions,
+    PrivateAggregation,
+)
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.evaluation import Measurement

@@ -8,8 +8,11 @@ from typing import Any, Optional
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
-from tff_agnostic.aggregations.privacy_options import DistributedOptions, ServerNoiseOptions
-from tff_agnostic.aggregations.private_sum import PrivateAggregation
+from tff_agnostic.aggregations.private_sum import (
+    DistributedOptions,
+    PrivateAggregation,
+    ServerNoiseOptions,
+)
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.clients import SilentClients

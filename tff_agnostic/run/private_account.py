@@ -15,7 +15,7 @@ from tff_agnostic.aggregations import chacha20
 from tff_agnostic.aggregations.aggregation import SecurityProperty
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
-from tff_agnostic.aggregations.privacy_options import DistributedOptions, PrivacyOptions
+from tff_agnostic.aggregations.private_sum import DistributedOptions, PrivacyOptions
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.clients import Clients, Place, arrays_of_client

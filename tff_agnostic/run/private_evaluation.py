@@ -25,8 +25,7 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, key_like
-from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
-from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateState
+from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateState, ServerNoiseOptions
 from tff_agnostic.computations.class_sums import ClassCounting, class_counting
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,

@@ -15,7 +15,6 @@ from tff_agnostic.data import data_warnings
 from tff_agnostic.data.inputs import SENTENCE
 from tff_agnostic.data.store import Store, StoreClients, parse_examples, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
-from tff_agnostic.data.texts import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import NextWordNetwork, next_word_model
@@ -31,6 +30,7 @@ from tff_agnostic.tasks.stored import (
     text_inputs,
 )
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
+from tff_agnostic.text_ids import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder
 
 # How SQLite files begin.
 _SQLITE = b"SQLite format 3\0"

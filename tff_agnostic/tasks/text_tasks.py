@@ -30,7 +30,6 @@ import numpy as np
 from tff_agnostic.data.inputs import TEXT
 from tff_agnostic.data.store import Store, StoreClients, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS, Feature
-from tff_agnostic.data.texts import TextEncoder
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
@@ -69,6 +68,7 @@ from tff_agnostic.tasks.stored import (
 )
 from tff_agnostic.tasks.stored_inputs import AnyLabels, ChosenLabels, StoredLabels
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
+from tff_agnostic.text_ids import TextEncoder
 
 _UNIGRAM = "unigram"
 _TEXTS = "text_classifier"

@@ -15,9 +15,8 @@ from plan_runner.export import TensorType, open_export
 from plan_runner.fleet.playing import as_plans_read
 from plan_runner.graph_session import read_checkpoint, write_checkpoint
 from plan_runner.kernel import kernel_problem, token_of
-from plan_runner.rounds import run_rounds
+from plan_runner.rounds import conformance_clients, run_rounds
 from plan_runner.tflite import TfLiteClient
-from plan_runner.verify import conformance_clients
 from tests.plan_runner.exports import encoded, example, write_client
 from tests.plan_runner.graphs.converted import converted, restored, saved
 

@@ -211,7 +211,7 @@ def test_the_least_number_of_clients(exports, daf, tmp_path):
     (folder / "plan.pb").write_bytes(daf.SerializeToString())
     rehash(folder)
     export = open_export(folder)
-    from plan_runner.verify import conformance_clients
+    from plan_runner.rounds import conformance_clients
 
     clients = conformance_clients(export)
     assert len(list(run_rounds(export, [clients]))) == 1

@@ -22,7 +22,7 @@ from plan_runner.private_sums.skellam import skellam
 from tests.data.stores import write_store
 from tests.plan_runner.fleet.fleet import Fleet, LocalChannel, Told
 from tests.plan_runner.harness import call
-from tff_agnostic.data.example_bytes import parsed_features
+from tff_agnostic.data.store_examples import parsed_features
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.deployment.backends import nodes_of_demo
 from tff_agnostic.deployment.export import export

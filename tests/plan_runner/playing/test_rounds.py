@@ -13,8 +13,13 @@ from plan_runner.client import clients_in
 from plan_runner.errors import PlanError
 from plan_runner.export import ROUNDING, TensorType, open_export
 from plan_runner.graph_session import read_checkpoint, type_of, write_checkpoint
-from plan_runner.rounds import run_rounds
-from plan_runner.verify import conformance_clients, read_tensors, relative_difference, verify
+from plan_runner.rounds import (
+    conformance_clients,
+    read_tensors,
+    relative_difference,
+    run_rounds,
+    verify,
+)
 from tests.plan_runner.exports import MEANS, SECURE_MEANS, STATE, rehash, write_export
 from tests.plan_runner.plans import daf_plan, spec
 

@@ -12,7 +12,7 @@ from plan_runner.daf import PlainSums, read_sum
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType, open_export
 from plan_runner.profile import Sent
-from plan_runner.rounds import other_outputs, run_rounds, with_metrics
+from plan_runner.rounds import conformance_clients, other_outputs, run_rounds, with_metrics
 from plan_runner.secure import (
     LARGEST_MODULUS,
     Modulus,
@@ -20,7 +20,6 @@ from plan_runner.secure import (
     SecureTensor,
     read_side_channel,
 )
-from plan_runner.verify import conformance_clients
 from tests import golden
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.plans import spec
