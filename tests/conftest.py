@@ -14,6 +14,7 @@ import pytest
 from tests import golden
 from tests.selection import (
     EACH_COMMIT,
+    EXHAUSTIVE,
     is_in_share,
     is_left_out,
     is_of_commit,
@@ -56,8 +57,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--ring",
         choices=_RINGS,
-        default="all",
-        help="of the usual tests the quick ring, what it leaves out, or all",
+        help="of the usual tests the quick ring, what it leaves out, or all; by itself pytest also "
+        "runs what tests/exhaustive.txt names",
     )
     parser.addoption("--golden", action="store_true", help="write tables of messages anew")
 
@@ -72,22 +73,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked as exhaustive unless it is asked for, and what is in no ring."""
+    """Leaves out what is exhaustive unless it is asked for, and what is in no ring."""
     ring = config.getoption("--ring")
     commit = config.getoption("--exhaustive-share")
     commit_of_files = config.getoption("--file-share")
-    entries = frozenset() if ring == "all" else rest()
+    is_by_hand = ring is None and commit is None
+    entries = rest() if ring in ("quick", "rest") else frozenset()
     each_commit = rest(EACH_COMMIT) if commit_of_files else frozenset()
+    unusual = frozenset() if is_by_hand else rest(EXHAUSTIVE)
 
     def is_chosen(item: pytest.Item) -> bool:
         if commit_of_files and not is_of_commit(item.nodeid, commit_of_files, each_commit):
             return False
-        is_exhaustive = item.get_closest_marker("exhaustive") is not None
+        is_exhaustive = item.get_closest_marker("exhaustive") is not None or is_left_out(
+            item.nodeid, unusual
+        )
         if commit is not None:
             return is_exhaustive and is_in_share(item.nodeid, commit)
         if is_exhaustive and not config.getoption("--exhaustive"):
             return False
-        return ring == "all" or is_left_out(item.nodeid, entries) == (ring == "rest")
+        return is_left_out(item.nodeid, entries) == (ring == "rest")
 
     chosen = {item.nodeid: is_chosen(item) for item in items}
     config.hook.pytest_deselected(items=[item for item in items if not chosen[item.nodeid]])

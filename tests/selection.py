@@ -17,6 +17,8 @@ import pytest
 exhaustive = pytest.mark.exhaustive
 # What the quick ring leaves out; `tools/choose_ring.py` chose it.
 REST = Path(__file__).parent / "rest.txt"
+# What is not usual, beside the combinations that are marked so; it chose these, too.
+EXHAUSTIVE = REST.with_name("exhaustive.txt")
 # What every commit runs with `--file-share`; `tools/try_today` uses it.
 EACH_COMMIT = REST.with_name("each_commit.txt")
 # A commit runs one of so many shares of the exhaustive tests, each of which is in one.

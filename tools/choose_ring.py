@@ -1,13 +1,15 @@
-"""Which tests are in the quick ring, and a choice of them by what they reach for their seconds.
+"""Which tests are in the quick ring, which are usual, by what they reach for their seconds.
 
-    python tools/choose_ring.py choose --measured FOLDER [FOLDER ...] --seconds=480
+    python tools/choose_ring.py choose --measured FOLDER [FOLDER ...] --quick=480 --usual=1500
     python tools/choose_ring.py seconds --measured FOLDER [FOLDER ...]
 
-The quick ring is all usual tests but those that tests/rest.txt names, one a line: a file, or
-FILE::FUNCTION with all its parameters. `choose` writes that file. It takes functions that cost next
-to nothing, and then those that reach the most new lines for each processor second, until the
-seconds are used up. To add what `tools/plant_faults.py` finds missing, delete its line by hand. Put
-tests that share a costly fixture into one ring (`tools.measure_tests --in-both-rings`).
+`choose` writes two files of tests, one a line: a file, or FILE::FUNCTION with all its parameters.
+The quick ring leaves out what tests/rest.txt names, and the usual tests also what
+tests/exhaustive.txt names. It takes functions that cost next to nothing, and then those that reach
+the most new lines for each processor second, until the seconds of the quick ring are used up; then
+others alike, until those of the usual tests are. What `PROMISED` names stays usual. To add what
+`tools/plant_faults.py` finds missing, delete its line by hand. Put tests that share a costly
+fixture into one ring (`tools.measure_tests --in-both-rings`).
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ from pathlib import Path
 
 # Seconds of a function that is always chosen.
 _CHEAP = 0.1
+# What the project promises with every commit: pages' commands, the set-up, earlier releases'
+# folders.
+PROMISED = ("tests/docs/", "tests/releases/", "tests/setup/")
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT))
 
-from tests.selection import REST, is_left_out, rest  # noqa: E402
+from tests.selection import EXHAUSTIVE, REST, is_left_out, rest  # noqa: E402
 from tools import measure_tests  # noqa: E402
 
 
@@ -62,21 +67,28 @@ def lines_by_function(measured: Sequence[Path]) -> dict[str, set[tuple[str, int]
 
 
 def choose(
-    seconds: Mapping[str, float], lines: Mapping[str, set[tuple[str, int]]], budget: float
+    seconds: Mapping[str, float],
+    lines: Mapping[str, set[tuple[str, int]]],
+    budget: float,
+    first: Collection[str] = (),
 ) -> list[str]:
     """Returns functions: all that take next to no time, then the most new lines for each second.
 
     The gain of a function falls as others are taken, so that a gain that was worked out earlier is
     a bound: only the best by that bound is worked out again.
+
+    Args:
+        seconds: Processor seconds of each function.
+        lines: What each function reaches.
+        budget: Most seconds of all that are returned.
+        first: Functions that are chosen whatever they cost.
     """
-    reached: set[tuple[str, int]] = set()
     # What takes no time that can be measured takes some.
     cost = {name: max(seconds[name], 0.002) for name in seconds}
-    chosen = [name for name in seconds if seconds[name] < _CHEAP]
-    for name in chosen:
-        reached |= lines.get(name, set())
+    chosen = [name for name in seconds if name in first or seconds[name] < _CHEAP]
+    reached = set().union(*(lines.get(name, ()) for name in chosen))
     used = sum(seconds[name] for name in chosen)
-    bound = {n: len(lines.get(n, ())) / cost[n] for n in seconds if seconds[n] >= _CHEAP}
+    bound = {n: len(lines.get(n, ())) / cost[n] for n in seconds.keys() - set(chosen)}
     while bound:
         name = max(bound, key=lambda n: (bound[n], -cost[n], n))
         gain = len(lines.get(name, set()) - reached) / cost[name]
@@ -91,39 +103,51 @@ def choose(
     return chosen
 
 
-def _written(left_out: Collection[str], every: Collection[str]) -> str:
+def _write(path: Path, head: str, named: Collection[str], every: Collection[str]) -> None:
     by_file: dict[str, list[str]] = collections.defaultdict(list)
     for name in sorted(every):
         by_file[name.partition("::")[0]].append(name)
-    lines = [
-        "# Tests that ./run test leaves out, and ./run test --all runs; see tools/choose_ring.py.",
-    ]
+    lines = [f"# {head}; see tools/choose_ring.py."]
     for file, names in sorted(by_file.items()):
-        out = [name for name in names if name in left_out]
+        out = [name for name in names if name in named]
         lines += [file] if len(out) == len(names) else out
-    return "\n".join([*lines, ""])
+    path.write_text("\n".join([*lines, ""]))
+
+
+def write_choice(measured: Sequence[Path], quick: float, usual: float) -> None:
+    """Writes which tests the quick ring leaves out, and which are not usual."""
+    seconds, lines = seconds_by_function(measured), lines_by_function(measured)
+    promised = {name for name in seconds if name.startswith(PROMISED)}
+    of_quick = set(choose(seconds, lines, quick))
+    of_usual = set(choose(seconds, lines, usual, of_quick | promised))
+    for path, head, named in (
+        (REST, "Tests that ./run test leaves out, and ./run test --all runs", of_usual - of_quick),
+        (EXHAUSTIVE, "Tests that only ./run test --exhaustive runs", seconds.keys() - of_usual),
+    ):
+        _write(path, head, named, seconds)
 
 
 def main() -> None:
-    """Chooses the quick ring, or prints its seconds."""
+    """Chooses the rings, or prints their seconds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=["choose", "seconds"])
     parser.add_argument("--measured", type=Path, nargs="+", required=True)
-    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--quick", type=float, default=480.0)
+    parser.add_argument("--usual", type=float, default=1500.0)
     given = parser.parse_args()
-    seconds = seconds_by_function(given.measured)
     if given.command == "choose":
-        chosen = set(choose(seconds, lines_by_function(given.measured), given.seconds))
-        REST.write_text(_written(set(seconds) - chosen, seconds))
-    entries = rest()
-    quick = {name for name in seconds if not is_left_out(name, entries)}
-    print(
-        f"quick ring: {len(quick)} of {len(seconds)} functions, "
-        f"{sum(seconds[name] for name in quick):.0f} of {sum(seconds.values()):.0f} processor "
-        "seconds, without the start of its processes"
-    )
+        write_choice(given.measured, given.quick, given.usual)
+    seconds = seconds_by_function(given.measured)
+    unusual, left_out = rest(EXHAUSTIVE), rest()
+    usual = {name for name in seconds if not is_left_out(name, unusual)}
+    quick = {name for name in usual if not is_left_out(name, left_out)}
+    for ring, names in (("quick ring", quick), ("usual tests", usual), ("all", set(seconds))):
+        print(
+            f"{ring}: {len(names)} functions, {sum(seconds[name] for name in names):.0f} processor "
+            "seconds, without the start of processes"
+        )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any, Optional
 
 import pytest
 
-from tests.selection import is_left_out, rest
+from tests.selection import EXHAUSTIVE, is_left_out, rest
 
 _ROOT = Path(__file__).resolve().parent.parent
 # What faults are planted in, and so measured.
@@ -48,7 +48,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Prints the shared fixtures that tests of both rings use."""
     if not session.config.getoption("--in-both-rings"):
         return
-    entries = rest()
+    entries = rest() | rest(EXHAUSTIVE)
     users: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
     for item in session.items:
         assert isinstance(item, pytest.Function)

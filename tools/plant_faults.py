@@ -29,7 +29,7 @@ from typing import Any, Optional
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT))
 
-from tests.selection import is_left_out, rest  # noqa: E402
+from tests.selection import EXHAUSTIVE, is_left_out, rest  # noqa: E402
 from tools import measure_tests  # noqa: E402
 
 _FAULTS = _ROOT / "tests" / "faults.json"
@@ -39,7 +39,7 @@ _MOST_SECONDS = 150.0
 _MOST_TESTS = 400
 # A fault may turn an end into none.
 _LIMIT = 900.0
-_QUICK, _REST, _NOBODY = "quick", "rest", "nobody"
+_QUICK, _REST, _EXHAUSTIVE, _NOBODY = "quick", "rest", "exhaustive", "nobody"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +286,7 @@ def run(checkout: Path, measured: Sequence[Path], path: Path) -> None:
     """Plants what has no result yet, and writes down what found it."""
     entries: list[dict[str, Any]] = json.loads(path.read_text())
     seconds = {k: v for folder in measured for k, v in measure_tests.seconds(folder).items()}
-    left_out = rest()
+    left_out, unusual = rest(), rest(EXHAUSTIVE)
     for number, entry in enumerate(entries):
         if "found" in entry:
             continue
@@ -297,18 +297,20 @@ def run(checkout: Path, measured: Sequence[Path], path: Path) -> None:
         lines = {fault.file: set(range(fault.line, fault.end + 1))}
         tests = set().union(*(measure_tests.reached(m, lines)[fault.file] for m in measured))
         tests.discard("")
-        quick = [test for test in tests if not is_left_out(test, left_out)]
+        rings: dict[str, list[str]] = {_QUICK: [], _REST: [], _EXHAUSTIVE: []}
+        for test in sorted(tests):
+            is_usual, is_quick = not is_left_out(test, unusual), not is_left_out(test, left_out)
+            rings[_EXHAUSTIVE if not is_usual else _QUICK if is_quick else _REST].append(test)
         target = checkout / fault.file
         source = target.read_text(encoding="utf-8")
         begin = time.monotonic()
         try:
             target.write_text(fault.planted_in(source), encoding="utf-8")
-            finder, ring = _run(checkout, quick, seconds), _QUICK
-            if finder is None:
-                finder, ring = _run(checkout, sorted(tests.difference(quick)), seconds), _REST
+            found = ((ring, _run(checkout, of, seconds)) for ring, of in rings.items())
+            ring, finder = next(((r, by) for r, by in found if by is not None), (_NOBODY, None))
         finally:
             target.write_text(source, encoding="utf-8")
-        entry["found"] = _NOBODY if finder is None else ring
+        entry["found"] = ring
         entry["by"] = finder
         path.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
         took = time.monotonic() - begin
@@ -323,7 +325,8 @@ def _summary(entries: Sequence[Mapping[str, Any]]) -> None:
     share = f", {100 * counts[_QUICK] / every:.1f}%" if every else ""
     print(
         f"{known} faults planted: the usual tests find {every}, "
-        f"the quick ring {counts[_QUICK]} of them{share}"
+        f"the quick ring {counts[_QUICK]} of them{share}; others the exhaustive tests find: "
+        f"{sum(e.get('found') == _EXHAUSTIVE for e in entries)}"
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.processes import default_signals, is_running
 from tests.selection import (
     EACH_COMMIT,
+    EXHAUSTIVE,
     FILE_SHARES,
     REST,
     SHARES,
@@ -28,7 +29,7 @@ from tests.setup.checkout import ROOT
 _RUN_TESTS = ROOT / "tools" / "run_tests"
 
 
-@pytest.mark.parametrize("path", [REST, EACH_COMMIT], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [REST, EXHAUSTIVE, EACH_COMMIT], ids=lambda path: path.stem)
 def test_tests_that_are_listed_are_there(path: Path) -> None:
     functions: dict[str, set[str]] = {}
     for entry in rest(path):
