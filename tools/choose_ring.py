@@ -23,9 +23,9 @@ from pathlib import Path
 
 # Seconds of a function that is always chosen.
 _CHEAP = 0.1
-# What the project promises with every commit: pages' commands, the set-up, earlier releases'
-# folders.
-PROMISED = ("tests/docs/", "tests/releases/", "tests/setup/")
+# What the project promises with every commit: the numbers of the papers' transcriptions, the pages'
+# commands, the set-up, folders of earlier releases.
+PROMISED = ("tests/algorithms/", "tests/docs/", "tests/releases/", "tests/setup/")
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT))
 
