@@ -83,11 +83,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     unusual = frozenset() if is_by_hand else rest(EXHAUSTIVE)
 
     def is_chosen(item: pytest.Item) -> bool:
+        is_marked = item.get_closest_marker("exhaustive") is not None
+        if is_left_out(item.nodeid, each_commit):
+            return not is_marked
         if commit_of_files and not is_of_commit(item.nodeid, commit_of_files, each_commit):
             return False
-        is_exhaustive = item.get_closest_marker("exhaustive") is not None or is_left_out(
-            item.nodeid, unusual
-        )
+        is_exhaustive = is_marked or is_left_out(item.nodeid, unusual)
         if commit is not None:
             return is_exhaustive and is_in_share(item.nodeid, commit)
         if is_exhaustive and not config.getoption("--exhaustive"):
