@@ -1,15 +1,15 @@
 """Which tests are in the quick ring, which are usual, by what they reach for their seconds.
 
-    python tools/choose_ring.py choose --measured FOLDER [FOLDER ...] --quick=560 --usual=2300
+    python tools/choose_ring.py choose --measured FOLDER [FOLDER ...] --quick=480 --usual=1900
     python tools/choose_ring.py seconds --measured FOLDER [FOLDER ...]
 
 `choose` writes two files of tests, one a line: a file, or FILE::FUNCTION with all its parameters.
 The quick ring leaves out what tests/rest.txt names, and the usual tests also what
 tests/exhaustive.txt names. It takes functions that cost little, and then those that reach the most
 new lines for each processor second, until the seconds of the quick ring are used up; then others
-alike, until those of the usual tests are. What `PROMISED` names stays usual. To add what
-`tools/plant_faults.py` finds missing, delete its line by hand. Put tests that share a costly
-fixture into one ring (`tools.measure_tests --in-both-rings`).
+alike, until those of the usual tests are. A shared fixture costs once, with the first function that
+uses it; the rest make again what the quick ring has made. What `PROMISED` names stays usual. To add
+what `tools/plant_faults.py` finds missing, delete its line by hand.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ sys.path.insert(0, str(_ROOT))
 
 from tests.selection import EXHAUSTIVE, REST, is_left_out, rest  # noqa: E402
 from tools import measure_tests  # noqa: E402
+from tools.measure_tests import Costs  # noqa: E402
 
 
 def function_of(test: str) -> str:
@@ -39,20 +40,27 @@ def function_of(test: str) -> str:
     return test.partition("[")[0]
 
 
-def seconds_by_function(measured: Sequence[Path]) -> dict[str, float]:
-    """Returns processor seconds of each function, of all its parameters."""
-    total: dict[str, float] = collections.defaultdict(float)
+def costs_by_function(measured: Sequence[Path]) -> Costs:
+    """Returns the seconds of each function, of all its parameters, and of shared fixtures."""
+    tests: dict[str, float] = collections.defaultdict(float)
+    uses: dict[str, set[str]] = collections.defaultdict(set)
+    fixtures: dict[str, float] = {}
     for folder in measured:
-        for test, seconds in measure_tests.seconds(folder).items():
-            total[function_of(test)] += seconds
-    return dict(total)
+        found = measure_tests.costs(folder)
+        for test, seconds in found.tests.items():
+            tests[function_of(test)] += seconds
+            uses[function_of(test)].update(found.uses[test])
+        # A fixture of all tests is made by each process.
+        fixtures.update(found.fixtures)
+    return Costs(dict(tests), fixtures, {name: sorted(names) for name, names in uses.items()})
 
 
-def lines_by_function(measured: Sequence[Path]) -> dict[str, set[tuple[str, int]]]:
-    """Returns the lines that each function reaches, as file and number."""
+def lines_by_function(measured: Sequence[Path]) -> dict[str, int]:
+    """Returns the lines that each function reaches: the bits of an integer."""
     import coverage.numbits
 
-    found: dict[str, set[tuple[str, int]]] = collections.defaultdict(set)
+    places: dict[tuple[str, int], int] = {}
+    found: dict[str, set[int]] = collections.defaultdict(set)
     for folder in measured:
         with sqlite3.connect(measure_tests.lines_file(folder)) as data:
             rows = data.execute(
@@ -62,48 +70,59 @@ def lines_by_function(measured: Sequence[Path]) -> dict[str, set[tuple[str, int]
             )
             for test, path, bits in rows:
                 if test:
-                    lines = coverage.numbits.numbits_to_nums(bits)
-                    found[function_of(test)].update((path, line) for line in lines)
-    return dict(found)
+                    lines = ((path, n) for n in coverage.numbits.numbits_to_nums(bits))
+                    of = found[function_of(test)]
+                    of.update(places.setdefault(line, len(places)) for line in lines)
+    return {name: sum(1 << place for place in of) for name, of in found.items()}
 
 
 def choose(
-    seconds: Mapping[str, float],
-    lines: Mapping[str, set[tuple[str, int]]],
+    costs: Costs,
+    lines: Mapping[str, int],
     budget: float,
     cheap: float,
     first: Collection[str] = (),
-) -> list[str]:
-    """Returns functions: all that take little time, then the most new lines for each second.
-
-    The gain of a function falls as others are taken, so that a gain that was worked out earlier is
-    a bound: only the best by that bound is worked out again.
+) -> tuple[set[str], float]:
+    """Returns functions, and their seconds: what costs little, and the most new lines for each.
 
     Args:
-        seconds: Processor seconds of each function.
-        lines: What each function reaches.
-        budget: Most seconds of all that are returned.
+        costs: Of each function.
+        lines: What each function reaches, as bits.
+        budget: Most seconds of all that are returned, but for those of `first`.
         cheap: Seconds below which a function is chosen whatever it reaches.
         first: Functions that are chosen whatever they cost.
     """
-    # What takes no time that can be measured takes some.
-    cost = {name: max(seconds[name], 0.002) for name in seconds}
-    chosen = [name for name in seconds if name in first or seconds[name] < cheap]
-    reached = set().union(*(lines.get(name, ()) for name in chosen))
-    used = sum(seconds[name] for name in chosen)
-    bound = {n: len(lines.get(n, ())) / cost[n] for n in seconds.keys() - set(chosen)}
-    while bound:
-        name = max(bound, key=lambda n: (bound[n], -cost[n], n))
-        gain = len(lines.get(name, set()) - reached) / cost[name]
-        if gain < bound[name] and any(b > gain for n, b in bound.items() if n != name):
-            bound[name] = gain
-            continue
-        del bound[name]
-        if used + cost[name] <= budget:
-            used += cost[name]
-            chosen.append(name)
-            reached |= lines.get(name, set())
-    return chosen
+    reached, made, used = 0, set[str](), 0.0
+    chosen = set[str]()
+
+    def cost(name: str) -> float:
+        new = (fixture for fixture in costs.uses[name] if fixture not in made)
+        # What takes no time that can be measured takes some.
+        return max(costs.tests[name] + sum(costs.fixtures.get(f, 0.0) for f in new), 0.002)
+
+    def take(name: str) -> None:
+        nonlocal reached, used
+        used += cost(name)
+        chosen.add(name)
+        made.update(costs.uses[name])
+        reached |= lines.get(name, 0)
+
+    for name in first:
+        take(name)
+    left = set(costs.tests) - chosen
+    while left:
+        by_name = {name: cost(name) for name in left}
+        fits = {name: of for name, of in by_name.items() if used + of <= budget}
+        if not fits:
+            break
+        few = [name for name, of in fits.items() if of < cheap]
+        best = min(
+            few or fits,
+            key=lambda n: (-(lines.get(n, 0) & ~reached).bit_count() / fits[n], fits[n], n),
+        )
+        take(best)
+        left.discard(best)
+    return chosen, used
 
 
 def _write(path: Path, head: str, named: Collection[str], every: Collection[str]) -> None:
@@ -119,15 +138,19 @@ def _write(path: Path, head: str, named: Collection[str], every: Collection[str]
 
 def write_choice(measured: Sequence[Path], quick: float, usual: float) -> None:
     """Writes which tests the quick ring leaves out, and which are not usual."""
-    seconds, lines = seconds_by_function(measured), lines_by_function(measured)
-    promised = {name for name in seconds if name.startswith(PROMISED)}
-    of_quick = set(choose(seconds, lines, quick, _CHEAP_QUICK))
-    of_usual = set(choose(seconds, lines, usual, _CHEAP_USUAL, of_quick | promised))
+    costs, lines = costs_by_function(measured), lines_by_function(measured)
+    promised = {name for name in costs.tests if name.startswith(PROMISED)}
+    of_quick, _ = choose(costs, lines, quick, _CHEAP_QUICK)
+    of_usual, _ = choose(costs, lines, usual, _CHEAP_USUAL, of_quick | promised)
     for path, head, named in (
         (REST, "Tests that ./run test leaves out, and ./run test --all runs", of_usual - of_quick),
-        (EXHAUSTIVE, "Tests that only ./run test --exhaustive runs", seconds.keys() - of_usual),
+        (
+            EXHAUSTIVE,
+            "Tests that only ./run test --exhaustive runs",
+            costs.tests.keys() - of_usual,
+        ),
     ):
-        _write(path, head, named, seconds)
+        _write(path, head, named, costs.tests)
 
 
 def main() -> None:
@@ -137,19 +160,21 @@ def main() -> None:
     )
     parser.add_argument("command", choices=["choose", "seconds"])
     parser.add_argument("--measured", type=Path, nargs="+", required=True)
-    parser.add_argument("--quick", type=float, default=560.0)
-    parser.add_argument("--usual", type=float, default=2300.0)
+    parser.add_argument("--quick", type=float, default=480.0)
+    parser.add_argument("--usual", type=float, default=1900.0)
     given = parser.parse_args()
     if given.command == "choose":
         write_choice(given.measured, given.quick, given.usual)
-    seconds = seconds_by_function(given.measured)
+    costs = costs_by_function(given.measured)
     unusual, left_out = rest(EXHAUSTIVE), rest()
-    usual = {name for name in seconds if not is_left_out(name, unusual)}
+    usual = {name for name in costs.tests if not is_left_out(name, unusual)}
     quick = {name for name in usual if not is_left_out(name, left_out)}
-    for ring, names in (("quick ring", quick), ("usual tests", usual), ("all", set(seconds))):
+    rings = {"quick ring": quick, "the rest": usual - quick, "all": costs.tests.keys()}
+    for ring, names in rings.items():
+        _, seconds = choose(costs, {}, 0.0, 0.0, names)
         print(
-            f"{ring}: {len(names)} functions, {sum(seconds[name] for name in names):.0f} processor "
-            "seconds, without the start of processes"
+            f"{ring}: {len(names)} functions, {seconds:.0f} processor seconds, without the start "
+            "of processes"
         )
 
 

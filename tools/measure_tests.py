@@ -1,14 +1,13 @@
 """A pytest plugin that measures tests: which lines each reaches, and its processor seconds.
 
-    python -m pytest -p tools.measure_tests --measured=FOLDER TESTS
-    python -m pytest -p tools.measure_tests --collect-only --in-both-rings TESTS
+    python -m pytest -p tools.measure_tests --measured=FOLDER [--without-lines] TESTS
 
 It adds to FOLDER/lines.sqlite.all (a coverage.py file whose contexts are tests' names) and
-FOLDER/seconds.json (by test; with processes that it started and that have ended). coverage.py has
-to be importable; it is not among the project's packages.
+FOLDER/seconds.json: the seconds of each test, of each shared fixture, and which of these a test
+uses, with processes that it started and that have ended. coverage.py has to be importable, unless
+lines are left out; it is not among the project's packages.
 
-The seconds of a fixture are those of the first test that uses it. A shared one that tests of both
-rings use is made twice; the second command prints each with its tests.
+The lines of a shared fixture are those of the first test that uses it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import pytest
-
-from tests.selection import EXHAUSTIVE, is_left_out, rest
 
 _ROOT = Path(__file__).resolve().parent.parent
 # What faults are planted in, and so measured.
@@ -33,7 +30,7 @@ _LINES, _SECONDS = "lines.sqlite", "seconds.json"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--measured`."""
     parser.addoption("--measured", help="the folder to add to", type=Path)
-    parser.addoption("--in-both-rings", help="print fixtures of both", action="store_true")
+    parser.addoption("--without-lines", help="measure seconds only", action="store_true")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,28 +38,83 @@ def pytest_configure(config: pytest.Config) -> None:
     folder: Optional[Path] = config.getoption("--measured")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        config.pluginmanager.register(_Measuring(folder), "measuring")
+        config.pluginmanager.register(_Seconds(folder), "measuring seconds")
+        if not config.getoption("--without-lines"):
+            config.pluginmanager.register(_Lines(folder), "measuring lines")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Prints the shared fixtures that tests of both rings use."""
-    if not session.config.getoption("--in-both-rings"):
-        return
-    entries = rest() | rest(EXHAUSTIVE)
-    users: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-    for item in session.items:
+class Costs(NamedTuple):
+    """Processor seconds of tests.
+
+    Attributes:
+        tests: Of each test, by pytest's name for it, without its shared fixtures.
+        fixtures: Of each shared fixture.
+        uses: The shared fixtures of each test.
+    """
+
+    tests: Mapping[str, float]
+    fixtures: Mapping[str, float]
+    uses: Mapping[str, Sequence[str]]
+
+
+class _Seconds:
+    """Measures the seconds of tests and of shared fixtures."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._tests: dict[str, float] = {}
+        self._fixtures: dict[str, float] = {}
+        self._uses: dict[str, Sequence[str]] = {}
+        # Of the fixtures that were made since the test, or the fixture around them, began.
+        self._inside = 0.0
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Takes the time of a test, with what it sets up for itself."""
         assert isinstance(item, pytest.Function)
-        for name, definitions in item._fixtureinfo.name2fixturedefs.items():
-            if definitions[-1].scope in ("module", "package", "session"):
-                of_rings = users.setdefault((definitions[-1].baseid, name), (set(), set()))
-                of_rings[is_left_out(item.nodeid, entries)].add(item.name.partition("[")[0])
-    for (where, name), (quick, left_out) in sorted(users.items()):
-        if quick and left_out:
-            print(f"{where}, {name}: quick: {sorted(quick)}; the rest: {sorted(left_out)}")
+        self._inside, before = 0.0, _processor_seconds()
+        yield
+        took = _processor_seconds() - before - self._inside
+        definitions = item._fixtureinfo.name2fixturedefs
+        shared = [d[-1] for d in definitions.values() if d[-1].scope != "function"]
+        indices = item.callspec.indices if hasattr(item, "callspec") else {}
+        names = [_name(d, indices.get(d.argname, 0)) for d in shared]
+        self._tests[item.nodeid] = round(took, 4)
+        self._uses[item.nodeid] = sorted(names)
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Iterator[None]:
+        """Takes the time of a shared fixture, without those that it asks for."""
+        if fixturedef.scope == "function":
+            yield
+            return
+        around, self._inside, before = self._inside, 0.0, _processor_seconds()
+        yield
+        took = _processor_seconds() - before
+        name = _name(fixturedef, getattr(request, "param_index", 0))
+        self._fixtures[name] = round(took - self._inside, 4)
+        self._inside = around + took
+
+    def pytest_sessionfinish(self) -> None:
+        """Writes the file, with what it had."""
+        path = self._folder / _SECONDS
+        earlier = costs(self._folder) if path.exists() else Costs({}, {}, {})
+        both = Costs(
+            {**earlier.tests, **self._tests},
+            {**earlier.fixtures, **self._fixtures},
+            {**earlier.uses, **self._uses},
+        )
+        path.write_text(json.dumps(both._asdict(), indent=0, sort_keys=True))
 
 
-class _Measuring:
-    """Measures from its making to the end of the session."""
+def _name(definition: pytest.FixtureDef[Any], index: int) -> str:
+    return f"{definition.baseid}::{definition.argname}[{index}]"
+
+
+class _Lines:
+    """Measures which lines tests reach, from its making to the end of the session."""
 
     def __init__(self, folder: Path):
         import coverage
@@ -74,19 +126,16 @@ class _Measuring:
             data_suffix=False,
         )
         self._coverage.start()
-        self._seconds: dict[str, float] = {}
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Takes the time of a test, with what it sets up, and its lines under its name."""
+        """Has the lines of a test under its name."""
         self._coverage.switch_context(item.nodeid)
-        before = _processor_seconds()
         yield
-        self._seconds[item.nodeid] = round(_processor_seconds() - before, 4)
         self._coverage.switch_context("")
 
     def pytest_sessionfinish(self) -> None:
-        """Writes both files, with what they had."""
+        """Writes the file, with what it had."""
         import coverage
 
         self._coverage.stop()
@@ -96,9 +145,6 @@ class _Measuring:
         earlier.update(data)
         earlier.write()
         (self._folder / _LINES).unlink(missing_ok=True)
-        path = self._folder / _SECONDS
-        seconds: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**seconds, **self._seconds}, indent=0, sort_keys=True))
 
 
 def _processor_seconds() -> float:
@@ -111,10 +157,9 @@ def lines_file(folder: Path) -> Path:
     return folder / f"{_LINES}.all"
 
 
-def seconds(folder: Path) -> dict[str, float]:
-    """Returns the processor seconds of each measured test."""
-    found: dict[str, float] = json.loads((folder / _SECONDS).read_text())
-    return found
+def costs(folder: Path) -> Costs:
+    """Returns the processor seconds that were measured."""
+    return Costs(**json.loads((folder / _SECONDS).read_text()))
 
 
 def reached(folder: Path, lines: Mapping[str, set[int]]) -> dict[str, set[str]]:

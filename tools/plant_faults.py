@@ -285,7 +285,7 @@ def _run(checkout: Path, tests: Sequence[str], seconds: Mapping[str, float]) -> 
 def run(checkout: Path, measured: Sequence[Path], path: Path) -> None:
     """Plants what has no result yet, and writes down what found it."""
     entries: list[dict[str, Any]] = json.loads(path.read_text())
-    seconds = {k: v for folder in measured for k, v in measure_tests.seconds(folder).items()}
+    seconds = {k: v for folder in measured for k, v in measure_tests.costs(folder).tests.items()}
     left_out, unusual = rest(), rest(EXHAUSTIVE)
     for number, entry in enumerate(entries):
         if "found" in entry:
