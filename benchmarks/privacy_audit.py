@@ -28,7 +28,7 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 from tff_agnostic.privacy.tree import Participations
-from tff_agnostic.runtimes.tff_exit import end_quietly
+from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 from tff_agnostic.studies.attacked_rounds import Role
 from tff_agnostic.studies.privacy_audit import Audit, Audited, audit
 
@@ -147,7 +147,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--runs", type=int, default=2000, help="with the client, and without it")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     settings = parser.parse_args(argv)
-    end_quietly()
+    drop_tff_context_at_exit()
     rows, failed = [], []
     for seed, (name, mode) in enumerate(MODES.items()):
         if name not in settings.modes:

@@ -22,7 +22,6 @@ from tests.selection import (
     skip_if_tff_is_missing,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.runtimes.tff_exit import end_quietly
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -103,8 +102,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     """Makes Python quicker at what tests do most, which is to trace functions of TensorFlow."""
     golden.writes = config.getoption("--golden")
-    # Modules of tests keep functions of TensorFlow to the end.
-    end_quietly()
     # Graphs are many small objects, which nearly all stay.
     gc.set_threshold(50_000, 20, 50)
     # TensorFlow asks so of every value that it traces: a tenth of the time.

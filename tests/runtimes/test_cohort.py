@@ -2,14 +2,12 @@
 
 import dataclasses
 import gc
-import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +30,6 @@ from tff_agnostic.errors import ExecutionError
 from tff_agnostic.later import tff
 from tff_agnostic.models import logistic_regression, model_from_keras
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.runtimes import tff_exit
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
@@ -288,22 +285,3 @@ def test_the_number_of_devices_changes_no_bit(on_devices, mode):
 def test_every_device_takes_part(on_devices, num):
     assert on_devices[num]["devices"] == num
     assert [on_devices[num][mode]["devices"] for mode in _MODES] == [num, num]
-
-
-def test_functions_of_tensorflow_have_no_destructor_when_python_ends(monkeypatch):
-    assert hasattr(importlib.import_module(tff_exit._FUNCTIONS), "AtomicFunction")
-    ended = []
-
-    class Function:
-        def __del__(self):
-            ended.append(1)
-
-    there = SimpleNamespace(AtomicFunction=Function)
-    monkeypatch.setitem(sys.modules, tff_exit._FUNCTIONS, there)
-    one, another = Function(), Function()
-    del one
-    assert ended == [1]
-    for _ in range(2):
-        tff_exit._drop_destructor_of_functions()
-    del another
-    assert ended == [1]

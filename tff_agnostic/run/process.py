@@ -29,7 +29,7 @@ from absl import app, flags, logging
 from tff_agnostic.commands import PROGRAM
 from tff_agnostic.errors import ExecutionError, UserCodeError, UserError
 from tff_agnostic.files import named_path, read_text
-from tff_agnostic.runtimes.tff_exit import end_quietly
+from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _FLAG_FILE = "flagfile"
 _COMMENTS = ("#", "//")
@@ -179,7 +179,7 @@ def run_app(
         main: Does what they say.
         help_text: Returns what --help prints, or --help=GROUP; if None, absl prints its own page.
     """
-    end_quietly()
+    drop_tff_context_at_exit()
     # The flags of `app.run`, which is not called: they would be taken and do nothing.
     for flag in list(flags.FLAGS.flags_by_module_dict().get(app.__name__, [])):
         delattr(flags.FLAGS, flag.name)

@@ -37,7 +37,7 @@ from tff_agnostic.runtimes.devices import (
 )
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated
-from tff_agnostic.runtimes.tff_exit import end_quietly
+from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 # Traces kept for later trials of a comparison, and, of models so small that keeping them costs
 # little, for later runs of this process.
@@ -109,7 +109,7 @@ class CohortRuntime(SummingRuntime):
 
     def __enter__(self) -> CohortRuntime:
         """Finds the devices."""
-        end_quietly()
+        drop_tff_context_at_exit()
         one_thread_per_operation()
         self._devices = DEVICES[self._options.device]()
         num_lanes = self._options.lanes or default_num_lanes(self._devices)

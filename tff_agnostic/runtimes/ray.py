@@ -30,7 +30,7 @@ from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray_session import ray_session
 from tff_agnostic.runtimes.ray_worker import pack
 from tff_agnostic.runtimes.ray_workers import Schedule, WorkerPool
-from tff_agnostic.runtimes.tff_exit import end_quietly
+from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _KEPT_WORKS = 8
 
@@ -70,7 +70,7 @@ class RayRuntime(SummingRuntime):
             self._pool.check_room()
             self._schedule = Schedule(self._pool)
             self._stack = stack.pop_all()
-        end_quietly()
+        drop_tff_context_at_exit()
         return self
 
     def __exit__(self, *exc_info: object) -> None:

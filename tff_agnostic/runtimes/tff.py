@@ -42,7 +42,7 @@ from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated, to_numpy_examples
-from tff_agnostic.runtimes.tff_exit import end_quietly
+from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _START_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.05
@@ -202,7 +202,7 @@ class TffRuntime:
 
     def __enter__(self) -> TffRuntime:
         """Starts the worker and makes it TFF's current execution context."""
-        end_quietly()
+        drop_tff_context_at_exit()
         self._stack.enter_context(self._worker)
         # A context keeps connections, so a worker that is started again needs a new one.
         self._context = create_context(self._worker)

@@ -131,7 +131,7 @@ def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path)
         opened[name] = (found[0][1], tmp_path / name / "server")
         kept = (tmp_path / name / "server" / sums_file("training", 1)).read_bytes()
         assert kept == opened[name][0]
-        assert any("1 sums opened, epsilon" in line for line in told.lines)
+        assert any("1 sum opened, epsilon" in line for line in told.lines)
         account = (tmp_path / name / "server" / "training_account.jsonl").read_text()
         assert len(json.loads(account)["clients"]) == 4
     file = tmp_path / "cohorts.txt"
