@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 TOY = ("--task=toy_regression", "--toy_regression_num_clients=8", "--clients_per_round=3")
 
 _TIMEOUT_SECONDS = 300.0
-# Of a run its rounds; of what takes longer than 30 seconds how far it is; what is said of old names.
+# Of a run its rounds; of what takes longer than 30 seconds how far it is; notes on old names.
 _PROGRESS = re.compile(r"round |note: |[\w ]+: \d+ of \d+ [\w ]+, ")
 
 
