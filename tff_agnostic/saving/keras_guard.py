@@ -370,6 +370,8 @@ def _checked_weights(file: h5py.File, size: int) -> int:
                 groups.append(found)
             elif isinstance(found, h5py.Dataset):
                 if found.is_virtual or found.external:
+                    # Kept by the trace until Python ends, a virtual one ends it with a fault.
+                    del found
                     raise NotPlain(f"{where!r:.100}, whose numbers are in another file")
                 if found.dtype.hasobject:
                     raise NotPlain(f"{where!r:.100}, which is not numbers")
