@@ -53,7 +53,7 @@ def sentences() -> Task:
 def stored(path: Path) -> Task:
     """Returns a task of clients that are read from a store in each pass, which it writes."""
     large_store.write_store(path, _STORED)
-    # As clients beyond those are that a store keeps in memory.
+    # A store keeps its first 16 MB of clients in memory; here every pass reads all of them.
     store._KEPT_BYTES = 0
     clients = large_store.clients_of(path, _examples)
     return Task(large_store.DOMAINS, clients, clients, logistic_regression(8, 2))

@@ -389,8 +389,9 @@ class Process:
         if not name.isidentifier() or path.is_symlink() or not path.is_dir():
             raise self._reports("a folder that is none of its own")
         # Whoever takes them neither follows a link nor waits for a pipe.
-        if not all(entry.is_file(follow_symlinks=False) for entry in os.scandir(path)):
-            raise self._reports("a folder with more than files in it")
+        with os.scandir(path) as entries:
+            if not all(entry.is_file(follow_symlinks=False) for entry in entries):
+                raise self._reports("a folder with more than files in it")
         return path
 
     def _reports(self, what: object) -> IsolationError:

@@ -74,11 +74,8 @@ class EncodedSentences(NamedTuple):
     sentence: np.ndarray
 
 
-class SentenceEncoder:
-    """Encodes sentences as TFF's Stack Overflow baseline does.
-
-    A sentence is begin, its words, end; x is all but the last id, y all but the first. What is
-    missing to T ids is padding.
+class _WordEncoder:
+    """What encoders of sentences and of texts share.
 
     Args:
         words: The vocabulary; word k has the id k + 1.
@@ -90,6 +87,18 @@ class SentenceEncoder:
         self._length = sequence_length
         # Bytes, as stores hold them: nothing has to be decoded.
         self._id_of = {word.encode(): k for k, word in enumerate(words, start=1)}
+
+    def _ids_of(self, words: Sequence[bytes]) -> list[int]:
+        oov, id_of = self.ids.oov, self._id_of
+        return [id_of.get(word, oov) for word in words]
+
+
+class SentenceEncoder(_WordEncoder):
+    """Encodes sentences as TFF's Stack Overflow baseline does.
+
+    A sentence is begin, its words, end; x is all but the last id, y all but the first. What is
+    missing to T ids is padding.
+    """
 
     def encode(self, sentences: np.ndarray) -> EncodedSentences:
         """Returns an example of each of n sentences, cut off after T + 1 ids.
@@ -125,10 +134,7 @@ class SentenceEncoder:
         return EncodedSentences(chunks[:, :-1], chunks[:, 1:], np.array(owners, np.int64))
 
     def _after_begin(self, sentence: bytes) -> list[int]:
-        oov, id_of = self.ids.oov, self._id_of
-        ids = [id_of.get(word, oov) for word in sentence.split()]
-        ids.append(self.ids.eos)
-        return ids
+        return [*self._ids_of(sentence.split()), self.ids.eos]
 
 
 # Treatments of a sentence with more words than fit into an example.
@@ -138,25 +144,13 @@ LONG_SENTENCES: Registry[Callable[[SentenceEncoder, np.ndarray], EncodedSentence
 )
 
 
-class TextEncoder:
-    """Encodes texts as the ids of their first words, followed by padding.
-
-    Args:
-        words: The vocabulary; word k has the id k + 1.
-        sequence_length: T.
-    """
-
-    def __init__(self, words: Sequence[str], sequence_length: int) -> None:
-        self._ids = TokenIds(len(words))
-        self._length = sequence_length
-        # Bytes, as stores hold them: nothing has to be decoded.
-        self._id_of = {word.encode(): k for k, word in enumerate(words, start=1)}
+class TextEncoder(_WordEncoder):
+    """Encodes texts as the ids of their first words, followed by padding."""
 
     def encode(self, texts: np.ndarray) -> np.ndarray:
         """Returns ids, int32 [n, T], of n texts: bytes, words separated by spaces."""
-        ids = np.full([len(texts), self._length], self._ids.pad, np.int32)
-        oov, id_of = self._ids.oov, self._id_of
+        ids = np.full([len(texts), self._length], self.ids.pad, np.int32)
         for row, text in zip(ids, texts):
-            known = [id_of.get(word, oov) for word in text.split()[: self._length]]
+            known = self._ids_of(text.split()[: self._length])
             row[: len(known)] = known
         return ids

@@ -10,14 +10,7 @@ import csv
 import sys
 from pathlib import Path
 
-from tff_agnostic.experiments.scoreboard_data import (
-    DIGITS_HEADER,
-    hard_digits,
-)
-from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL as MODEL
-
-# The model is for others to import, too.
-__all__ = ["MODEL", "main"]
+from tff_agnostic.experiments.scoreboard_data import DIGITS_HEADER, DIGITS_MODEL, hard_digits
 
 
 def main(folder: Path, seed: int = 0) -> None:
@@ -27,7 +20,7 @@ def main(folder: Path, seed: int = 0) -> None:
         writer = csv.writer(file)
         writer.writerow(DIGITS_HEADER)
         writer.writerows(hard_digits(seed))
-    (folder / "linear.py").write_text(MODEL)
+    (folder / "linear.py").write_text(DIGITS_MODEL)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 from scipy import optimize
 
-from benchmarks.hard_domains.digits import MODEL
 from binaries import compare, train
 from tests.binaries.harness import Caller, compared_specs, draw_nothing, tree
 from tests.computations.harness import least_squares
@@ -19,6 +18,7 @@ from tff_agnostic import progress
 from tff_agnostic.data.clients import ClientsOfDomain, InMemoryClients
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
+from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.models import SentenceLoss, logistic_regression
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.run import baselines, results
@@ -191,7 +191,7 @@ def store(tmp_path) -> Path:
                 x = np.array([sign * (2 * label - 1), rng.normal()], np.float32)
                 client = f"{domain}_{split}_{k % count}"
                 records.append((split, Record(client, domain, {"x": x, "label": label})))
-    (tmp_path / "linear.py").write_text(MODEL)
+    (tmp_path / "linear.py").write_text(DIGITS_MODEL)
     return write_store(tmp_path / "sites.sqlite", records, "features", class_names=("no", "yes"))
 
 
@@ -268,7 +268,7 @@ def test_a_store_without_held_out_clients_is_told_what_mends_it(call: Caller, tm
         for k in range(2)
     ]
     store = write_store(tmp_path / "s.sqlite", rows, "features")
-    (tmp_path / "linear.py").write_text(MODEL)
+    (tmp_path / "linear.py").write_text(DIGITS_MODEL)
     message = call(
         *(train, "--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}"),
         *("--rounds=1", "--domain_baselines=own", f"--output_dir={tmp_path / 'run'}"),

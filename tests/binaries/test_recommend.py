@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.hard_domains.digits import MODEL
 from binaries import recommend, report
 from tests.binaries.harness import Caller
 from tests.data.stores import write_store
 from tff_agnostic.data.store_format import Record
+from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.studies import recommend as recommend_command
 
 # Logistic regression on four numbers of its own.
-_MODEL = MODEL.replace(
+_MODEL = DIGITS_MODEL.replace(
     "tf.keras.Input(data.x_shape),", "tf.keras.Input(data.x_shape), tf.keras.layers.Dense(4),"
 )
 

@@ -25,6 +25,8 @@ from tests.selection import (
     rest,
 )
 from tests.setup.checkout import ROOT
+from tools import choose_ring
+from tools.measure_tests import Costs
 
 _RUN_TESTS = ROOT / "tools" / "run_tests"
 
@@ -50,6 +52,33 @@ def test_a_test_is_left_out_by_its_file_or_its_function():
     assert is_left_out("tests/a.py::test_two[x]", entries)
     assert is_left_out("tests/b.py::test_one[x::y]", entries)
     assert not is_left_out("tests/b.py::test_one_more", entries)
+
+
+def test_what_the_project_promises_is_usual():
+    assert not [entry for entry in rest(EXHAUSTIVE) if entry.startswith(choose_ring.PROMISED)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "first", "chosen", "seconds"),
+    [
+        # The fixture of a and b is too dear.
+        (8.0, (), {"c", "d"}, 5.2),
+        # It costs once; then b is cheap, and d, which reaches nothing new, was so from the start.
+        (16.0, (), {"a", "b", "c", "d"}, 15.4),
+        # What has to be there comes first, whatever it costs.
+        (8.0, ("a",), {"a"}, 10.1),
+    ],
+)
+def test_a_ring_has_what_reaches_most_for_its_seconds(budget, first, chosen, seconds):
+    costs = Costs(
+        tests={"a": 0.1, "b": 0.1, "c": 5.0, "d": 0.2},
+        fixtures={"made": 10.0},
+        uses={"a": ["made"], "b": ["made"], "c": [], "d": []},
+    )
+    lines = {"a": 0b1, "b": 0b10, "c": 0b1100, "d": 0b1000}
+    found, used = choose_ring.choose(costs, lines, budget, 0.3, first)
+    assert found == chosen
+    assert used == pytest.approx(seconds)
 
 
 def test_shares_of_the_exhaustive_tests_are_disjoint_and_make_up_the_whole():

@@ -5,10 +5,10 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks.hard_domains.digits import MODEL
 from tests.data.stores import write_store
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
+from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.studies.validation_clients import ValidationClients, check_judges, one_in
 
@@ -32,7 +32,7 @@ def _clients(tmp_path, counts, is_halved=True, sizes=types.MappingProxyType({}))
         for _ in range(sizes.get(f"{split}_{domain}_{k}", 1))
     ]
     model = tmp_path / "linear.py"
-    model.write_text(MODEL)
+    model.write_text(DIGITS_MODEL)
     store = write_store(tmp_path / "s.sqlite", rows, "features")
     clients = ValidationClients("custom", store, 3, is_halved)
     options = clients.options({"model": str(model)})
