@@ -1,7 +1,6 @@
-"""Files and folders: written so that a reader finds the old content or the new, never a part.
+"""Files and folders that are there whole or not at all, digests, and numbered output folders.
 
-Of files there are digests. Folders are there whole or not at all; those for what a command writes
-are numbered.
+A reader of a file finds the old content or the new, never a part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An LSTM layer with the weights and outputs of Keras' own, and a faster backward pass.
+"""The core that recurrent layers share, and an LSTM layer with a faster backward pass than Keras'.
 
-Before it stands the common core of the recurrent layers, and its Keras side. A core is a walk over
-time and products over all steps, with gradients of its own, as pure functions. Plain
+The LSTM has the weights and outputs of Keras' own. The core is a walk over time and products over
+all steps, as pure functions with gradients of their own; `cifg` uses it, too. Plain
 backpropagation adds a weight gradient, as large as the recurrent kernel, at every time step. Here
 the walk back through time only collects the gradients of the gates, and each weight gets one
 product over all steps.

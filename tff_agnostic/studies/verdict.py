@@ -1,7 +1,7 @@
 """A comparison in sentences: for whom better, worse, or not known; who pays; what to do next.
 
-Beside them stand the picture of what each domain gains, with intervals, and a line for each domain
-that a row gave up: worse than with FedAvg, and lambda near 0.
+The picture of each domain's gain, with intervals, is made here, too, and a line for each domain
+that a row gave up: it is worse off than with FedAvg, and its lambda is near 0.
 """
 
 from __future__ import annotations
