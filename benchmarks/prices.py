@@ -93,7 +93,7 @@ def chosen_algorithms(names: Sequence[str]) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
     for name in names:
-        _ = ALGORITHMS[name]
+        ALGORITHMS.given("--algorithms", name)
     return list(names)
 
 

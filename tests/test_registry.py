@@ -27,6 +27,12 @@ def test_a_name_like_no_other_is_answered_with_all_names():
         _REGISTRY["xyzzy"]
 
 
+def test_a_name_with_half_of_the_letters_of_another_is_not_meant_for_it():
+    formats = Registry("format", {"csv": 1, "plays": 2})
+    with pytest.raises(UserError, match="unknown format 'xls': valid names: csv, plays"):
+        formats["xls"]
+
+
 def test_the_error_is_one_line_and_a_value_error():
     with pytest.raises(ValueError) as error:
         _REGISTRY["cohrt"]

@@ -38,3 +38,8 @@ def some_of(names: Sequence[str], most: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun, as "1 round" and "2 rounds"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def agreeing(number: int, one: str, several: str) -> str:
+    """Returns the verb that goes with a number, as "has" with 1 and "have" with others."""
+    return one if number == 1 else several

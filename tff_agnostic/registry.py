@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 from tff_agnostic.errors import UserError
 
 T = TypeVar("T")
+# Of the letters of two names, the share that they have in common: `xls` and `plays` have a half.
+_LEAST_ALIKE = 0.6
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -55,5 +57,5 @@ class Registry(Mapping[str, T], Generic[T]):
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Returns "did you mean NAME? " of the nearest names, nothing if none is near."""
-    nearest = difflib.get_close_matches(name, list(names), n=2, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, list(names), n=2, cutoff=_LEAST_ALIKE)
     return f"did you mean {' or '.join(nearest)}? " if nearest else ""

@@ -50,7 +50,7 @@ def test_seeds_of_trials_stay_in_range(call, folder):
     ("names", "found"),
     [
         ((), "none: the commands are base_predictors, compare, "),
-        (("trian",), "trian: did you mean train "),
+        (("trian",), "trian: did you mean train? "),
     ],
 )
 def test_what_is_no_command_is_one_line(names, found):

@@ -70,6 +70,14 @@ def test_every_mixture_ends_at_its_own_optimum(exact):
         assert result["(worst)"]["loss"]["mean"] == pytest.approx(losses.max(), rel=1e-4)
 
 
+def test_it_says_first_how_many_runs_there_are_and_what_makes_them_fewer(exact):
+    path, printed = exact
+    assert printed.startswith(
+        "13 runs on toy_regression: 11 mixtures and fed_avg, agnostic_fed_avg, 1 trial of each; "
+        f"fewer with smaller --grid_points or --trials: {path}\n"
+    )
+
+
 def test_fed_avg_ends_where_the_training_mixture_does(exact):
     found = _json(exact[0])
     ends = [found["results"][row]["(worst)"]["loss"]["mean"] for row in _ENDS]

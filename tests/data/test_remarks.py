@@ -69,6 +69,8 @@ def test_domains_with_few_examples():
     )
     assert remark.figures["domains"] == {"c": 29, "d": 1}
     assert small_domains({"a": 30}, "train", 30) == []
+    (one,) = small_domains({"a": 1, "b": 30}, "heldout", 30)
+    assert one.text.startswith("1 of 2 domains has fewer than 30 examples in heldout: a (1); ")
 
 
 # --- Sentences as ids, worked out by hand

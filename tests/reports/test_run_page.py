@@ -194,10 +194,10 @@ def test_warnings_say_what_a_reader_has_to_know(tmp_path, without_pictures):
     skipped = _of_many(about=about(["a", "b"], rounds_skipped=3, remarks=[remark]))
     private = {**PRIVACY, "epsilon": 11.0}
     cases = [
-        (few, {}, "1 of 2 domains have fewer than 100 test examples: a (99)."),
-        (few, {}, "1 of 2 domains rest on fewer than 10 test clients: a (9)."),
+        (few, {}, "1 of 2 domains has fewer than 100 test examples: a (99)."),
+        (few, {}, "1 of 2 domains rests on fewer than 10 test clients: a (9)."),
         (untrained, {}, "No training client has an example of a: "),
-        (rare, {}, "1 of 2 domains have fewer than 100 training examples: a (50). What the model"),
+        (rare, {}, "1 of 2 domains has fewer than 100 training examples: a (50). What the model"),
         (unsure, {}, "Which domain is the worst in accuracy is not certain: the interval of b"),
         (_of_many(split="heldout"), {}, "The numbers are of the heldout clients"),
         (_of_many(), {"columns": ran}, "lambda: one domain took over. a weighed 95.0%"),

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.errors import counted, some_of
+from tff_agnostic.errors import agreeing, counted, some_of
 
 # With fewer test examples, an accuracy has an error of five points or more (one standard
 # deviation).
@@ -186,7 +186,7 @@ def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
     return [
         Remark(
             "domains_without_examples",
-            f"{len(names)} of {len(examples)} domains have no client in {split}: "
+            f"{_of_domains(names, examples)} no client in {split}: "
             f"{some_of(names, _MAX_NAMES)}; {means.get(split, 'they cannot be evaluated.')}",
             {"split": split, "domains": names},
         )
@@ -211,8 +211,8 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
     return [
         Remark(
             "small_domains",
-            f"{len(names)} of {len(examples)} domains have fewer than {fewest} examples in "
-            f"{split}: {some_of(listed, _MAX_NAMES)}; "
+            f"{_of_domains(names, examples)} fewer than {fewest} examples in {split}: "
+            f"{some_of(listed, _MAX_NAMES)}; "
             f"{means.get(split, 'their figures are uncertain.')}",
             {
                 "split": split,
@@ -221,6 +221,10 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
             },
         )
     ]
+
+
+def _of_domains(names: Sequence[str], examples: Mapping[str, int]) -> str:
+    return f"{len(names)} of {len(examples)} domains {agreeing(len(names), 'has', 'have')}"
 
 
 def rarely_present(

@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from tff_agnostic.data.data_warnings import Remark, cut_words, domains_without, share, small_domains
 from tff_agnostic.data.store_format import description_from_json
-from tff_agnostic.errors import counted, some_of
+from tff_agnostic.errors import agreeing, counted, some_of
 from tff_agnostic.importing.cells import CategorySummary
 from tff_agnostic.importing.contents import Contents, contents_of, large_clients
 from tff_agnostic.importing.numbers import Numbers, numbers_of
@@ -296,7 +296,7 @@ class ImportReport:
             several = sum(n for k, n in split.clients_by_num_domains.items() if k > 1)
             lines.append(
                 f"{several} of the {counted(split.total.clients, 'client')} of {name} "
-                f"{'has' if several == 1 else 'have'} examples of more than one domain."
+                f"{agreeing(several, 'has', 'have')} examples of more than one domain."
             )
         train = self.splits[TRAIN]
         if len(domains) > _MAX_MATRIX or not train.shared:

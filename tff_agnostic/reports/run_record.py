@@ -11,7 +11,7 @@ import numpy as np
 
 from tff_agnostic.data.data_warnings import FEW_EXAMPLES, OF_TRAINING
 from tff_agnostic.domain_weights.excess import TRAINING, TRIVIAL
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserError, agreeing, counted
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.metrics.intervals import Resampled, read_resampled
@@ -346,7 +346,7 @@ def _learnt_of_few(run: RunRecord) -> Iterator[Line]:
         run.about.below("data", "train", "domains"),
         ["examples"],
         FEW_EXAMPLES,
-        f"have fewer than {FEW_EXAMPLES} training examples",
+        "training examples",
         "What the model does there, and what they weigh, is learnt of few.",
     )
 
@@ -367,7 +367,7 @@ def _small(run: RunRecord) -> Iterator[Line]:
         run.source.below("domains"),
         ["num_examples"],
         FEW_EXAMPLES,
-        f"have fewer than {FEW_EXAMPLES} {run.split} examples",
+        f"{run.split} examples",
         "Their numbers are uncertain, and the worst domain may be one of them by chance.",
     )
 
@@ -378,20 +378,29 @@ def _few_clients(run: RunRecord) -> Iterator[Line]:
         run.source.below("domains"),
         ["over_clients", "loss", "num_clients"],
         FEW_CLIENTS,
-        f"rest on fewer than {FEW_CLIENTS} {run.split} clients",
+        f"{run.split} clients",
         "What holds of them need not hold of others, whatever the brackets say.",
+        ("rests on", "rest on"),
     )
 
 
 def _few(
-    run: RunRecord, domains: Source, keys: Sequence[str], enough: int, what: str, so: str
+    run: RunRecord,
+    domains: Source,
+    keys: Sequence[str],
+    enough: int,
+    what: str,
+    so: str,
+    verbs: tuple[str, str] = ("has", "have"),
 ) -> Iterator[Line]:
     counts = {name: domains.number(name, *keys) for name in run.domains}
     few = [(n.value, name) for name, n in counts.items() if n.value and n.value < enough]
     if few:
         names = [name for _, name in sorted(few, key=lambda one: one[0])]
         listed = _listed(names, [counts[name] for name in names])
-        yield [f"{len(names)} of {len(counts)} domains {what}: ", *listed, f". {so}"]
+        do = agreeing(len(names), *verbs)
+        few_of = f"{len(names)} of {len(counts)} domains {do} fewer than {enough} {what}: "
+        yield [few_of, *listed, f". {so}"]
 
 
 def _runaway_weight(run: RunRecord) -> Iterator[Line]:
@@ -422,21 +431,22 @@ def _unsure_worst(run: RunRecord) -> Iterator[Line]:
         ends = run.source.get("domains", worst, "intervals", measure.name, "value")
         if worst is None or not ends:
             continue
-        counted = set(run.domains) - {worst, *(run.result.get("not_counted") or ())}
+        left_out = {worst, *(run.result.get("not_counted") or ())}
         others = {
-            n: run.source.get("domains", n, "intervals", measure.name, "value") for n in counted
+            n: run.source.get("domains", n, "intervals", measure.name, "value")
+            for n in run.domains
+            if n not in left_out
         }
         near = [
             n
-            for n in run.domains
-            if others.get(n)
-            and (others[n][0] <= ends[1] if measure.higher_is_better else others[n][1] >= ends[0])
+            for n, of in others.items()
+            if of and (of[0] <= ends[1] if measure.higher_is_better else of[1] >= ends[0])
         ]
         if near:
             yield [
                 f"Which domain is the worst in {measure.name} is not certain: the interval of ",
                 Name(worst),
-                f" overlaps with that of {len(near)} other domain{'s' * (len(near) > 1)}.",
+                f" overlaps with that of {counted(len(near), 'other domain')}.",
             ]
 
 

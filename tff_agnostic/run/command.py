@@ -13,7 +13,6 @@ flags.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 import shlex
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Optional
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
+from tff_agnostic.registry import Registry, did_you_mean
 from tff_agnostic.run.process import resume_command, run_app
 from tff_agnostic.settings import Option, OptionTable, Settings, make, settings_in
 
@@ -131,10 +130,9 @@ class Command:
         names = list(known)
         for flag in arguments:
             if flag not in names and arguments[flag] is not None:
-                nearest = difflib.get_close_matches(flag, names, n=2, cutoff=0.5)
-                meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
                 raise UserError(
-                    f"unknown argument {flag!r}: {meant}`./run {self.name} --help` lists them"
+                    f"unknown argument {flag!r}: {did_you_mean(flag, names)}"
+                    f"`./run {self.name} --help` lists them"
                 )
 
     def _call_again(self, path: Path) -> str:

@@ -270,12 +270,9 @@ def without_effect(flag: str, config: RunConfig) -> str:
     )
 
 
-def algorithm_of_flag(name: str) -> AlgorithmSpec:
-    """Returns the algorithm that --algorithm names."""
-    try:
-        return algorithm_named(name)
-    except UserError as e:
-        raise e if is_user_file(name) else UserError(f"--algorithm: {e}") from None
+def algorithm_of_flag(name: str, flag: str = "--algorithm") -> AlgorithmSpec:
+    """Returns the algorithm that a flag names."""
+    return algorithm_named(name) if is_user_file(name) else ALGORITHMS.given(flag, name)
 
 
 def preset_settings(preset: str, algorithm: str) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.inputs import TABLE, inputs_json
-from tff_agnostic.errors import counted
+from tff_agnostic.errors import agreeing, counted
 from tff_agnostic.files import make_folder, read_json, write_json, write_npz, write_text
 from tff_agnostic.later import matplotlib, tf
 from tff_agnostic.metrics.columns import RunRows
@@ -89,7 +89,7 @@ def leave_results(
     if num_skipped:
         print(
             f"{num_skipped} of {counted(config.rounds, 'round')} "
-            f"{'was' if num_skipped == 1 else 'were'} {skipped_rounds(spec.settings())}"
+            f"{agreeing(num_skipped, 'was', 'were')} {skipped_rounds(spec.settings())}"
         )
     if draws:
         draw_run(folder.plots, task, rows.columns, values, client_figures(reports))

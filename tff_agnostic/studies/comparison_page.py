@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Optional
 
+from tff_agnostic.errors import agreeing, counted
 from tff_agnostic.metrics.formatting import with_percent
 from tff_agnostic.models.model import Measure
 from tff_agnostic.reports.page import (
@@ -98,8 +99,8 @@ def comparison_page(
         title or usual_title(record),
         [
             *in_line(names),
-            f": {count} trial{'s' * (count > 1)} each. Numbers are those of compare.json: means "
-            "over the trials and, in parentheses, standard deviations.",
+            f": {counted(count, 'trial')} each. Numbers are those of compare.json: means over the "
+            "trials and, in parentheses, standard deviations.",
         ],
         [
             Section("verdict", "The verdict", _verdict(record)),
@@ -243,7 +244,7 @@ def _having(record: ComparisonRecord, rows: Sequence[str]) -> list[Part]:
     if len(rows) == len(record.runs):
         return ["All rows have "]
     names = in_line([record.comparison.label(row) for row in rows])
-    return [*names, f" alone {'have' if len(rows) > 1 else 'has'} "]
+    return [*names, f" alone {agreeing(len(rows), 'has', 'have')} "]
 
 
 def _flags(settings: Mapping[str, Any], names: Sequence[str]) -> list[Part]:

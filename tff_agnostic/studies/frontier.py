@@ -17,7 +17,7 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.errors import UserError, counted
+from tff_agnostic.errors import UserError, agreeing, counted
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure
 from tff_agnostic.registry import Registry
@@ -416,10 +416,10 @@ def _answer(verdict: Verdict, algorithms: Mapping[str, str]) -> str:
     better = [algorithms[name] for name in verdict.beyond]
     if better:
         # What lambda led to is a mixture's doing, too: one between those of the grid, maybe.
-        be = "is" if len(better) == 1 else "are"
         return (
-            f"No mixture of this grid {helps}, but {_list(better)} {be} better than all of "
-            "them, and a finer grid (--grid_points) may have one that does"
+            f"No mixture of this grid {helps}, but {_list(better)} "
+            f"{agreeing(len(better), 'is', 'are')} better than all of them, and a finer grid "
+            "(--grid_points) may have one that does"
         )
     return f"No mixture {helps}"
 

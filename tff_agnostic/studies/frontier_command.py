@@ -106,10 +106,11 @@ def draw_frontier(given: GivenRun) -> None:
             # Before first stages are trained.
             check_folder(specs, at.path, False)
         print(
-            f"{counted(len(points), 'mixture')} and {', '.join(arms)} on {own.task}, "
-            f"{counted(own.trials, 'trial')} of each: {at.path}"
+            f"{counted(len(rows) * own.trials, 'run')} on {own.task}: "
+            f"{counted(len(points), 'mixture')} and {', '.join(arms)}, "
+            f"{counted(own.trials, 'trial')} of each; fewer with smaller --grid_points or "
+            f"--trials: {at.path}"
         )
-
         specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)
 
         def check_time_left(seconds: float) -> None:

@@ -13,6 +13,7 @@ from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
 from tff_agnostic.reports.page import TITLE
 from tff_agnostic.run.command_line import GivenRun, TaskOptions, tasks_help
+from tff_agnostic.run.options import algorithm_of_flag
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies.comparison import MAX_TRIALS
@@ -116,7 +117,7 @@ def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
     arms = {
         algorithm_label(name): Arm(WORDS[name].label, WORDS[name].settings, name)
         if name in WORDS
-        else Arm(algorithm_named(name).label, {"algorithm": name})
+        else Arm(algorithm_of_flag(name, "--algorithms").label, {"algorithm": name})
         for name in names
     }
     if not arms or len(arms) < len(names):
