@@ -28,6 +28,7 @@ from tff_agnostic.models.lstm import (
 )
 
 
+@tf.autograph.experimental.do_not_convert
 def cifg(
     x: tf.Tensor,
     mask: Optional[tf.Tensor],

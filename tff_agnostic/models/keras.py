@@ -136,9 +136,11 @@ def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> M
     """Returns a model with the initial weights of a seed, equal to `model` in all else.
 
     Args:
-        model: The result of `model_from_keras` for `build`.
+        model: The result of `model_from_keras` for `build` and its first seed, 0.
         seed: Seeds the initial weights.
     """
+    if seed == 0:
+        return model
     tf.keras.utils.set_random_seed(seed)
     return dataclasses.replace(model, initial_weights=_values(build()))
 
