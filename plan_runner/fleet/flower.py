@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import httpx
 from cryptography.hazmat.primitives import serialization
@@ -48,6 +48,7 @@ from plan_runner.fleet.members import Exchange
 from plan_runner.fleet.node import Node
 from plan_runner.fleet.server import FleetServer
 from plan_runner.fleet.settings import read_node_settings, read_server_settings
+from plan_runner.fleet.wire import refused, tag_of, tagged
 
 EVENTS, SERVING = "events.jsonl", "serving"
 
@@ -73,7 +74,8 @@ class FlowerChannel:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._waiting: dict[str, tuple[str, float]] = {}
+        # By Flower's ids of messages.
+        self._waiting: dict[str, _Sent] = {}
         self._nodes: list[str] = []
         self._answers: list[tuple[str, bytes]] = []
         self._looked = self._pulled = -_NODES_SECONDS
@@ -92,9 +94,9 @@ class FlowerChannel:
             Message(_record(requests[name]), int(name), _TYPE, ttl=timeout) for name in names
         ]
         until = time.monotonic() + timeout
-        for name, sent in zip(names, self._grid.push_messages(messages)):
-            if sent is not None:
-                self._waiting[sent] = name, until
+        for name, key in zip(names, self._grid.push_messages(messages)):
+            if key is not None:
+                self._waiting[key] = _Sent(name, until, tag_of(requests[name]))
 
     def receive(self) -> Mapping[str, bytes]:
         """Returns answers that have come since the last call, by their nodes; of each node one."""
@@ -106,16 +108,28 @@ class FlowerChannel:
 
     def _pull(self) -> None:
         now = time.monotonic()
-        self._waiting = {key: value for key, value in self._waiting.items() if value[1] > now}
+        self._waiting = {key: sent for key, sent in self._waiting.items() if sent.until > now}
         if not self._waiting or now < self._pulled + _POLL_SECONDS:
             return
         for reply in self._grid.pull_messages(list(self._waiting)):
-            name, _ = self._waiting.pop(reply.metadata.reply_to_message_id, ("", 0.0))
+            sent = self._waiting.pop(reply.metadata.reply_to_message_id, None)
+            if sent is None:
+                continue
             if reply.has_error():
-                _log().warning("node %s: %s", name, reply.error.reason)
-            elif name:
-                self._answers.append((name, _content(reply)))
+                # Flower's own: the node will not answer, which is told in its place.
+                words = refused(f"nothing, Flower says of it: {reply.error.reason}")
+                self._answers.append((sent.node, tagged(words, sent.tag)))
+            else:
+                self._answers.append((sent.node, _content(reply)))
         self._pulled = time.monotonic()
+
+
+class _Sent(NamedTuple):
+    """A request that waits for its answer until a time of the clock."""
+
+    node: str
+    until: float
+    tag: str
 
 
 class _Events:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Optional, Protocol
 
 from plan_runner.errors import PlanError
-from plan_runner.fleet.wire import Kind, Message, decoded, identity_text
+from plan_runner.fleet.wire import Kind, Message, decoded, identity_text, tagged
 from plan_runner.secure_aggregation.primitives import is_signed
 from plan_runner.secure_aggregation.sum_plan import Identities
 
@@ -166,8 +166,7 @@ class Members:
             batch = {}
             for identity in [i for i in self.reachable() if i in unsent]:
                 tag = secrets.token_hex(8)
-                message = unsent.pop(identity)
-                request = dataclasses.replace(message, head={**message.head, "tag": tag}).encoded()
+                request = tagged(unsent.pop(identity), tag)
                 waiting[tag] = identity
                 batch[self._nodes[identity]] = request
                 down += len(request)

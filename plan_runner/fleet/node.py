@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -27,7 +26,7 @@ from plan_runner.fleet.settings import (
     read_identity,
     read_roster,
 )
-from plan_runner.fleet.wire import Kind, Message, decoded, identity_text
+from plan_runner.fleet.wire import Kind, Message, decoded, identity_text, refused, tagged
 from plan_runner.private_sums.account import NodeAccount
 from plan_runner.private_sums.noise import check_sum_plan, noise_of_export
 from plan_runner.private_sums.skellam import Draw, skellam
@@ -37,7 +36,6 @@ from plan_runner.secure_aggregation.sessions import SessionFolder
 from plan_runner.secure_aggregation.sum_plan import Identities, SumPlan
 
 _SERVER = "message of the server"
-_LONGEST_WORDS = 1000
 _ACCOUNT = "noised_sums.jsonl"
 _FAILED = "the client's work failed on this node, whose log says why"
 
@@ -99,13 +97,12 @@ class Node:
                 answer = self._answers[message.kind](message, self._plan(message))
         except PlanError as e:
             _log().warning("refused: %s", e)
-            answer = _refused(str(e))
+            answer = refused(str(e))
         # A server's words must not end a node.
         except Exception as e:
             _log().exception("a request failed")
-            answer = _refused(f"{type(e).__name__} on this node, whose log says more")
-        # By which the server knows what is answered.
-        return dataclasses.replace(answer, head={**answer.head, "tag": tag}).encoded()
+            answer = refused(f"{type(e).__name__} on this node, whose log says more")
+        return tagged(answer, tag)
 
     def close(self) -> None:
         """Ends the processes that play."""
@@ -258,10 +255,6 @@ class _Plan:
     def close(self) -> None:
         """Ends the process that plays."""
         self._player.close()
-
-
-def _refused(words: str) -> Message:
-    return Message(Kind.REFUSED, {"words": " ".join(words.split())[:_LONGEST_WORDS]})
 
 
 @contextlib.contextmanager

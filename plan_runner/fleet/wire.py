@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 
 from plan_runner.errors import PlanError
 from plan_runner.secure_aggregation.primitives import digest
@@ -21,6 +21,7 @@ _LENGTH_BYTES = 4
 _START = len(_MARK) + 2 + _LENGTH_BYTES
 _LONGEST_HEAD = 1 << 16
 _MOST_PARTS = 4
+_LONGEST_WORDS = 1000
 _SIZES = "sizes"
 _T = TypeVar("_T")
 
@@ -126,6 +127,21 @@ def decoded(data: bytes, where: str) -> Message:
         parts.append(data[at : at + size])
         at += size
     return Message(Kind(number), head, tuple(parts), where)
+
+
+def tag_of(request: bytes) -> str:
+    """Returns the tag of a request; see `tagged`."""
+    return decoded(request, "request").get("tag", str)
+
+
+def refused(words: str) -> Message:
+    """Returns an answer in words."""
+    return Message(Kind.REFUSED, {"words": " ".join(words.split())[:_LONGEST_WORDS]})
+
+
+def tagged(message: Message, tag: Optional[str]) -> bytes:
+    """Returns a message as bytes, with a request's tag, by which the server knows its answer."""
+    return dataclasses.replace(message, head={**message.head, "tag": tag}).encoded()
 
 
 def identity_text(challenge: bytes, manifest: bytes) -> bytes:

@@ -19,7 +19,7 @@ from plan_runner.fleet.settings import (
     Timeouts,
     manifest_sha256,
 )
-from plan_runner.fleet.wire import Kind, decoded
+from plan_runner.fleet.wire import Kind, decoded, refused, tag_of, tagged
 from plan_runner.private_sums.skellam import Draw, skellam
 from plan_runner.secure_aggregation import primitives
 from plan_runner.secure_aggregation.messages import Type
@@ -37,11 +37,13 @@ def stage_of(request: bytes) -> str:
 
 
 class LocalChannel:
-    """Calls nodes at once. `lost` says what does not arrive, by node and stage."""
+    """Calls nodes at once. `lost` says what does not arrive, by node and stage; `failing`, of what
+    the transport itself knows that no answer will come."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = dict(nodes)
         self.lost: Callable[[str, str], bool] = lambda node, stage: False
+        self.failing = self.lost
         # Number of the round of the last request.
         self.round = 0
         self.carried: list[tuple[str, str, bytes, bytes]] = []
@@ -55,6 +57,9 @@ class LocalChannel:
         for node, request in requests.items():
             self.round = decoded(request, "request").head.get("round", self.round)
             if self.lost(node, stage_of(request)):
+                continue
+            if self.failing(node, stage_of(request)):
+                self._answers.append((node, tagged(refused("nothing"), tag_of(request))))
                 continue
             answer = self._nodes[node].answer(request)
             self.carried.append((node, stage_of(request), request, answer))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from plan_runner.fleet.app_files import app_files
+from plan_runner.fleet.wire import Kind, Message, decoded
 
 _RUNNER = Path(__file__).absolute().parents[3] / "plan_runner"
 
@@ -40,6 +41,10 @@ def flower():
     return flower
 
 
+def _request(part, tag="tag"):
+    return Message(Kind.WORK, {"tag": tag}, (part,)).encoded()
+
+
 class _Grid:
     """Answers messages with what they hold, turned around, when they are pulled."""
 
@@ -47,7 +52,7 @@ class _Grid:
         from flwr.supercore.task_identity import TaskIdentity
 
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self._flower, self.sent, self.refused = flower, {}, set()
+        self._flower, self.sent, self.refused, self.failing = flower, {}, set(), set()
 
     def get_node_ids(self):
         return [1, 2**63 + 5]
@@ -64,12 +69,14 @@ class _Grid:
         return keys
 
     def pull_messages(self, keys):
-        from flwr.app import Message
+        from flwr.app import Error, Message
 
         replies = []
         for key in keys:
             message = self.sent.pop(key, None)
-            if message is not None:
+            if message is not None and message.metadata.dst_node_id in self.failing:
+                replies.append(Message(Error(3, "the node is\ngone"), reply_to=message))
+            elif message is not None:
                 content = self._flower._content(message)[::-1]
                 replies.append(Message(self._flower._record(content), reply_to=message))
         return replies
@@ -81,9 +88,10 @@ def test_bytes_travel_to_nodes_and_back(flower, size):
     channel = flower.FlowerChannel(grid)
     one, two = channel.nodes()
     assert two == str(2**63 + 5)
-    content = bytes(range(10)) * (size // 10)
-    channel.send({one: content, two: content + b"x"}, 60)
-    assert channel.receive() == {one: content[::-1], two: b"x" + content[::-1]}
+    content = _request(bytes(range(10)) * (size // 10))
+    other = _request(b"x")
+    channel.send({one: content, two: other}, 60)
+    assert channel.receive() == {one: content[::-1], two: other[::-1]}
     assert channel.receive() == {}
 
 
@@ -91,8 +99,21 @@ def test_a_message_that_cannot_be_sent_is_one_without_an_answer(flower):
     grid = _Grid(flower)
     grid.refused = {1}
     channel = flower.FlowerChannel(grid)
-    channel.send({"1": b"a", str(2**63 + 5): b"bc"}, 60)
-    assert channel.receive() == {str(2**63 + 5): b"cb"}
+    channel.send({"1": _request(b"a"), str(2**63 + 5): _request(b"bc")}, 60)
+    assert channel.receive() == {str(2**63 + 5): _request(b"bc")[::-1]}
+
+
+def test_an_error_reply_of_flower_is_a_refusal_of_the_request(flower):
+    grid = _Grid(flower)
+    grid.failing = {1}
+    channel = flower.FlowerChannel(grid)
+    channel.send({"1": _request(b"a", "one"), str(2**63 + 5): _request(b"bc")}, 60)
+    answers = channel.receive()
+    assert answers.pop(str(2**63 + 5)) == _request(b"bc")[::-1]
+    answer = decoded(answers.pop("1"), "answer")
+    assert (answer.kind, answer.head["tag"]) == (Kind.REFUSED, "one")
+    assert answer.head["words"] == "nothing, Flower says of it: the node is gone"
+    assert not answers and channel.receive() == {}
 
 
 class _SuperNode:

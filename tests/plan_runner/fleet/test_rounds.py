@@ -209,6 +209,17 @@ def test_a_late_node_is_waited_for_as_long_as_the_others_took(fleet, tmp_path, m
         served(fleet, tmp_path, 2, channel, timeouts=timeouts, attempts=1, rest_rounds=0)
 
 
+def test_a_node_of_which_the_transport_knows_that_it_fails_is_not_waited_for(fleet, tmp_path):
+    channel = LocalChannel(fleet.nodes())
+    stage = next(iter(_STAGES[fleet.profile]))
+    channel.failing = lambda node, asked: node == "dee" and asked == stage
+    told = served(fleet, tmp_path, 1, channel, timeouts=Timeouts(*[300.0] * 7))
+    failed = told.exchanges[0][2]
+    assert (failed.asked, failed.answered) == (4, 3) and failed.seconds < 100
+    assert any("node dee: it answers: nothing" in line for line in told.lines)
+    assert events(tmp_path, "opened")[0]["names"] == ["ann", "bob", "cyd"]
+
+
 def test_openings_are_asked_for_again_before_a_sum_is_given_up(fleet, tmp_path):
     if fleet.profile != "secure":
         pytest.skip("plain sums are not opened")
