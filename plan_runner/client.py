@@ -4,7 +4,7 @@ import abc
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Optional
 
@@ -171,14 +171,14 @@ class ClientGraph:
                 f"{selector.collection_uri!r} as in the graph, found "
                 f"{spec.example_selector.collection_uri!r}"
             )
-        self._session = GraphSession(
-            load_graph(graph_def, f"{_WHERE}: graph"),
-            _WHERE,
-            session_config(plan.tensorflow_config_proto, f"{_WHERE}: tensorflow_config_proto"),
-            constants(spec.constant_inputs, f"{_WHERE}: constant_inputs"),
-        )
-        with _closed_on_error(self._session):
+        graph = load_graph(graph_def, f"{_WHERE}: graph")
+        config = session_config(plan.tensorflow_config_proto, f"{_WHERE}: tensorflow_config_proto")
+        always = constants(spec.constant_inputs, f"{_WHERE}: constant_inputs")
+        with contextlib.ExitStack() as stack:
+            self._session = stack.enter_context(GraphSession(graph, _WHERE, config, always))
             self._session.require([*paths, *self._feed.feeds([]), *self._names])
+            # All is well: the session stays open.
+            stack.pop_all()
 
     def check_cohort(self, clients: Sized) -> None:
         """Checks that enough clients take part."""
@@ -212,15 +212,6 @@ class ClientGraph:
     def close(self) -> None:
         """Ends its session."""
         self._session.close()
-
-
-@contextlib.contextmanager
-def _closed_on_error(session: GraphSession) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        session.close()
-        raise
 
 
 _EXAMPLES = "plan_runner_examples"

@@ -84,7 +84,8 @@ class DafProfile(Profile):
         self._prepare = _ServerGraph(
             plan.server_graph_prepare_bytes,
             phase.tensorflow_spec_prepare,
-            (paths[:1], paths[1:]),
+            paths[:1],
+            paths[1:],
             f"{_WHERE}: prepare",
         )
         paths = _paths(after, f"{_WHERE}: result_router")
@@ -94,7 +95,8 @@ class DafProfile(Profile):
             self._result = _ServerGraph(
                 plan.server_graph_result_bytes,
                 phase.tensorflow_spec_result,
-                (paths[:2], paths[2:]),
+                paths[:2],
+                paths[2:],
                 f"{_WHERE}: result",
                 ("output_tensor_specs",),
             )
@@ -159,7 +161,8 @@ class _ServerGraph:
         self,
         packed: Any,
         spec: Any,
-        paths: tuple[Sequence[str], Sequence[str]],
+        reads: Sequence[str],
+        writes: Sequence[str],
         where: str,
         optional: Sequence[str] = (),
     ) -> None:
@@ -171,7 +174,6 @@ class _ServerGraph:
             ("constant_inputs", *optional),
         )
         inputs = tensor_specs(spec.input_tensor_specs, f"{where}: input_tensor_specs")
-        reads, writes = paths
         if set(inputs) != {*reads, *writes}:
             raise PlanError(
                 f"{where}: input_tensor_specs: expected {sorted([*reads, *writes])}, "

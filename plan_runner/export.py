@@ -283,7 +283,9 @@ def _entries(folder: Path) -> Iterator[str]:
             yield (Path(parent) / name).relative_to(folder).as_posix()
 
 
-def read_arrays(path: Path, max_unpacked_mb: float) -> dict[str, np.ndarray]:
+def read_arrays(
+    path: Path, max_unpacked_mb: float = DEFAULT_LIMITS.max_unpacked_mb
+) -> dict[str, np.ndarray]:
     """Returns the arrays of an .npz file.
 
     Args:

@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,11 @@ class Bounds:
         """Its memory, in bytes."""
         return int(self.max_memory_gb * 1e9)
 
+    @property
+    def on_memory(self) -> str:
+        """What is expected of its memory, for messages."""
+        return f"expected to need at most {self.max_memory_gb:g} GB (--max_memory_gb)"
+
 
 class Listener(Protocol):
     """Receives the events of an isolated function."""
@@ -86,6 +92,34 @@ class Listener(Protocol):
 
     def results(self, folder: Path) -> None:
         """There are results in a folder, which the listener removes."""
+
+
+class ResultsTaker:
+    """A `Listener` that reads results, and heeds nothing else.
+
+    Args:
+        take: Reads them in their folder, which is removed then.
+
+    Attributes:
+        taken: What it returned last; None before.
+    """
+
+    def __init__(self, take: Callable[[Path], Any]) -> None:
+        self._take = take
+        self.taken: Any = None
+
+    def step(self, name: str) -> None:
+        """Has nothing to do."""
+
+    def line(self, text: str) -> None:
+        """Has nothing to do."""
+
+    def results(self, folder: Path) -> None:
+        """Reads them."""
+        try:
+            self.taken = self._take(folder)
+        finally:
+            shutil.rmtree(folder)
 
 
 class NoEventError(ValueError):
@@ -178,11 +212,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
     except Refused as e:
         sender.send(ERROR, str(e))
     except MemoryError:
-        sender.send(
-            ERROR,
-            f"expected to need at most {bounds.max_memory_gb:g} GB (--max_memory_gb), it needs "
-            "more",
-        )
+        sender.send(ERROR, f"{bounds.on_memory}, it needs more")
     # An unforeseen effect of a stranger's file: one line for the user.
     except Exception as e:
         traceback.print_exc()
@@ -337,12 +367,11 @@ class Process:
         actions = {STEP: self._begin, **self._actions(listener)}
         status = None
         self._begin(self._step)
-        while piece := self._next_piece():
-            for kind, value in self._events(piece):
-                if kind == STATUS:
-                    status = value
-                else:
-                    actions[kind](value)
+        for kind, value in self._events():
+            if kind == STATUS:
+                status = value
+            else:
+                actions[kind](value)
         if status is None:
             raise self._ended()
         return status
@@ -362,11 +391,10 @@ class Process:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
-        while piece := self._next_piece():
-            for kind, value in self._events(piece):
-                if kind == STATUS:
-                    return
-                actions[kind](value)
+        for kind, value in self._events():
+            if kind == STATUS:
+                return
+            actions[kind](value)
         raise self._ended()
 
     def _actions(self, listener: Listener) -> dict[str, Callable[[Any], None]]:
@@ -377,9 +405,11 @@ class Process:
             REFUSED: _refuse,
         }
 
-    def _events(self, piece: bytes) -> Iterator[tuple[str, Any]]:
+    def _events(self) -> Iterator[tuple[str, Any]]:
+        """Yields what it reports, until it ends."""
         try:
-            yield from self._decoder.feed(piece)
+            while piece := self._next_piece():
+                yield from self._decoder.feed(piece)
         except NoEventError as e:
             raise self._reports(e) from e
 
@@ -420,23 +450,21 @@ class Process:
             )
         # Beside the kernel's limit, which does not count files that are mapped into memory.
         if _resident_bytes(self._process.pid) > bounds.memory_bytes:
-            raise self._too_large("it needs more and was ended")
+            raise IsolationError(self._too_large("it needs more and was ended"))
 
     def _ended(self) -> ProcessEnded:
         """Returns the message for a process that has ended without a status."""
         code = self._process.wait()
         if code < 0:
             name = signal.Signals(-code).name
-            found = self._too_large(f"its process ended by {name}, as for lack of memory")
-            return ProcessEnded(str(found))
+            return ProcessEnded(
+                self._too_large(f"its process ended by {name}, as for lack of memory")
+            )
         last = self._last_error() or "it said nothing"
         return ProcessEnded(f"{self._step}: its process ended with status {code} ({last})")
 
-    def _too_large(self, found: str) -> IsolationError:
-        most = self._bounds.max_memory_gb
-        return IsolationError(
-            f"{self._step}: expected to need at most {most:g} GB (--max_memory_gb), {found}"
-        )
+    def _too_large(self, found: str) -> str:
+        return f"{self._step}: {self._bounds.on_memory}, {found}"
 
     def _last_error(self) -> str:
         size = os.fstat(self._errors.fileno()).st_size

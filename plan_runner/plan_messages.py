@@ -11,6 +11,7 @@ from google.protobuf import message
 
 from plan_runner import plan_pb2
 from plan_runner.errors import PlanError, reason
+from plan_runner.export import CLIENT_ONLY_PLAN, PLAN, Export
 
 PLAN_VERSION = 1
 
@@ -41,6 +42,12 @@ def parse_plan(content: bytes, where: str) -> plan_pb2.Plan:
     if len(plan.phase) != 1:
         raise PlanError(f"{where}: phase: expected one, found {len(plan.phase)}")
     return plan
+
+
+def read_plans(export: Export) -> tuple[plan_pb2.Plan, plan_pb2.ClientOnlyPlan]:
+    """Reads the plan of an export, and the one that devices get."""
+    plan = parse_plan(export.read(PLAN), PLAN)
+    return plan, parse(plan_pb2.ClientOnlyPlan, export.read(CLIENT_ONLY_PLAN), CLIENT_ONLY_PLAN)
 
 
 def check_parts(

@@ -6,14 +6,12 @@ Checks that do not need TensorFlow come before its import.
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 
-from plan_runner import export as exports
-from plan_runner import plan_pb2
 from plan_runner.errors import PlanError
 from plan_runner.export import (
     DEFAULT_LIMITS,
@@ -25,9 +23,9 @@ from plan_runner.export import (
     open_export,
     read_arrays,
 )
-from plan_runner.isolation import Bounds, IsolationError, Listener, run_isolated
+from plan_runner.isolation import Bounds, IsolationError, Listener, ResultsTaker, run_isolated
 from plan_runner.kernel import Kernel, find_kernel, give_kernel
-from plan_runner.plan_messages import parse, parse_plan
+from plan_runner.plan_messages import read_plans
 from plan_runner.sandbox import Refused, missing
 
 _LOADING = "loading the plan"
@@ -95,7 +93,8 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
     """
     listener.step("reading the export")
     export = open_export(Path(request.plan), request.limits)
-    _check_messages(export)
+    # All that is not TensorFlow's is parsed before its import.
+    read_plans(export)
     if request.verify:
         _check_conformance(export)
     listener.line(
@@ -174,13 +173,6 @@ def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) ->
         return play(Request.from_json(payload["request"]), listener, scratch)
 
 
-def _check_messages(export: Export) -> None:
-    """Parses the parts of both plans that are not TensorFlow's."""
-    parse_plan(export.read(exports.PLAN), exports.PLAN)
-    name = exports.CLIENT_ONLY_PLAN
-    parse(plan_pb2.ClientOnlyPlan, export.read(name), name)
-
-
 def _check_conformance(export: Export) -> None:
     """Checks the sizes that the files of the conformance rounds claim to have."""
     limits, conformance = export.limits, export.manifest.conformance
@@ -249,29 +241,12 @@ def read_state(path: Path, limits: Limits, trust: bool) -> dict[str, np.ndarray]
         trust: Do without a sandbox.
     """
     check_sandbox("--server_state", trust)
-    taker = _Taker(limits)
+    # They were in that process's memory, too.
+    taker = ResultsTaker(lambda folder: read_arrays(folder / _TENSORS, limits.max_memory_gb * 1e3))
     payload = {"path": str(path)}
     target = f"{__name__}:{_read_payload.__name__}"
     call_isolated(target, payload, limits.bounds, taker, [str(path)], trust)
-    return dict(taker.tensors)
-
-
-class _Taker:
-    """A `isolation.Listener` that takes the tensors."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self.tensors: Mapping[str, np.ndarray] = {}
-
-    def step(self, name: str) -> None:
-        """Has nothing to do."""
-
-    def line(self, text: str) -> None:
-        """Has nothing to do."""
-
-    def results(self, folder: Path) -> None:
-        # They were in that process's memory, too.
-        self.tensors = read_arrays(folder / _TENSORS, self._limits.max_memory_gb * 1e3)
+    return dict(taker.taken or {})
 
 
 def _read_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:

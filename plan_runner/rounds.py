@@ -21,7 +21,6 @@ from plan_runner.client import Client
 from plan_runner.daf import DafProfile
 from plan_runner.errors import PlanError, counted, reason
 from plan_runner.export import (
-    DEFAULT_LIMITS,
     METRICS,
     ROUNDING,
     STATE,
@@ -32,7 +31,7 @@ from plan_runner.export import (
     read_arrays,
 )
 from plan_runner.graph_session import check_tensors, read_checkpoint, type_of, write_checkpoint
-from plan_runner.plan_messages import parse, parse_plan
+from plan_runner.plan_messages import parse_plan, read_plans
 from plan_runner.profile import Profile, RoundOutcome
 from plan_runner.secure import SecureProfile
 from plan_runner.tflite import TfLiteBeside
@@ -375,11 +374,6 @@ def verify(
         yield RoundCheck(result.number, len({*wanted, *found}), differing)
 
 
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of an .npz file; see `export.read_arrays`."""
-    return read_arrays(path, DEFAULT_LIMITS.max_unpacked_mb)
-
-
 def relative_difference(expected: np.ndarray, found: np.ndarray) -> float:
     """Returns the largest difference of two arrays of floats, as a share of the largest number.
 
@@ -467,9 +461,10 @@ def tell_checks(
             tell(f"       and {len(names) - _MOST_NAMES} more")
         rounds, tensors, failing = rounds + 1, tensors + check.tensors, failing + len(names)
         rounded, furthest = rounded + len(check.differing), max(furthest, largest)
-    another = _another_client(export)
+    plan, device = read_plans(export)
+    another = _another_client(plan, device)
     of_rounds = counted(rounds, "round")
-    not_run = f"not run: {', '.join(_not_run(export, devices))}"
+    not_run = f"not run: {', '.join(_not_run(plan, device, devices))}"
     lite, as_lite = devices.beside, ""
     if lite is not None:
         as_lite = f"; {_TFLITE}: {counted(lite.clients, 'client')} up to rounding, {lite.largest:g}"
@@ -491,8 +486,7 @@ def tell_checks(
     return not another and not failing
 
 
-def _not_run(export: Export, devices: OnDevices) -> list[str]:
-    plan, device = _plans(export)
+def _not_run(plan: plan_pb2.Plan, device: plan_pb2.ClientOnlyPlan, devices: OnDevices) -> list[str]:
     names = []
     if devices.beside is None and (device.tflite_graph or plan.client_tflite_graph_bytes):
         names.append(f"{_TFLITE} ({devices.problem})")
@@ -501,9 +495,8 @@ def _not_run(export: Export, devices: OnDevices) -> list[str]:
     return [*names, _NEVER_RUN]
 
 
-def _another_client(export: Export) -> str:
+def _another_client(plan: plan_pb2.Plan, device: plan_pb2.ClientOnlyPlan) -> str:
     """Returns in what the client for devices is another one than the plan's, "" if in nothing."""
-    plan, device = _plans(export)
     graphs = device.graph or device.tflite_graph
     if not graphs:
         return "expected a graph, found none"
@@ -516,11 +509,3 @@ def _another_client(export: Export) -> str:
     if device.HasField("phase") and device.phase != plan.phase[0].client_phase:
         return "expected the phase that was run, found another one"
     return ""
-
-
-def _plans(export: Export) -> tuple[plan_pb2.Plan, plan_pb2.ClientOnlyPlan]:
-    name = exports.CLIENT_ONLY_PLAN
-    return (
-        parse(plan_pb2.Plan, export.read(exports.PLAN), exports.PLAN),
-        parse(plan_pb2.ClientOnlyPlan, export.read(name), name),
-    )

@@ -20,8 +20,8 @@ _PACKAGE = Path(__file__).resolve().parent
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_NO_NEW_PRIVS = 38
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF, _SECCOMP = 444, 445, 446, 317
-# --- files
 
+# --- files
 
 # Rights in the order of their bits, and how many each version of Landlock knows.
 _RIGHTS = (
@@ -65,8 +65,8 @@ _SYSTEM = (
 _INSTALLED = ("site-packages", "dist-packages")
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _NULL = "/dev/null"
-# --- system calls
 
+# --- system calls
 
 # System calls of x86-64. Others are refused: processes, sockets, keys, modules, mounts, tracing,
 # the memory of others, owners and modes of files, which Landlock does not know, and the like.
@@ -125,7 +125,7 @@ _OPEN_FLAGS = [
 ]
 _CLONE_THREAD = 0x00010000
 # New namespaces: of mounts, groups of control, hosts, messages, users, processes, networks, times.
-_CLONE_NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000
+_CLONE_NEW = 1 << 17 | 1 << 25 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 7
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: none that changes a device.
 _IOCTLS = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
 # Descriptors and their flags; no locks on files of others, and no signals to owners.
@@ -363,6 +363,3 @@ def _checked(result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
-
-
-_CLONE_NEW |= 0x40000000 | 0x00000080

@@ -12,16 +12,15 @@ from google.protobuf import message
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.lite.python import schema_py_generated as schema
 
-from plan_runner import export as exports
 from plan_runner import plan_pb2
 from plan_runner.errors import PlanError, reason
-from plan_runner.export import Export
+from plan_runner.export import CLIENT_ONLY_PLAN, Export
 from plan_runner.graph_check import Permissions, check_graph, constants, tensor_specs
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.kernel import kernel_problem, token_of
-from plan_runner.plan_messages import parse
+from plan_runner.plan_messages import read_plans
 
-_WHERE = f"{exports.CLIENT_ONLY_PLAN}: tflite_graph"
+_WHERE = f"{CLIENT_ONLY_PLAN}: tflite_graph"
 _FLEX = "Flex"
 # Exceptions of readers of damaged files.
 _DAMAGE = (
@@ -33,7 +32,6 @@ _DAMAGE = (
     message.DecodeError,
     struct.error,
 )
-_IN_CLIENT = "client_only_plan.pb: tflite_graph"
 _NO_FLEX = "link the Flex delegate"
 
 
@@ -46,14 +44,14 @@ class TfLiteClient:
 
     def __init__(self, content: bytes, phase: plan_pb2.ClientPhase) -> None:
         self._spec, self._router = phase.tensorflow_spec, phase.federated_compute
-        where = f"{_IN_CLIENT}: constant_inputs"
+        where = f"{_WHERE}: constant_inputs"
         self._constants = {}
         for tensor, value in constants(self._spec.constant_inputs, where).items():
             # A client of the platform feeds text.
             if value.shape:
                 raise PlanError(f"{where}: {tensor}: expected one value, found {value.shape}")
             self._constants[tensor] = value.item()
-        self._outputs = tensor_specs(self._spec.output_tensor_specs, f"{_IN_CLIENT}: outputs")
+        self._outputs = tensor_specs(self._spec.output_tensor_specs, f"{_WHERE}: outputs")
         try:
             self._interpreter = tf.lite.Interpreter(model_content=content)
             self._interpreter.allocate_tensors()
@@ -61,7 +59,7 @@ class TfLiteClient:
             # As in TensorFlow 2.21's package: the graph is not to blame.
             if _NO_FLEX in str(e):
                 raise PlanError("TFLite has no Flex delegate in this TensorFlow") from e
-            raise PlanError(f"{_IN_CLIENT}: expected a graph for TFLite, found {reason(e)}") from e
+            raise PlanError(f"{_WHERE}: expected a graph for TFLite, found {reason(e)}") from e
         self._inputs = _indices(self._interpreter.get_input_details())
 
     def run(
@@ -77,18 +75,16 @@ class TfLiteClient:
         feeds.update(self._constants)
         if set(feeds) != set(self._inputs):
             raise PlanError(
-                f"{_IN_CLIENT}: expected inputs {sorted(feeds)}, found {sorted(self._inputs)}"
+                f"{_WHERE}: expected inputs {sorted(feeds)}, found {sorted(self._inputs)}"
             )
         try:
             for tensor, value in feeds.items():
                 self._interpreter.set_tensor(self._inputs[tensor], np.array(value, np.bytes_))
             self._interpreter.invoke()
         except (RuntimeError, ValueError) as e:
-            raise PlanError(f"{_IN_CLIENT}: client {name}: the graph failed ({reason(e)})") from e
+            raise PlanError(f"{_WHERE}: client {name}: the graph failed ({reason(e)})") from e
         if update is not None and not update.is_file():
-            raise PlanError(
-                f"{_IN_CLIENT}: client {name}: expected an update, the graph wrote none"
-            )
+            raise PlanError(f"{_WHERE}: client {name}: expected an update, the graph wrote none")
         found = _indices(self._interpreter.get_output_details())
         return {output: self._interpreter.get_tensor(found[output]) for output in self._outputs}
 
@@ -135,9 +131,7 @@ class TfLiteBeside:
 
 def tflite_beside(export: Export) -> TfLiteBeside:
     """Returns what runs an export's TFLite graph."""
-    plan = parse(plan_pb2.Plan, export.read(exports.PLAN), exports.PLAN)
-    name = exports.CLIENT_ONLY_PLAN
-    device = parse(plan_pb2.ClientOnlyPlan, export.read(name), name)
+    plan, device = read_plans(export)
     if not device.tflite_graph:
         raise PlanError(f"{_WHERE}: expected one, found none")
     if kernel_problem():

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plan_runner.errors import PlanError, counted
-from plan_runner.export import DEFAULT_LIMITS, SERVER_STATE, STATE, SUFFIX, TRAINING, read_arrays
+from plan_runner.export import SERVER_STATE, STATE, SUFFIX, TRAINING, read_arrays
 from plan_runner.fleet.player import Examples, Player
 from plan_runner.fleet.settings import manifest_sha256
 from plan_runner.fleet.state_folder import JOURNAL, OPENED, sums_file
@@ -99,7 +99,7 @@ def _has_nodes_noise(
         for event in rounds:
             number, names, down = event["round"], event["names"], player.begin(state)
             path = folder / sums_file(TRAINING, number)
-            opened = read_arrays(path, DEFAULT_LIMITS.max_unpacked_mb)
+            opened = read_arrays(path)
             if noise.takes_part == 1:
                 sent = (player.values(name, down, Examples([files[name]])) for name in names)
                 found += list(noise_in_units(noise, opened, added(sent), len(names)))

@@ -266,7 +266,7 @@ def run_server(
             ended = _follow_run(processes, events, settings.state, tell)
             if ended is None:
                 return
-            tell(f"server: {ended}; goes on from what is on the disk")
+            tell(f"server: {ended} has ended; goes on from what is on the disk")
             for name in ("superexec", SUPERLINK):
                 processes.end(name)
             start()
@@ -284,10 +284,10 @@ def _follow_run(
         gone = None
         for name in (SUPERLINK, "superexec", "proxy"):
             if processes.status(name) is not None:
-                gone = f"{name} has ended"
+                gone = name
         if has_started and gone is None:
             with contextlib.suppress(BlockingIOError), flower.serving(state, wait=False):
-                gone = "the ServerApp has ended"
+                gone = "the ServerApp"
         for event in events.new():
             has_started = has_started or "pid" in event
             if "error" in event:
@@ -296,7 +296,7 @@ def _follow_run(
                 return None
             if "line" in event:
                 tell(event["line"])
-        if gone == "proxy has ended":
+        if gone == "proxy":
             raise PlanError(f"proxy: {processes.said('proxy')}")
         if gone is not None:
             return gone

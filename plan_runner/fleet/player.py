@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import io
 import json
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -23,7 +22,6 @@ from plan_runner.play import check_sandbox
 from plan_runner.secure_aggregation.sum_plan import SummedTensor, SumPlan
 
 _FUNCTION = "plan_runner.fleet.playing:play_requests"
-_LENGTH = struct.Struct("<Q")
 _T = TypeVar("_T")
 
 
@@ -223,12 +221,7 @@ def _of_client(name: str, examples: Examples) -> tuple[dict[str, Any], dict[str,
         "paths": [str(path) for path in examples.paths],
         "are_stored": examples.are_stored,
     }
-    return request, {worker.EXAMPLES: framed(examples.records)}
-
-
-def framed(records: Iterable[bytes]) -> bytes:
-    """Returns records as one text: each with its length before it."""
-    return b"".join(_LENGTH.pack(len(record)) + record for record in records)
+    return request, {worker.EXAMPLES: worker.framed(examples.records)}
 
 
 def secure_sums(sums: Mapping[str, np.ndarray]) -> bytes:

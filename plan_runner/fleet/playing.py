@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -21,6 +20,7 @@ from plan_runner.client_store import DOMAIN, LABEL
 from plan_runner.daf import read_update
 from plan_runner.errors import PlanError
 from plan_runner.export import (
+    PLAN,
     SERVER_STATE,
     Export,
     Limits,
@@ -30,7 +30,6 @@ from plan_runner.export import (
     read_arrays,
 )
 from plan_runner.fleet import worker
-from plan_runner.fleet.worker import serve
 from plan_runner.graph_session import check_tensors, read_checkpoint, write_checkpoint
 from plan_runner.isolation import Listener
 from plan_runner.kernel import Kernel, give_kernel
@@ -40,7 +39,6 @@ from plan_runner.profile import RoundOutcome
 from plan_runner.rounds import load_profile, metrics_row, round_line, round_result
 from plan_runner.secure import SecureProfile, in_graph
 
-_LENGTH = struct.Struct("<Q")
 _BEGUN = "begun"
 # Of a plan: the label, and the domain's number.
 _Y = "y"
@@ -62,7 +60,7 @@ def play_requests(payload: dict[str, Any], listener: Listener, scratch: Path) ->
         # States come with requests: a node has none, as one may hold the key of the server's noise.
         export = open_export(Path(payload["export"]), limits, payload["pinned"], (SERVER_STATE,))
         playing = _Playing(export, scratch)
-    return serve(playing.play, listener, scratch)
+    return worker.serve(playing.play, listener, scratch)
 
 
 class _Playing:
@@ -71,7 +69,7 @@ class _Playing:
     def __init__(self, export: Export, scratch: Path) -> None:
         self._export = export
         self._manifest = export.manifest
-        plan = parse_plan(export.read(worker.PLAN), worker.PLAN)
+        plan = parse_plan(export.read(PLAN), PLAN)
         self._profile = load_profile(self._manifest.profile, plan)
         self._scratch = scratch
         # SHA-256 of the state of which the server's first half was played last.
@@ -101,7 +99,6 @@ class _Playing:
             tuple(self._secure_values()),
             manifest.max_clients,
             max(self._profile.client.minimum, 0 if manifest.has_noise else 1),
-            manifest.has_noise,
         )
         (results / worker.ABOUT_FILE).write_text(json.dumps(dataclasses.asdict(about)), "utf-8")
 
@@ -173,7 +170,8 @@ class _Playing:
             yield from examples
         if request["paths"]:
             return
-        for count, record in enumerate(_records((files / worker.EXAMPLES).read_bytes()), 1):
+        records = worker.records_in((files / worker.EXAMPLES).read_bytes())
+        for count, record in enumerate(records, 1):
             where = f"{request['name']}, example {count}"
             check_count(count, most, request["name"])
             if request["are_stored"]:
@@ -220,16 +218,6 @@ class _Playing:
 def _is_trained(name: str) -> bool:
     """Returns whether a tensor of an evaluation's state is the training's."""
     return name.startswith("server/algorithm/") or name == "server/round_num"
-
-
-def _records(content: bytes) -> Iterator[bytes]:
-    """Yields the records of `player.framed`."""
-    at = 0
-    while at < len(content):
-        (length,) = _LENGTH.unpack_from(content, at)
-        at += _LENGTH.size
-        yield content[at : at + length]
-        at += length
 
 
 def as_plans_read(

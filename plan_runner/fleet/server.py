@@ -17,11 +17,7 @@ from plan_runner.errors import PlanError, counted
 from plan_runner.export import EVALUATION, TRAINING, Limits, open_export
 from plan_runner.fleet.members import SAMPLINGS, Channel, Draw, Exchange, Members, PlanHello
 from plan_runner.fleet.player import Player, secure_sums, sum_plan
-from plan_runner.fleet.settings import (
-    ServerSettings,
-    manifest_sha256,
-    read_roster,
-)
+from plan_runner.fleet.settings import ServerSettings, manifest_sha256, read_roster
 from plan_runner.fleet.state_folder import Begun, StateFolder, Track
 from plan_runner.fleet.wire import Kind, Message
 from plan_runner.private_sums.account import ServerAccount
@@ -90,10 +86,11 @@ class FleetServer:
             for kind, export in exports_of.items():
                 pinned = manifest_sha256(export)
                 played = player(export, pinned, settings.limits, settings.trust)
-                plan = _Plan(kind, export, pinned, played, settings, self._folder, self._identities)
-                stack.callback(plan.player.close)
-                plan.load(channel, listener.line)
-                self._plans[kind] = plan
+                stack.callback(played.close)
+                self._plans[kind] = _Plan(
+                    *(kind, export, pinned, played, settings),
+                    *(self._identities, self._folder, channel, listener.line),
+                )
             self._stack = stack.pop_all()
 
     @property
@@ -214,13 +211,16 @@ class _Plan:
         pinned: str,
         player: Player,
         settings: ServerSettings,
-        folder: StateFolder,
         identities: Identities,
+        folder: StateFolder,
+        channel: Channel,
+        tell: Callable[[str], None],
     ) -> None:
-        self._kind, self._export, self._settings = kind, export, settings
-        self._state_folder = folder
+        about = player.about
+        if about.kind != kind:
+            raise PlanError(f"{export}: expected an export of {kind}, found {about.kind}")
+        self.player = player
         self.identities = identities
-        self._pinned, self.player = pinned, player
         # Until which round a node is left out.
         self.resting: dict[bytes, int] = {}
         # Whether there have been as many nodes as are wanted.
@@ -231,19 +231,10 @@ class _Plan:
         self.folder: SessionFolder | None = None
         # What has been told of nodes that add noise.
         self.account: ServerAccount | None = None
-
-    def load(self, channel: Channel, tell: Callable[[str], None]) -> None:
-        """Loads the plan, and takes up its rounds."""
-        settings, about = self._settings, self.player.about
-        if about.kind != self._kind:
-            raise PlanError(
-                f"{self._export}: expected an export of {self._kind}, found {about.kind}"
-            )
-        opened = open_export(self._export, settings.limits, self._pinned)
-        initial = opened.read(exports.SERVER_STATE)
-        self.track = Track(self._state_folder, self._kind, self._pinned, initial)
+        initial = open_export(export, settings.limits, pinned).read(exports.SERVER_STATE)
+        self.track = Track(folder, kind, pinned, initial)
         self.fewest = max(settings.min_clients, about.min_clients)
-        self.most = len(self.identities.names)
+        self.most = len(identities.names)
         if about.max_clients is not None:
             self.most = min(self.most, about.max_clients)
         if self.fewest > self.most:
@@ -253,23 +244,21 @@ class _Plan:
             )
         head: dict[str, Any] = {"sums": ""}
         if about.secure:
-            self.sums = sum_plan(
-                self._pinned, about, settings.min_clients, settings.checks_survivors
-            )
-            self.folder = SessionFolder(self._state_folder.folder / f"{self._kind}_sessions")
-            noise = noise_of_export(self._export, self._pinned)
+            self.sums = sum_plan(pinned, about, settings.min_clients, settings.checks_survivors)
+            self.folder = SessionFolder(folder.folder / f"{kind}_sessions")
+            noise = noise_of_export(export, pinned)
             check_sum_plan(noise, self.sums)
             if noise is not None:
-                path = self._state_folder.folder / f"{self._kind}_{_ACCOUNT}"
+                path = folder.folder / f"{kind}_{_ACCOUNT}"
                 self.account = ServerAccount(path, noise, settings.target_epsilon)
             head = {
                 "sums": self.sums.digest().hex(),
                 "min_clients": settings.min_clients,
                 "checks_survivors": settings.checks_survivors,
             }
-        self.manifest = bytes.fromhex(self._pinned)
+        self.manifest = bytes.fromhex(pinned)
         hello = PlanHello(self.manifest, head)
-        self.members = Members(channel, self.identities, hello, settings.timeouts.hello, tell)
+        self.members = Members(channel, identities, hello, settings.timeouts.hello, tell)
 
 
 class _Round:

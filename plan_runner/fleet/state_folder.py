@@ -13,6 +13,7 @@ and summary.proto).
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import fcntl
 import functools
@@ -24,12 +25,13 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from plan_runner.errors import PlanError
 from plan_runner.export import EVALUATION, STATE, TRAINING
+from plan_runner.secure_aggregation.sessions import sync_folder
 
 JOURNAL = "rounds.jsonl"
 TENSORBOARD = "tensorboard"
@@ -118,7 +120,7 @@ class StateFolder:
                 # A full disk: half a line is no event.
                 os.truncate(path, size)
                 raise
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         self.events.append(dict(event))
 
     def replace(self, name: str, content: bytes) -> None:
@@ -131,7 +133,7 @@ class StateFolder:
                 opened.flush()
                 os.fsync(opened.fileno())
             os.replace(partial, self.folder / name)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
 
     def drop_sums(self, kind: str, number: int) -> None:
         """Removes the sums of a round that is done, unless they are kept."""
@@ -142,9 +144,13 @@ class StateFolder:
         """Lets another server have the folder."""
         os.close(self._lock)
 
-    def one_line(self) -> _OneLine:
-        """Returns a context in which what is wrong with the folder is a line of words."""
-        return _OneLine(self.folder)
+    @contextlib.contextmanager
+    def one_line(self) -> Iterator[None]:
+        """Makes what is wrong with the folder a line of words."""
+        try:
+            yield
+        except OSError as e:
+            raise PlanError(f"{self.folder}: cannot read or write ({e.strerror})") from e
 
 
 class Begun(NamedTuple):
@@ -192,8 +198,7 @@ class Track:
         with folder.one_line():
             for number in {event["round"] for event in self._events(DONE)}:
                 folder.drop_sums(kind, number)
-        for ending, write in _WRITERS.items():
-            folder.replace(f"{self._metrics}{ending}", write(self._rows()).encode())
+        self._write_metrics()
         with folder.one_line():
             rounds = [(row["round"], _scalars(row)) for row in self._rows()]
             self._event_file = EventFile(folder.folder / TENSORBOARD / kind, rounds)
@@ -248,7 +253,7 @@ class Track:
         events = [event for event in self._events(OPENED) if event["round"] == number]
         if not events:
             return None
-        path = self._folder.folder / self._sums_file(number)
+        path = self._folder.folder / sums_file(self.kind, number)
         with self._folder.one_line():
             sums = path.read_bytes()
         if _hashed(sums) != events[-1]["sums"]:
@@ -270,7 +275,7 @@ class Track:
 
     def open(self, number: int, sums: bytes, **facts: Any) -> None:
         """Writes the sums of a round."""
-        self._folder.replace(self._sums_file(number), sums)
+        self._folder.replace(sums_file(self.kind, number), sums)
         self._folder.step(f"{self.kind} {number}: sums written")
         self._write(OPENED, number, sums=_hashed(sums), **facts)
 
@@ -283,13 +288,11 @@ class Track:
         path = self._folder.folder / self._state_file
         with self._folder.one_line():
             os.replace(path.with_name(f"{path.name}{_NEXT}"), path)
-            _sync_folder(self._folder.folder)
+            sync_folder(self._folder.folder)
             self.state = state
             self._folder.step(f"{self.kind} {number}: state replaced")
             self._folder.drop_sums(self.kind, number)
-        for ending, write in _WRITERS.items():
-            text = write(self._rows())
-            self._folder.replace(f"{self._metrics}{ending}", text.encode())
+        self._write_metrics()
         with self._folder.one_line():
             self._event_file.add(number, _scalars(row))
 
@@ -297,20 +300,9 @@ class Track:
         self._folder.write({"event": event, "kind": self.kind, "round": number, **fields})
         self._folder.step(f"{self.kind} {number}: {event}")
 
-    def _sums_file(self, number: int) -> str:
-        return sums_file(self.kind, number)
-
-
-class _OneLine:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        """Has nothing to do."""
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, OSError):
-            raise PlanError(f"{self._folder}: cannot read or write ({error.strerror})") from error
+    def _write_metrics(self) -> None:
+        for ending, write in _WRITERS.items():
+            self._folder.replace(f"{self._metrics}{ending}", write(self._rows()).encode())
 
 
 def _as_lines(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -355,14 +347,6 @@ _WRITERS = {".jsonl": _as_lines, ".csv": _as_table}
 
 def _hashed(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 class EventFile:

@@ -11,14 +11,14 @@ import contextlib
 import dataclasses
 import json
 import shutil
+import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from plan_runner import export as exports
 from plan_runner.isolation import (
     ERRORS,
     REFUSED,
@@ -30,6 +30,7 @@ from plan_runner.isolation import (
     Process,
     ProcessEnded,
     RequestRefused,
+    ResultsTaker,
     Sender,
     described,
 )
@@ -37,7 +38,6 @@ from plan_runner.sandbox import Refused
 
 _REQUEST = "request"
 _T = TypeVar("_T")
-PLAN = exports.PLAN
 # What the plan is: to ABOUT_FILE.
 ABOUT, ABOUT_FILE = "about", "about.json"
 # The state of an evaluation of a training's state: STATE and TRAINED to STATE.
@@ -56,6 +56,22 @@ SUM = "sum"
 END = "end"
 STATE, CLIENT_CHECKPOINT, EXAMPLES = "state.ckpt", "client.ckpt", "examples"
 VALUES, UPDATE, SUMS, TOLD = "values.npz", "update.ckpt", "sums", "told.json"
+_LENGTH = struct.Struct("<Q")
+
+
+def framed(records: Iterable[bytes]) -> bytes:
+    """Returns records as one text, the content of EXAMPLES: each with its length before it."""
+    return b"".join(_LENGTH.pack(len(record)) + record for record in records)
+
+
+def records_in(content: bytes) -> Iterator[bytes]:
+    """Yields the records of `framed`."""
+    at = 0
+    while at < len(content):
+        (length,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size
+        yield content[at : at + length]
+        at += length
 
 
 def serve(handle: Callable[[Any, Path, Path], None], listener: Listener, folder: Path) -> int:
@@ -157,7 +173,7 @@ class Worker:
             folder.mkdir()
             for name, content in files.items():
                 (folder / name).write_bytes(content)
-            taker = _ResultsTaker(take)
+            taker = ResultsTaker(take)
             process.ask(step, json.dumps(request), taker)
             shutil.rmtree(folder)
             return cast(_T, taker.taken)
@@ -198,26 +214,6 @@ class Worker:
         self._stack.close()
 
 
-class _ResultsTaker:
-    """A `Listener` that reads results."""
-
-    def __init__(self, take: Callable[[Path], Any]) -> None:
-        self._take = take
-        self.taken: Any = None
-
-    def step(self, name: str) -> None:
-        """Has nothing to do: a request has the time of one step."""
-
-    def line(self, text: str) -> None:
-        """Has nothing to do."""
-
-    def results(self, folder: Path) -> None:
-        try:
-            self.taken = self._take(folder)
-        finally:
-            shutil.rmtree(folder)
-
-
 @dataclasses.dataclass(frozen=True)
 class SecureValue:
     """A tensor of integers that goes into secure sums only.
@@ -243,7 +239,6 @@ class About:
         secure: What they send into secure sums.
         max_clients: The most clients of a round; None if there is no limit.
         min_clients: The fewest clients of a round.
-        has_noise: Whether its sums are private.
     """
 
     kind: str
@@ -251,7 +246,6 @@ class About:
     secure: tuple[SecureValue, ...]
     max_clients: Optional[int]
     min_clients: int
-    has_noise: bool
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> About:

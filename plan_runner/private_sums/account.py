@@ -17,6 +17,7 @@ from typing import Any, Optional
 
 from plan_runner.errors import PlanError, counted
 from plan_runner.private_sums.noise import Demands, NodeNoise
+from plan_runner.secure_aggregation.sessions import sync_folder
 
 _OWNER_ONLY = 0o600
 
@@ -66,11 +67,7 @@ class Lines:
                 os.fsync(file)
             finally:
                 os.close(file)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self.path.parent)
         except OSError as e:
             raise self._failed(e) from e
         self._size += len(content)

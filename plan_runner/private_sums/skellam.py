@@ -79,11 +79,6 @@ def drawn(variance: Fraction, size: int, words: Words) -> np.ndarray:
     return total
 
 
-def thresholds(variance: Fraction) -> np.ndarray:
-    """Returns floor(2^63 P(|X| <= m)) for m = 0, 1, ..., uint64; what is beyond is below 2^-64."""
-    return _table(variance)
-
-
 def check_variance(variance: Fraction, where: str) -> None:
     """Raises a `PlanError` unless there is noise of that variance."""
     if variance < 0 or _parts_of_any(variance) > MOST_PARTS:
@@ -104,7 +99,7 @@ def _parts_of_any(variance: Fraction) -> int:
 
 def _of_words(variance: Fraction, first: np.ndarray, words: Words) -> np.ndarray:
     """Returns a number for each of the first words, int64."""
-    table, digits = _table(variance), first >> np.uint64(1)
+    table, digits = thresholds(variance), first >> np.uint64(1)
     # How many entries are at most u's digits; of an entry that is equal it is not known.
     sizes = np.searchsorted(table, digits, side="right").astype(np.int64)
     equal = table[np.maximum(sizes - 1, 0)] == digits
@@ -145,7 +140,8 @@ def _bounds(variance: Fraction, bits: int) -> list[tuple[int, int]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _table(variance: Fraction) -> np.ndarray:
+def thresholds(variance: Fraction) -> np.ndarray:
+    """Returns floor(2^63 P(|X| <= m)) for m = 0, 1, ..., uint64; what is beyond is below 2^-64."""
     most = (1 << _DIGITS) - 1
     # A probability below 1 has no other digits than these.
     found = [(least, min(above, most)) for least, above in _bounds(variance, _DIGITS)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,7 @@ from plan_runner.secure_aggregation.messages import (
 from plan_runner.secure_aggregation.roster import Roster
 from plan_runner.secure_aggregation.sessions import SessionFolder
 from plan_runner.secure_aggregation.shamir import SHARE_BYTES
-from plan_runner.secure_aggregation.sum_plan import (
-    Identities,
-    ProtocolError,
-    SumPlan,
-)
+from plan_runner.secure_aggregation.sum_plan import Identities, ProtocolError, SumPlan
 
 _SERVER = "message of the server"
 Values = Mapping[str, np.ndarray]
@@ -94,12 +91,12 @@ class Client:
                 "identities: expected the client's own key among them, found none "
                 f"{identities.name(self._own)}"
             )
-        self._after_survivors = Type.VOTE if plan.checks_survivors else Type.OPENING
+        after_survivors = Type.VOTE if plan.checks_survivors else Type.OPENING
         # By the request: which answer has to be there, what computes the next one, and its type.
         self._stages: dict[Type, tuple[Type, _Stage, Type]] = {
             Type.ROSTER: (Type.KEYS, self._share, Type.SHARES),
             Type.DELIVERY: (Type.SHARES, self._mask, Type.MASKED),
-            Type.SURVIVORS: (Type.MASKED, self._agree, self._after_survivors),
+            Type.SURVIVORS: (Type.MASKED, self._agree, after_survivors),
         }
         if plan.checks_survivors:
             self._stages[Type.VOTES] = (Type.VOTE, self._open, Type.OPENING)
@@ -237,12 +234,8 @@ class Client:
         The key is made of the whole roster: who was shown another one cannot decrypt.
         """
         other = roster.keys[holder if dealer == self._own else dealer]
-        try:
+        with self._no_weak_key(other.sender):
             agreed = primitives.agree(state.sealing, other.sealing)
-        except ValueError:
-            raise self._at_fault(
-                other.sender, "expected a key of X25519, found a weak one"
-            ) from None
         info = b"shares" + dealer + holder
         return primitives.derive_key(agreed, roster.digest, info), bound.key + bound.seed
 
@@ -268,14 +261,10 @@ class Client:
         self._plan.apply_masks(totals, own, 1)
         for other in dealers:
             if other != self._own:
-                try:
+                with self._no_weak_key(other):
                     key = rosters.pair_key(
                         state.masking, roster.keys[other].masking, roster.digest, self._own, other
                     )
-                except ValueError:
-                    raise self._at_fault(
-                        other, "expected a key of X25519, found a weak one"
-                    ) from None
                 self._plan.apply_masks(totals, key, rosters.pair_sign(self._own, other))
         # What others hold shares of, or nobody needs again.
         state = dataclasses.replace(
@@ -402,6 +391,13 @@ class Client:
             raise self._refused(
                 request.session, f"expected this client in the list of those {what}, found others"
             )
+
+    @contextlib.contextmanager
+    def _no_weak_key(self, client: bytes) -> Iterator[None]:
+        try:
+            yield
+        except ValueError:
+            raise self._at_fault(client, "expected a key of X25519, found a weak one") from None
 
     def _at_fault(self, client: bytes, text: str) -> ProtocolError:
         return ProtocolError(f"client {self._identities.name(client)}: {text}", client)

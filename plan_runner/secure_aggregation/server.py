@@ -20,11 +20,7 @@ from plan_runner.secure_aggregation.messages import (
 )
 from plan_runner.secure_aggregation.roster import Roster
 from plan_runner.secure_aggregation.sessions import SessionFolder
-from plan_runner.secure_aggregation.sum_plan import (
-    Identities,
-    ProtocolError,
-    SumPlan,
-)
+from plan_runner.secure_aggregation.sum_plan import Identities, ProtocolError, SumPlan
 
 _RESULT = 0
 # Of those who are missing.

@@ -59,6 +59,15 @@ def decode(state: bytes, where: str) -> tuple[Fields, bytes]:
     return {name: _from_json(value) for name, value in plain.items()}, body[end:]
 
 
+def sync_folder(folder: Path) -> None:
+    """Returns when the names of a folder's files are on the disk."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 class SessionFolder:
     """The sessions of one party.
 
@@ -109,11 +118,7 @@ class SessionFolder:
             except BaseException:
                 os.unlink(partial)
                 raise
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._folder)
 
     def sessions(self) -> list[bytes]:
         """Returns the sessions of which there is a file."""

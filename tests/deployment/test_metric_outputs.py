@@ -6,8 +6,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf.struct_pb2 import TensorSpecProto
 
 from plan_runner import daf, plan_pb2, secure
-from plan_runner.export import open_export
-from plan_runner.rounds import conformance_clients, read_tensors, run_rounds
+from plan_runner.export import open_export, read_arrays
+from plan_runner.rounds import conformance_clients, run_rounds
 from tests.deployment.kinds import NUM_DOMAINS
 from tff_agnostic.deployment.metrics import overall_metrics, overall_value
 from tff_agnostic.report_fields import ReportField, Unit
@@ -45,7 +45,7 @@ def _scalars(tensors):
 @pytest.mark.parametrize("profile", ["daf", "secure"])
 def test_scalars_of_a_round_are_the_runtimes(exported, profile, monkeypatch):
     folder = exported(profile)
-    wanted = read_tensors(folder / "conformance/round_1.npz")
+    wanted = read_arrays(folder / "conformance/round_1.npz")
     scalars = _scalars(wanted)
     counts = wanted[f"{_TRAIN}/num_examples"]
     scalars[f"{_TRAIN}/num_examples/overall"] = counts.sum()

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from plan_runner.export import open_export
+from plan_runner.export import open_export, read_arrays
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.rounds import (
     conformance_clients,
-    read_tensors,
     relative_difference,
     run_rounds,
     verify,
@@ -141,7 +140,7 @@ def test_conformance_rounds_have_the_noise_of_the_public_key(folder, kind):
     for check in checks:
         assert all(difference <= _ROUNDING for difference in check.differing.values())
     for n in (1, 2, 3):
-        tensors = read_tensors(folder / f"conformance/round_{n}.npz")
+        tensors = read_arrays(folder / f"conformance/round_{n}.npz")
         assert tuple(tensors[_KEY_TENSOR]) == CONFORMANCE_KEY[: kind.key_numbers]
         assert tensors["server/aggregations/0/releases"] == n
 
@@ -165,7 +164,7 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
                 assert relative_difference(value, result.state[name]) <= _ROUNDING, name
             else:
                 np.testing.assert_array_equal(result.state[name], value, err_msg=name)
-    public = read_tensors(folder / "conformance/round_2.npz")[weights]
+    public = read_arrays(folder / "conformance/round_2.npz")[weights]
     assert relative_difference(public, moved[1]) > 0.01
     # Of noise alone.
     assert relative_difference(moved[1], moved[2]) > 1e-4

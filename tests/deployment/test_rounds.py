@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plan_runner.export import open_export
-from plan_runner.rounds import conformance_clients, read_tensors, verify
+from plan_runner.export import open_export, read_arrays
+from plan_runner.rounds import conformance_clients, verify
 from plan_runner.rounds import run_rounds as run_plan_rounds
 from tests.computations.harness import run_rounds
 from tests.deployment import in_worker
@@ -176,7 +176,7 @@ def test_learning_rates_that_fall(exported, algorithm, schedule):
     constant = exported("daf", algorithm=algorithm)
     for name, is_same in (("round_1", True), ("round_2", False)):
         weights, of_constant = (
-            read_tensors(f / f"conformance/{name}.npz")["server/algorithm/weights/trainable/0"]
+            read_arrays(f / f"conformance/{name}.npz")["server/algorithm/weights/trainable/0"]
             for f in (folder, constant)
         )
         assert np.allclose(weights, of_constant, rtol=1e-6) == is_same
@@ -197,7 +197,7 @@ def test_every_kind_of_model_in_plain_tensorflow(exported, kind, profile):
 def test_the_state_moves(exported):
     """Otherwise all of the above would prove nothing."""
     folder = exported("daf")
-    rounds = [read_tensors(folder / f"conformance/round_{n}.npz") for n in (1, 2, 3)]
+    rounds = [read_arrays(folder / f"conformance/round_{n}.npz") for n in (1, 2, 3)]
     for before, after in itertools.pairwise(rounds):
         for name in (
             "server/algorithm/weights/trainable/0",
@@ -213,7 +213,7 @@ def test_max_examples_is_a_constant_of_the_plan(exported):
     for name in ("conformance/clients/client_3.tfrecord", "server_state.ckpt"):
         assert (limited / name).read_bytes() == (unlimited / name).read_bytes()
     counts = [
-        read_tensors(folder / "conformance/round_1.npz")["metrics/client_work/train/num_examples"]
+        read_arrays(folder / "conformance/round_1.npz")["metrics/client_work/train/num_examples"]
         for folder in (limited, unlimited)
     ]
     # Of 7, 3, 0 and 12 examples.

@@ -11,11 +11,10 @@ import tensorflow as tf
 from plan_runner import plan_pb2
 from plan_runner.client import clients_in
 from plan_runner.errors import PlanError
-from plan_runner.export import ROUNDING, TensorType, open_export
+from plan_runner.export import ROUNDING, TensorType, open_export, read_arrays
 from plan_runner.graph_session import read_checkpoint, type_of, write_checkpoint
 from plan_runner.rounds import (
     conformance_clients,
-    read_tensors,
     relative_difference,
     run_rounds,
     verify,
@@ -95,7 +94,7 @@ def folder(exports, tmp_path):
 def checked(folder, **tensors):
     """The checks of the second round, after its expected tensors were changed."""
     path = folder / "conformance" / "round_2.npz"
-    expected = {**read_tensors(path), **tensors}
+    expected = {**read_arrays(path), **tensors}
     np.savez(path, **{name: value for name, value in expected.items() if value is not None})
     rehash(folder)
     first, second, third = verify(open_export(folder))
