@@ -183,7 +183,6 @@ def store_path(
     """Returns the store to train on: the one given, or the one to make of raw files in `data_dir`.
 
     Args:
-        experiment: What is reproduced.
         data_dir: Folder of raw files, or whatever folder the task reads itself.
         data: A client store.
         folder: Where a store is made.
@@ -204,7 +203,6 @@ def prepare(experiment: Experiment, data_dir: Optional[Path], store: Optional[Pa
     """Makes the store of the raw files in `data_dir`, if it is to be made and not there yet.
 
     Args:
-        experiment: What is reproduced.
         data_dir: Folder of raw files.
         store: What `store_path` returned.
     """
@@ -221,14 +219,7 @@ def prepare(experiment: Experiment, data_dir: Optional[Path], store: Optional[Pa
 def prepare_predictors(
     experiment: Experiment, specs: Sequence[RunSpec], runtime: Runtime, folder: Path
 ) -> None:
-    """Makes the file of an experiment's base predictors, if it has one and it is not there yet.
-
-    Args:
-        experiment: What is reproduced.
-        specs: Runs of its task.
-        runtime: Where clients count.
-        folder: Where it is written.
-    """
+    """Makes the file of an experiment's base predictors, if it has one and it is not there yet."""
     recipe, path = experiment.base_predictors, folder / PREDICTORS_NAME
     if not isinstance(recipe, UnigramPredictors) or path.exists():
         return

@@ -13,15 +13,10 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.errors import counted
-from tff_agnostic.experiments.experiment import (
-    SUMMARY_HEADINGS,
-    AnyColumn,
-    Experiment,
-    OverClients,
-)
+from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, AnyColumn, Experiment, OverClients
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.columns import tested
-from tff_agnostic.metrics.formatting import UNDEFINED, shown, with_percent
+from tff_agnostic.metrics.formatting import UNDEFINED, sentence, shown, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.reports.figures import (
@@ -37,7 +32,7 @@ from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.comparison import OVERALL, Comparison, Trials, mean_of, std_of
 from tff_agnostic.studies.comparison_report import notes
 
-REMARKS_HEADING = "## What agrees and what does not"
+_REMARKS_HEADING = "## What agrees and what does not"
 _NO_REMARKS = "Nobody has written about these numbers yet."
 # Settings of a run that change what it costs to look at, not its numbers.
 _NOT_NUMBERS = (
@@ -82,12 +77,9 @@ def page(
     """Returns the page.
 
     Args:
-        experiment: What was run.
-        comparison: Its trials, by arm.
-        record: How it was run.
         differences: What `settings_that_differ` returned.
         image: The figure, relative to the page.
-        remarks: The text below `REMARKS_HEADING`, if somebody wrote one.
+        remarks: See `written_remarks`.
     """
     minutes = record.seconds / 60
     cores, trials = counted(record.cores, "processor core"), counted(record.trials, "trial")
@@ -104,7 +96,7 @@ def page(
     if record.scale != 1:
         facts.append(f"- Shortened: {record.scale:g} times the task's rounds.")
     facts += [f"- {line}" for line in differences]
-    facts += [f"- {line[0].upper()}{line[1:]}." for line in notes(comparison)]
+    facts += [f"- {sentence(line)}" for line in notes(comparison)]
     parts = [
         f"# {experiment.title}",
         f"This page has our numbers next to the paper's ({experiment.paper.source}). Below the "
@@ -114,8 +106,7 @@ def page(
     ]
     for measure in experiment.measures:
         measured = comparison.measures[measure]
-        direction = "higher" if measured.higher_is_better else "lower"
-        parts.append(f"## {with_percent(measure, measured.unit)} ({direction} is better)")
+        parts.append(f"## {with_percent(measure, measured.unit)} ({measured.better} is better)")
         parts.append(table(experiment, comparison, measure, "github"))
     parts += [
         f"Ours: mean (standard deviation) of {trials}. Paper: {experiment.paper.source}.",
@@ -123,8 +114,7 @@ def page(
         f"*{experiment.curve} of {harder_domain(experiment, comparison)} on {comparison.split} "
         "clients: those that evaluations between rounds use, and all of them after the last "
         "round. Mean and standard deviation over the trials.*",
-        REMARKS_HEADING,
-        remarks or _NO_REMARKS,
+        *remarks_parts(remarks),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -133,8 +123,6 @@ def table(experiment: Experiment, comparison: Comparison, measure: str, table_fo
     """Returns one measure as a table: a row per arm, for each column ours and the paper's.
 
     Args:
-        experiment: What was run.
-        comparison: Its trials, by arm.
         table_format: A format of tabulate.
     """
     rows = []
@@ -206,11 +194,16 @@ def settings_that_differ(
     return lines
 
 
+def remarks_parts(remarks: Optional[str]) -> tuple[str, str]:
+    """Returns the end of a page: what somebody wrote about its numbers; see `written_remarks`."""
+    return _REMARKS_HEADING, remarks or _NO_REMARKS
+
+
 def written_remarks(path: Path) -> Optional[str]:
-    """Returns what stands below `REMARKS_HEADING` in a page that exists; None if nothing does."""
+    """Returns what somebody wrote at the end of a page that exists; None if nobody did."""
     if not path.exists():
         return None
-    text = path.read_text(encoding="utf-8").partition(REMARKS_HEADING)[2].strip()
+    text = path.read_text(encoding="utf-8").partition(_REMARKS_HEADING)[2].strip()
     return text if text and text != _NO_REMARKS else None
 
 

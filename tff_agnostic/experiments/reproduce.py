@@ -149,8 +149,6 @@ def trial_specs(
     """Returns the runs of each arm.
 
     Args:
-        given: What the command was given.
-        experiment: What is reproduced.
         trials: Runs of each arm.
         store: The data, if the task reads a store.
         folder: Where the trials go, and with them what arms mix.

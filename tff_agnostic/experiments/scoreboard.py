@@ -27,15 +27,8 @@ from tff_agnostic.experiments.scoreboard_page import (
     standing,
     summary,
 )
-from tff_agnostic.files import (
-    folder_lock,
-    make_folder,
-    read_json,
-    write_json,
-    write_text,
-)
-from tff_agnostic.metrics.formatting import shown
-from tff_agnostic.report_fields import Unit
+from tff_agnostic.files import folder_lock, make_folder, read_json, write_json, write_text
+from tff_agnostic.metrics.formatting import points, shown
 from tff_agnostic.run.command_line import GivenRun, Session, default_for_task, session
 from tff_agnostic.run.evaluation import Diverged
 from tff_agnostic.run.options import options_of_tasks
@@ -133,9 +126,7 @@ def given_to_recommend(given: GivenRun, name: str, read: Prepared, count: int) -
     """Returns what `recommend` is given on a data set, with its share of the hours.
 
     Args:
-        given: What `reproduce` was given.
         name: The data set.
-        read: What its runs read.
         count: How many data sets share the hours.
     """
     own, of = given.own, DATA_SETS[name]
@@ -270,7 +261,7 @@ def _why_not(best: str, found: Found, objective: Objective) -> str:
 
 def _text(interval: tuple[float, float], objective: Objective) -> str:
     low, high = (shown(end, objective.unit) for end in interval)
-    return f"{low:+.3g} to {high:+.3g}{' points' if objective.unit is Unit.SHARE else ''}"
+    return f"{low:+.3g} to {high:+.3g}{points(objective.unit)}"
 
 
 def _command(typed: str) -> str:

@@ -15,8 +15,8 @@ from typing import Any, Optional
 from tabulate import tabulate
 
 from tff_agnostic.errors import UserError, counted
-from tff_agnostic.experiments.page import REMARKS_HEADING
-from tff_agnostic.metrics.formatting import UNDEFINED, cell
+from tff_agnostic.experiments.page import remarks_parts
+from tff_agnostic.metrics.formatting import UNDEFINED, cell, points, sentence, signed
 from tff_agnostic.metrics.intervals import Interval
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
@@ -29,7 +29,6 @@ from tff_agnostic.studies.search_space import Objective, Term
 # How far recommend may be from the best row: 2 points of a share, .05 nats of a loss.
 _POINTS, _NATS = 0.02, 0.05
 _DECIMALS = 3
-_NO_REMARKS = "Nobody has written about these numbers yet."
 _ABOUT = (
     "This page shows what [`recommend`](../how_to/recommend.md) chooses on several data sets, how "
     "that compares with FedAvg, and what it misses.",
@@ -117,8 +116,6 @@ def line(comparison: Comparison, row: str, measure: Measure, tried: int, seconds
 
     Args:
         comparison: All rows on the test clients.
-        row: Which.
-        measure: What was measured.
         tried: How many settings were tried.
         seconds: Of all its runs.
     """
@@ -155,7 +152,6 @@ def standing(comparison: Comparison, choice: str, measure: Measure) -> Standing:
     Args:
         comparison: All rows on the test clients.
         choice: The row that was chosen on validation clients.
-        measure: What was measured.
     """
     means = {row: of.mean(WORST, measure.name) for row, of in comparison.trials.items()}
     known = {row: mean for row, mean in means.items() if not math.isnan(mean)}
@@ -237,11 +233,10 @@ def page(
     """Returns the page.
 
     Args:
-        command: That wrote it.
         boards: What was found, by the name of the data set.
         not_run: Why the others were not run.
         facts: Further lines on how they were run.
-        remarks: What somebody wrote below `REMARKS_HEADING`.
+        remarks: See `written_remarks`.
     """
     about_all, *how = _ABOUT
     parts = ["# Scoreboard: the portfolio on every data set", about_all]
@@ -256,8 +251,7 @@ def page(
     for name, board in boards.items():
         parts += [f"## {name}", "\n".join(about(board)), table(board, "github")]
         parts.append(" ".join(verdict(board)))
-    parts += [REMARKS_HEADING, remarks or _NO_REMARKS]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *remarks_parts(remarks)]) + "\n"
 
 
 def summary(boards: Mapping[str, Board], table_format: str) -> str:
@@ -298,7 +292,7 @@ def about(board: Board) -> list[str]:
     """Returns how a data set was run, as a list."""
     source = f" Made from {board.source}." if board.source else ""
     lines = [
-        f"- {board.title[0].upper()}{board.title[1:]}.{source} {board.judges}.",
+        f"- {sentence(board.title)}{source} {board.judges}.",
         f"- At most {counted(board.settings, 'setting')} of a row, "
         f"{counted(board.seeds, 'seed')}, {board.seconds:.0f} seconds; {board.date}.",
     ]
@@ -332,13 +326,10 @@ def verdict(board: Board) -> list[str]:
     if standing.best == board.choice:
         return [*found, "No row is better there."]
     how = "within the aim" if standing.is_near else "not within the aim"
-    unit = " points" if board.unit is Unit.SHARE else ""
     factor = " in the logarithm" if board.unit is Unit.FACTOR else ""
-    behind = cell(standing.behind, _plain(board.unit), _DECIMALS)
+    behind = f"{cell(standing.behind, _plain(board.unit), _DECIMALS)}{points(board.unit)}{factor}"
     interval = _interval(standing.interval, board)
-    found.append(
-        f"{best.label} is better there by {behind}{unit}{factor}{interval}, which is {how}."
-    )
+    found.append(f"{best.label} is better there by {behind}{interval}, which is {how}.")
     return [*found, *([board.why] if board.why else [])]
 
 
@@ -355,24 +346,18 @@ def _gain(of: Line, board: Board) -> str:
         return UNDEFINED
     if of.gain == 0 and of.interval is None:
         return "0"
-    return f"{_signed(of.gain, board)}{_interval(of.interval, board)}"
+    return f"{signed(of.gain, board.unit, _DECIMALS)}{_interval(of.interval, board)}"
 
 
 def _interval(interval: Optional[Sequence[float]], board: Board) -> str:
     if interval is None:
         return " (no interval)"
-    low, high = (_signed(end, board) for end in interval)
+    low, high = (signed(end, board.unit, _DECIMALS) for end in interval)
     return f" ({low} to {high})"
 
 
 def _value(value: Optional[float], board: Board) -> str:
     return cell(math.nan if value is None else value, board.unit, _DECIMALS)
-
-
-def _signed(value: float, board: Board) -> str:
-    text = cell(value, board.unit, _DECIMALS)
-    # What is rounded to 0 has no sign.
-    return f"{'+' * (value > 0)}{text}" if text.strip("-0.") else text.lstrip("-")
 
 
 def _plain(unit: Unit) -> Unit:

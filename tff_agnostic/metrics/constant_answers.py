@@ -18,12 +18,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from tff_agnostic.aggregations.aggregation import (
-    Aggregation,
-    Bound,
-    ClientLimits,
-    SecurityProperty,
-)
+from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits, SecurityProperty
 from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
 from tff_agnostic.computations.class_sums import class_scores
 from tff_agnostic.computations.clients import Clients
@@ -161,7 +156,6 @@ def constant_answers(model: Model, report: Any, labels: Any) -> Constants:
     """Returns what the best constant answers attain, as far as sums tell.
 
     Args:
-        model: What was evaluated.
         report: Its `EvaluationReport`.
         labels: `WordSums` or `NumberSums` of the same clients; None if there are none.
     """
@@ -189,7 +183,6 @@ def of_classes(model: Model, counts: Mapping[str, Sequence[int]]) -> dict[str, d
     domain cannot answer so.
 
     Args:
-        model: What was evaluated.
         counts: Examples of each class, by domain.
     """
     if not counts:
@@ -233,9 +226,7 @@ def of_words(
     """Returns them of a model of sentences.
 
     Args:
-        model: What was evaluated.
         names: Of the domains.
-        sums: Of the words.
         denominators: What each measure was divided by, [p]; of the loss the sentences.
     """
     words, weights = (np.asarray(of, np.float64) for of in sums)
@@ -294,9 +285,7 @@ def of_numbers(
     """Returns them of a model of numbers, for mean squared errors and their roots.
 
     Args:
-        model: What was evaluated.
         names: Of the domains.
-        sums: Of the labels.
         counts: How many there are, [p].
     """
     total, squares, number = (np.asarray(of, np.float64) for of in (*sums, counts))

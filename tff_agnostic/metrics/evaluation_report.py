@@ -165,7 +165,6 @@ def measured(
         denominator: The same.
         over_clients: The sums over clients.
         row: The set's row in them.
-        measure: What was measured.
         percentiles: Which, each in (0, 100).
     """
     grid = grid_of(measure.metric)
@@ -435,7 +434,6 @@ def evaluation_report(
     """Returns the report of an evaluation.
 
     Args:
-        model: What was evaluated.
         summed: The sum of the clients' answers.
         clipped: Of secure sums, how many values of each field exceeded their bounds.
         split: Whose clients were evaluated.
@@ -511,7 +509,6 @@ def client_values(measure: Measure, of: ClientDistribution, by_size: SizeSums) -
     """Returns a measure over the clients from the sums of an evaluation.
 
     Args:
-        measure: What was measured.
         of: Its distribution over the clients; the last row, of all domains, is used.
         by_size: Its sums by size of the client.
     """

@@ -27,7 +27,6 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
     """Returns a number as text: shares in percent, factors with few decimals, "-" for NaN.
 
     Args:
-        value: The number.
         unit: What it is.
         decimals: Of a plain number; a share has as many before it is in percent.
     """
@@ -43,6 +42,27 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
 def with_percent(title: str, unit: Unit, word: str = "%") -> str:
     """Returns a heading that says so where the numbers below it are in percent."""
     return f"{title}, {word}" if unit is Unit.SHARE else title
+
+
+def signed(value: float, unit: Unit, decimals: int) -> str:
+    """Returns a difference as text: a plus above 0, and no sign where it is 0 as it is shown."""
+    text = cell(value, unit, decimals)
+    return f"{'+' * (value > 0)}{text}" if text.strip("-0.") else text.lstrip("-")
+
+
+def points(unit: Unit) -> str:
+    """Returns what stands behind a difference: " points" of shares, otherwise nothing."""
+    return " points" if unit is Unit.SHARE else ""
+
+
+def sentence(text: str) -> str:
+    """Returns a text that begins with a capital and ends with a full stop."""
+    return f"{capitalized(text)}."
+
+
+def capitalized(text: str) -> str:
+    """Returns a text that begins with a capital, and is otherwise as it was."""
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def csv_text(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:

@@ -89,7 +89,6 @@ def draw_domains(
     """Draws what series attain in each domain, a line a domain, the worst on top.
 
     Args:
-        axes: Where.
         series: What is compared; the first one decides about the order.
         label: What the numbers are.
         unit: Of the numbers; shares are drawn in percent, factors as dots on a logarithmic axis.

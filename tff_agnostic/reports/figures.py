@@ -123,7 +123,6 @@ def scale_axis(axes: matplotlib.axes.Axes, unit: Unit, names: str = "y") -> None
     To be called when everything is drawn: an axis without a positive value stays as it is.
 
     Args:
-        axes: Where.
         unit: Of what is drawn.
         names: "x", "y" or "xy".
     """
@@ -152,7 +151,6 @@ def figure_of(
     direction is good, those that are largest; the others are grey.
 
     Args:
-        quantity: What is drawn.
         values: The columns of metrics.csv.
     """
     figure = new_figure(8, 4.5)
@@ -221,7 +219,6 @@ def plot_spread(
     """Plots the mean of a course over trials, and a band of one standard deviation around it.
 
     Args:
-        axes: Where.
         x: Rounds, [rounds].
         by_trial: The course of each trial, [trials, rounds]; NaN where it has no value.
         index: Position of the series.

@@ -252,6 +252,11 @@ class Source:
         text = str(value) if isinstance(value, int) else cell(value, unit, decimals)
         return Number(text, value, f"{self._file}#{pointer}")
 
+    def mean(self, *keys: Any, unit: Unit) -> list[Part]:
+        """Returns the mean at a path and, in parentheses, the standard deviation, if there is."""
+        mean, std = (self.number(*keys, of, unit=unit) for of in ("mean", "std"))
+        return [mean] if std.value is None else [mean, " (", std, ")"]
+
     def interval(self, *keys: Any, unit: Unit = Unit.NONE) -> tuple[Part, ...]:
         """Returns the two numbers at a path as "[low, high]"; nothing where there are none."""
         if not self.get(*keys):
@@ -312,7 +317,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["parts"] = _parts
+    environment.filters["parts"] = parts_of
     environment.filters["image"] = lambda picture: image_of(picture.draw)
     environment.filters["quoted"] = quote
     environment.tests["link"] = lambda part: isinstance(part, Link)
@@ -321,7 +326,8 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _parts(line: Line) -> tuple[Any, ...]:
+def parts_of(line: Line) -> tuple[Part, ...]:
+    """Returns what a line is made of."""
     return (line,) if isinstance(line, (str, Number, Name, Link)) else tuple(line)
 
 

@@ -33,12 +33,7 @@ from tff_agnostic.reports.page import (
     rendered,
     title_of,
 )
-from tff_agnostic.reports.run_record import (
-    RunRecord,
-    caveats_section,
-    metrics_first,
-    read_run,
-)
+from tff_agnostic.reports.run_record import RunRecord, caveats_section, metrics_first, read_run
 from tff_agnostic.reports.run_sections import (
     course_section,
     domains_section,
@@ -465,7 +460,6 @@ def write_run_report(
         folder: The folder of a complete run.
         measures: See `read_run`.
         command: What trains it again; None if that is not known.
-        title: Its heading, if one was given.
     """
     path, run = folder / REPORT, read_run(folder, measures)
     heading = title_of(path, title, usual_title(run))

@@ -13,7 +13,7 @@ from tff_agnostic.data.data_warnings import FEW_EXAMPLES, OF_TRAINING
 from tff_agnostic.domain_weights.excess import TRAINING, TRIVIAL
 from tff_agnostic.errors import UserError, agreeing, counted
 from tff_agnostic.files import read_json
-from tff_agnostic.metrics.formatting import cell
+from tff_agnostic.metrics.formatting import capitalized, cell
 from tff_agnostic.metrics.intervals import Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import Column, read_history
 from tff_agnostic.models.model import Measure
@@ -28,14 +28,13 @@ ABOUT = "about"
 _RESAMPLED = "resampled.npz"
 # Of excess losses, where the run made them itself.
 _BASELINES = Path("baselines") / "baselines.json"
-# What release 0.1.0, which evaluated nothing else, does not say.
-_SPLIT = "test"
+# Whose clients release 0.1.0 evaluated, which does not say it.
+_TEST = "test"
 # A domain's number that rests on fewer clients is one of them.
 FEW_CLIENTS = 10
 # A domain that weighs more in the mean of the last rounds leaves the others nothing.
 RUN_AWAY = 0.9
 _SOME_ROUNDS = 0.1
-_TEST = "test"
 _MAX_NAMES = 5
 # Remarks of the data that these pages tell with their own numbers.
 _TOLD_HERE = ("small_domains", "domains_without_examples")
@@ -84,7 +83,7 @@ class RunRecord:
     @property
     def split(self) -> str:
         """Whose clients were evaluated."""
-        return str(self.result.get("split", _SPLIT))
+        return str(self.result.get("split", _TEST))
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -297,7 +296,7 @@ def caveats(run: RunRecord) -> list[Line]:
 
 def harm(run: RunRecord) -> list[Line]:
     """Returns what is to be said before anything else: domains given up, losses out of range."""
-    return [_sentence(r["text"]) for r in _remarks(run) if r["kind"] in OF_TRAINING]
+    return [capitalized(r["text"]) for r in _remarks(run) if r["kind"] in OF_TRAINING]
 
 
 def data_caveats(run: RunRecord) -> list[Line]:
@@ -512,15 +511,11 @@ def _privacy(run: RunRecord) -> Iterator[Line]:
 def _data(run: RunRecord) -> Iterator[Line]:
     for remark in _remarks(run):
         if remark["kind"] not in (*_TOLD_HERE, *OF_TRAINING):
-            yield _sentence(remark["text"])
+            yield capitalized(remark["text"])
 
 
 def _remarks(run: RunRecord) -> Sequence[Mapping[str, Any]]:
     return run.about.get("remarks") or ()
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
 
 
 def _listed(names: Sequence[str], numbers: Sequence[Part] = ()) -> list[Part]:

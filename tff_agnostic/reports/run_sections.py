@@ -12,15 +12,18 @@ from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.class_counts import ACCURACY, CLASS_COUNTS, constant_accuracies
 from tff_agnostic.metrics.constant_answers import CONSTANTS, OVERALL
 from tff_agnostic.metrics.evaluation_report import client_values_from_json
-from tff_agnostic.metrics.formatting import cell, with_percent
+from tff_agnostic.metrics.formatting import capitalized, cell, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import ReportField, Role, Unit
-from tff_agnostic.reports.distributions import Estimate, Series, client_figure, domain_figure
-from tff_agnostic.reports.figures import (
-    Values,
-    figure_of,
+from tff_agnostic.reports.distributions import (
+    Estimate,
+    Series,
+    client_figure,
+    domain_figure,
+    worst_first,
 )
+from tff_agnostic.reports.figures import Values, figure_of
 from tff_agnostic.reports.page import (
     DECIMALS,
     NOT_RECORDED,
@@ -199,16 +202,12 @@ def scientific(number: Number) -> Number:
 
 def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
     not_counted = run.result.get("not_counted") or ()
-    sign = 1.0 if measure.higher_is_better else -1.0
-    by_domain = series.by_domain
-    # Those without a value last: they are neither good nor bad.
-    names = sorted(by_domain, key=lambda n: _sort_key(sign * by_domain[n].value))
     worst = run.source.get("worst", measure.name, "domain")
     # Of algorithms that weigh no domains, a column of dashes says nothing.
     is_weighed = bool(run.source.get("domain_weights"))
     constant = _constants(run, measure.name)
     rows: list[Sequence[Line]] = []
-    for name in names:
+    for name in worst_first([series], measure.higher_is_better):
         part = run.source.below("domains", name)
         remark = "worst" if name == worst else "not counted" if name in not_counted else ""
         rows.append(
@@ -311,11 +310,6 @@ def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _sort_key(value: float) -> tuple[bool, float]:
-    is_unknown = value != value
-    return is_unknown, 0.0 if is_unknown else value
-
-
 def course_section(run: RunRecord) -> Section:
     """Returns the curves of everything that is drawn of a run."""
     drawn = [q for q in run.quantities if q.is_drawn and q.role is not Role.DOMAIN_WEIGHT]
@@ -349,7 +343,7 @@ def weights_section(run: RunRecord) -> Section:
     headings = ["domain", "first round", "least", "mean", "largest", "last round"]
     blocks: list[Block] = [
         Paragraph(
-            f"{quantity.label[0].upper()}{quantity.label[1:]}: {quantity.name} in metrics.csv. "
+            f"{capitalized(quantity.label)}: {quantity.name} in metrics.csv. "
             "Where it runs to one domain and stays, training serves that domain alone."
         ),
         curves_of(run, quantity),
@@ -365,7 +359,6 @@ def thinned(columns: list[Column], values: Values) -> Values:
     """Returns some of the rounds of a long run: the last one, and others as far apart as can be.
 
     Args:
-        columns: What is drawn.
         values: The columns of metrics.csv.
     """
     has_value = np.any([np.isfinite(values[column.name]) for column in columns], axis=0)

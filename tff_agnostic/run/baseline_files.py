@@ -38,7 +38,6 @@ def with_known_baselines(
 
     Args:
         task: Name of the run's task.
-        algorithm: The settings.
         privacy: Of the run: what is found from its clients would be released without noise.
         given: Flags that the user gave.
     """

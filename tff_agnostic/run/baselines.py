@@ -60,13 +60,11 @@ def with_baselines(
     Runs whose references would be alike but for their seeds share those of the first one.
 
     Args:
-        specs: The runs.
         folder: Where they are kept: in baselines/, those that differ in baselines/2/ and so on.
         runtime: Trains them; entered by the caller.
         stop: Says when to stop after a round; what was done is gone on with.
         load_task: Returns the task of a run, evaluated on held-out clients; if None they are those
             of the task's own held-out split.
-        show_progress: Whether to show how many references are done, and the time left.
     """
     made: list[tuple[Any, Path]] = []
     said: set[str] = set()
@@ -137,7 +135,6 @@ def _reference(spec: RunSpec, has_heldout: bool) -> RunSpec:
     """Returns FedAvg with what was given of a run, on its task's held-out split.
 
     Args:
-        spec: The run.
         has_heldout: Whether it is loaded with held-out clients, whatever its options are.
     """
     wanted, options = wanted_heldout(spec.task), dict(spec.task_options)

@@ -114,10 +114,7 @@ def run_parts(
     """Builds what a run is made of.
 
     Args:
-        folder: Where its files are.
         saved: The run there that it goes on with, if any.
-        runtime: Executes the rounds; entered by the caller.
-        load_task: Returns the task of a run.
     """
     config = spec.config
     task = load_task(spec)
@@ -254,7 +251,6 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
 
     Args:
         task: The run's task; `RunSpec.load_task` has limited its clients to --max_examples.
-        config: The run's settings.
         kept_out: Share of each client's examples that is not trained on; see `share_kept_out`.
     """
     found = list(task.remarks())

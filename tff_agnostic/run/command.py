@@ -221,7 +221,6 @@ def help_page(
 
     Args:
         doc: What the command does.
-        groups: Its flags.
         default_text: Returns the default that holds for what is chosen.
         last: Lines about flags that are not shown.
     """

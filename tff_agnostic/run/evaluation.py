@@ -103,7 +103,6 @@ class Evaluator:
         """Returns the report of `weights`.
 
         Args:
-            weights: The model's weights.
             on_all: Whether to use all test clients, or the sample.
             state: Of a private evaluation; see `PrivateEvaluation.state`.
         """
@@ -298,8 +297,6 @@ def prepared_evaluation(
     Plain sums resample the clients as well.
 
     Args:
-        runtime: Executes it.
-        task: Whose model.
         aggregation: How sums without noise are made.
         noise: Of private evaluations; None if they are none.
     """
@@ -318,8 +315,6 @@ def prepared_labels(
     """Returns what an `Evaluator` sums labels with, where constant answers are made of them.
 
     Args:
-        runtime: Executes it.
-        task: Whose labels.
         aggregation: How sums without noise are made.
         noise: Of private evaluations, which have no such sums; None if they are none.
     """
@@ -487,7 +482,6 @@ def evaluate_choice(
 
     Args:
         models: The family, by name, the main model first.
-        runtime: Where clients run.
         aggregation: How they are summed.
         config: The settings of the evaluation.
         share: The share of its examples that a client chooses by, in (0, 1).

@@ -103,9 +103,7 @@ def export_request(
 
     Args:
         spec: The run to deploy; its aggregation is the profile's.
-        task: Its task, loaded.
         profile: Name of the kind of plan.
-        device: What a run does not know of devices.
         restore: See `ExportRequest`.
         kind: Name of the kind of rounds.
         task_settings: What the server's task is to be.
@@ -301,7 +299,6 @@ def write_clients(
     Args:
         folder: Where to, new or empty: a file NAME.tfrecord for each client, and cohorts.txt.
         config: Of the run; cohorts are written for as many rounds as it has.
-        example_format: How examples are stored.
         completed: Rounds that came before.
 
     Returns:
@@ -323,7 +320,6 @@ def write_test_clients(folder: Path, task: Task, example_format: ExampleFormat) 
 
     Args:
         folder: Where to, new or empty: a file NAME.tfrecord for each client, and cohorts.txt.
-        example_format: How examples are stored.
 
     Returns:
         A line that says what was written.

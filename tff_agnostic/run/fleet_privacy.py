@@ -78,8 +78,6 @@ def fleet_privacy(
 
     Args:
         kind: Name of the kind of rounds.
-        spec: The run to deploy.
-        task: Its task, loaded.
         restore: Returns the state of the run's training, given the initial one.
         noise_generator: What the fleet's noise is made of, whatever the run's was.
         nodes_add_noise: Whether the plan is for nodes that add noise themselves, which those of a

@@ -513,7 +513,6 @@ def check_trained_with(
     """Checks that a checkpoint is of the run whose folder it lies in.
 
     Args:
-        checkpoint: The checkpoint, as it was read.
         config: config.json and the flags in it.
         fingerprint: fingerprint.json and the digests in it.
     """

@@ -222,7 +222,6 @@ def remarks_at_end(
     """Returns what is to be said first of a run that has ended.
 
     Args:
-        model: What it trained.
         algorithm: The settings of its algorithm.
         settings: All its settings, by flag.
         columns: Of metrics.csv.

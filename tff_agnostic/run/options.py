@@ -300,7 +300,6 @@ def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str
     """Adds what an earlier release, without a setting, did.
 
     Args:
-        kind: The dataclass of settings.
         values: Values by flag, as they were read from a file.
         is_of_now: Whether they were written by this release, which leaves nothing out.
 

@@ -175,8 +175,6 @@ def run_app(
     """Runs a binary with absl's flags, and ends the process with its exit status.
 
     Args:
-        define_flags: Defines its flags.
-        main: Does what they say.
         help_text: Returns what --help prints, or --help=GROUP; if None, absl prints its own page.
     """
     drop_tff_context_at_exit()

@@ -72,14 +72,11 @@ def leave_results(
     """Writes what a complete run has; result.json, which makes it complete, last.
 
     Args:
-        spec: Its settings.
         rows: Its rounds.
         models: The weights of each model after the last round, the main one first.
-        reports: Their evaluations.
         privacy: What it spent and on what; None without differential privacy.
         remarks: What is to be known of its data.
         security: What reached the server, where secure sums were asked for.
-        draws: Whether to draw its figures.
 
     Returns:
         A line for each model that Keras cannot hold.
@@ -132,7 +129,6 @@ def leave_models(
     """Writes a .keras file of each model after the last round, and model_card.json.
 
     Args:
-        spec: Its settings.
         result: What result.json will hold.
 
     Returns:
@@ -159,7 +155,6 @@ def run_facts(
     """Returns what stands under "about" in result.json.
 
     Args:
-        task: Its task, loaded.
         columns: The columns of its metrics.csv.
         remarks: What is to be known of its data.
         security: What reaches the server, where secure sums were asked for.
@@ -233,10 +228,8 @@ def model_card(
     """Returns what model_card.json holds.
 
     Args:
-        spec: Its settings.
         round_num: After which round the models are those.
         result: What the run found after that round, as result.json has it.
-        saved: The files.
     """
     return {
         "task": spec.task,
@@ -365,9 +358,7 @@ def draw_run(
     """Draws every quantity that is to be drawn, and the task's own figures, as .png files.
 
     Args:
-        folder: Where to.
         columns: The columns of metrics.csv.
-        values: Their values.
         further: What draws further figures, by what they are of.
     """
     make_folder(folder)

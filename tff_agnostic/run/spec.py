@@ -142,11 +142,7 @@ class RunSpec:
         return build(self.update_aggregator, self.aggregation, float(config.clients_per_round))
 
     def fingerprint(self, task: Task) -> dict[str, str]:
-        """Returns what the run depends on beside its settings; complete once it was built.
-
-        Args:
-            task: Its task, loaded.
-        """
+        """Returns what the run depends on beside its settings; complete once it was built."""
         parts = (self.config, self.algorithm)
         paths = {f.name: getattr(part, f.name) for part in parts for f in path_fields(part)}
         # What several paths name is part of the task: what is in them, and not how.

@@ -120,7 +120,6 @@ class TrainingRun:
         """Trains, evaluates, and writes everything that a run leaves in its folder.
 
         Args:
-            stop: Says when to stop after the round.
             show_progress: Whether to show a bar on a terminal, or lines elsewhere.
             watch: Is called after every evaluation, before a checkpoint of its round; what it
                 raises ends the run there.

@@ -21,12 +21,7 @@ from tff_agnostic.aggregations.clipping import Group
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateState
 from tff_agnostic.computations.algorithm import ClientResult, RunState
-from tff_agnostic.computations.clients import (
-    Clients,
-    Place,
-    arrays_of_client,
-    vectorised_clients,
-)
+from tff_agnostic.computations.clients import Clients, Place, arrays_of_client, vectorised_clients
 from tff_agnostic.computations.round import (
     Round,
     RoundProgress,
@@ -295,7 +290,6 @@ class _AttackedStep:
 
         Args:
             private: State of the aggregation.
-            summed: The sum.
             num_others: How many others take part.
         """
         noisy, deviations = self.release.noisy_sums(private, summed, self._bounds)

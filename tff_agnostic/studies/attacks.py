@@ -53,7 +53,6 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> L
 
     Args:
         without: Score of each run without the client [n], in the order of the runs; at least 2.
-        delta: The delta that epsilon is for.
     """
     choosing = [scores[: len(scores) // 2] for scores in (without, with_client)]
     counting = [scores[len(scores) // 2 :] for scores in (without, with_client)]
@@ -76,7 +75,6 @@ def most_that_is_proved(runs: int, delta: float) -> float:
 
     Args:
         runs: How many with the client, and as many without it.
-        delta: The delta that epsilon is for.
     """
     return lower_bound(np.zeros(runs), np.ones(runs), delta).epsilon
 
@@ -173,10 +171,7 @@ def attack(
     """Plays runs with and without the client, and returns what they prove.
 
     Args:
-        rounds: What is played.
-        cohorts: Who takes part.
         runs: How many with the client, and without it.
-        delta: The delta that epsilon is for.
         seed: What the keys of runs are drawn with.
     """
     rng = np.random.default_rng(seed)

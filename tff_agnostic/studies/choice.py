@@ -100,8 +100,6 @@ def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[
     """Returns each row but one beside that one.
 
     Args:
-        comparison: The trials.
-        objective: What is to be good.
         baseline: The row that others are compared with, FedAvg's.
     """
     theirs, measure = attained(comparison, baseline, objective), objective.terms[0].measure

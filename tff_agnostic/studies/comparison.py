@@ -171,6 +171,11 @@ class Comparison:
         found = {name for trials in self.trials.values() for name in trials.not_counted}
         return tuple(name for name in self.domain_names if name in found)
 
+    @property
+    def num_trials(self) -> int:
+        """How many trials each row has."""
+        return len(next(iter(self.trials.values())).histories)
+
     def __post_init__(self) -> None:
         """Lets rows be found by their labels."""
         if not isinstance(self.trials, _Rows) or self.trials.labels != self.labels:
@@ -219,7 +224,7 @@ def run_trials(
     runtime: Runtime,
     resume: bool,
     stop: StopRequest,
-    labels: Optional[Mapping[str, str]] = None,
+    labels: Mapping[str, str] = types.MappingProxyType({}),
     other_files: Collection[str] = (),
     after_first: Optional[Callable[[float], None]] = None,
     show_progress: bool = True,
@@ -230,10 +235,8 @@ def run_trials(
 
     Args:
         specs: The trials of each row, by its name.
-        folder: Where the runs go.
         runtime: Executes the rounds; entered by the caller.
         resume: Keep the trials that are complete, and go on with one that is not.
-        stop: Says when to stop.
         labels: See `Comparison`.
         other_files: See `check_folder`.
         after_first: Called with the seconds that the first trial took, of those that were not
@@ -250,7 +253,7 @@ def run_trials(
     said: set[str] = set()
     has_run = False
     load_task = LoadedTasks()
-    comparison = Comparison((), {}, trials, labels or {}, remarks=remarks)
+    comparison = Comparison((), {}, trials, labels, remarks=remarks)
     count, done = sum(map(len, specs.values())), 0
     there = count - count_open(specs, folder) if resume else 0
     with LongWork(command, count, "trials", there, visible=show_progress) as work:
@@ -262,7 +265,7 @@ def run_trials(
                 run_folder = trial_folder(folder, row, k)
                 run = TrainingRun(spec, run_folder, runtime, resume, load_task)
                 # Now that a run can be made: what is refused leaves nothing behind.
-                claim(folder, specs, labels or {}, remarks)
+                claim(folder, specs, labels, remarks)
                 if k == 0:
                     _say_once((remark.text for remark in run.parts.remarks), said, work)
                 is_complete = resume and run.is_complete()

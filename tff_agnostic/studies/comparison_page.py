@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Optional
 
 from tff_agnostic.errors import agreeing, counted
-from tff_agnostic.metrics.formatting import with_percent
+from tff_agnostic.metrics.formatting import sentence
 from tff_agnostic.models.model import Measure
+from tff_agnostic.reports.distributions import worst_first
 from tff_agnostic.reports.page import (
     Block,
     Bullets,
@@ -16,7 +17,6 @@ from tff_agnostic.reports.page import (
     Line,
     Link,
     Name,
-    Number,
     Page,
     Paragraph,
     Part,
@@ -25,6 +25,7 @@ from tff_agnostic.reports.page import (
     Table,
     Warnings,
     in_line,
+    parts_of,
 )
 from tff_agnostic.reports.run_page import (
     NOT_FLAGS,
@@ -36,9 +37,7 @@ from tff_agnostic.reports.run_page import (
     use_section,
     versions_blocks,
 )
-from tff_agnostic.reports.run_page import (
-    REPORT as REPORT_FILE,
-)
+from tff_agnostic.reports.run_page import REPORT as REPORT_FILE
 from tff_agnostic.reports.run_record import (
     RunRecord,
     data_caveats,
@@ -48,25 +47,19 @@ from tff_agnostic.reports.run_record import (
     weight_quantity,
 )
 from tff_agnostic.reports.run_sections import curves_of
-from tff_agnostic.studies.comparison import (
-    DIFFERENCE,
-    OVER_CLIENTS,
-    OVERALL,
-    WORST,
+from tff_agnostic.studies.comparison import DIFFERENCE, OVER_CLIENTS, OVERALL, WORST
+from tff_agnostic.studies.comparison_record import ComparisonRecord, price_section
+from tff_agnostic.studies.comparison_report import (
+    ALIKE,
+    alike_notes,
+    caption,
+    client_figures,
+    domain_series,
+    figure,
 )
-from tff_agnostic.studies.comparison_record import (
-    ComparisonRecord,
-    price_section,
-)
-from tff_agnostic.studies.comparison_report import ALIKE, alike_notes, client_figures, figure
 from tff_agnostic.studies.gains import alike, gains
 from tff_agnostic.studies.methods import BASELINE
-from tff_agnostic.studies.verdict import (
-    baseline_row,
-    main_measure,
-    verdict_figure,
-    verdicts,
-)
+from tff_agnostic.studies.verdict import baseline_row, main_measure, verdict_figure, verdicts
 
 # Rows whose weights are drawn.
 _MAX_CURVES = 5
@@ -88,7 +81,6 @@ def comparison_page(
     """Returns the page.
 
     Args:
-        command: The command that makes it again.
         title: Its heading; what was compared if None.
         given_up: A line for each domain that a row gave up; see `harmed`.
     """
@@ -174,9 +166,9 @@ def _of_rows(
         of_row: list[Line] = []
         for k, run in enumerate(runs):
             for line in lines_of(run):
-                parts = [line] if isinstance(line, (str, Name, Number, Link)) else list(line)
                 label = Name(record.comparison.label(row))
-                of_row.append([label, f", trial {k + 1} (seed {run.result['seed']}): ", *parts])
+                where = f", trial {k + 1} (seed {run.result['seed']}): "
+                of_row.append([label, where, *parts_of(line)])
         more = len(of_row) - _MAX_OF_ROW
         lines += of_row[:_MAX_OF_ROW]
         if more > 0:
@@ -305,9 +297,8 @@ def summaries(record: ComparisonRecord) -> list[Block]:
             ]
             for row in comparison.trials
         ]
-        blocks.append(Table(_caption(measure, comparison.split), headings, rows))
-    blocks += [Paragraph(f"{note[0].upper()}{note[1:]}.") for note in alike_notes(comparison)]
-    return blocks
+        blocks.append(Table(caption(measure, comparison.split), headings, rows))
+    return [*blocks, *(Paragraph(sentence(note)) for note in alike_notes(comparison))]
 
 
 def by_domain(record: ComparisonRecord) -> list[Block]:
@@ -315,16 +306,10 @@ def by_domain(record: ComparisonRecord) -> list[Block]:
     comparison = record.comparison
     blocks: list[Block] = []
     for measure in metrics_first(comparison.measures):
-        first = next(iter(comparison.trials))
-        sign = 1.0 if measure.higher_is_better else -1.0
-        means = {
-            n: sign * comparison.trials[first].mean(n, measure.name)
-            for n in comparison.domain_names
-        }
-        names = sorted(means, key=lambda n: (means[n] != means[n], means[n]))
+        names = worst_first(domain_series(comparison, measure.name), measure.higher_is_better)
         blocks += _tables(
             record,
-            _caption(measure, comparison.split),
+            caption(measure, comparison.split),
             [
                 *((Name(name), (name,)) for name in names),
                 *((title, (summary,)) for summary, title in _SUMMARIES.items()),
@@ -351,9 +336,9 @@ def over_clients(record: ComparisonRecord) -> list[Block]:
         statistics = dict.fromkeys(reported)
         if not statistics:
             continue
-        caption = f"{_caption(measure, comparison.split)}, over clients, each counted once"
+        what = f"{caption(measure, comparison.split)}, over clients, each counted once"
         lines = [(name, (OVER_CLIENTS, name)) for name in statistics]
-        blocks += _tables(record, caption, lines, measure)
+        blocks += _tables(record, what, lines, measure)
         if draw := client_figures(comparison).get(measure.name):
             blocks.append(
                 Picture(
@@ -368,7 +353,7 @@ def over_clients(record: ComparisonRecord) -> list[Block]:
 
 def _tables(
     record: ComparisonRecord,
-    caption: str,
+    what: str,
     lines: Sequence[tuple[Part, Sequence[str]]],
     measure: Measure,
 ) -> list[Block]:
@@ -378,7 +363,7 @@ def _tables(
     parts = [all_rows[i : i + _MAX_COLUMNS] for i in range(0, len(all_rows), _MAX_COLUMNS)]
     return [
         Table(
-            caption if len(parts) == 1 else f"{caption} (part {k + 1} of {len(parts)})",
+            what if len(parts) == 1 else f"{what} (part {k + 1} of {len(parts)})",
             ["", *(Name(record.comparison.label(row)) for row in rows)],
             [
                 [
@@ -395,10 +380,7 @@ def _tables(
 def _mean(
     record: ComparisonRecord, measure: Measure, row: str, *keys: str, same: Collection[str] = ()
 ) -> Line:
-    source = record.source.below(row, *keys, measure.name)
-    mean = source.number("mean", unit=measure.unit)
-    std = source.number("std", unit=measure.unit)
-    parts: list[Part] = [mean] if std.value is None else [mean, " (", std, ")"]
+    parts = record.source.mean(row, *keys, measure.name, unit=measure.unit)
     return [*parts, ALIKE] if row in same else parts
 
 
@@ -407,8 +389,3 @@ def _same(record: ComparisonRecord, measure: Measure, *keys: str) -> Collection[
     if len(keys) > 1 or keys[0] == DIFFERENCE:
         return ()
     return alike(record.comparison, keys[0], measure)
-
-
-def _caption(measure: Measure, split: str) -> str:
-    better = "higher" if measure.higher_is_better else "lower"
-    return f"{with_percent(measure.name, measure.unit)} on the {split} clients ({better} is better)"

@@ -99,7 +99,6 @@ def read_rows(
     """Returns the trials of rows, whose folders are beside a file of their results.
 
     Args:
-        path: The file.
         content: What it has of the rows, as `Comparison.to_json` has it.
         command: What wrote it.
         measures: What was measured, where the trials do not say so; see `read_run`.

@@ -15,7 +15,7 @@ from tff_agnostic.errors import counted
 from tff_agnostic.files import make_folder
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.columns import tested_worst
-from tff_agnostic.metrics.formatting import cell, short_names, with_percent
+from tff_agnostic.metrics.formatting import cell, sentence, short_names, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
@@ -74,7 +74,6 @@ def table(comparison: Comparison, measure: str, table_format: str) -> str:
     such as accuracy are in percent. With many domains rows and columns change places.
 
     Args:
-        comparison: The trials.
         measure: "loss" or the name of a metric.
         table_format: A format of tabulate; "github" is Markdown.
     """
@@ -123,28 +122,20 @@ def markdown(
     """Returns every measure's table as a Markdown page.
 
     Args:
-        comparison: The trials.
-        title: Of the page.
-        command: What made them.
         first: Lines to be read before the tables.
         verdict: Sentences to be read before anything else.
     """
-    count = len(next(iter(comparison.trials.values())).histories)
     parts = [
         f"# {title}",
         *(["\n".join(f"- {line}" for line in verdict)] if verdict else []),
         f"`{command}`",
-        f"Mean and standard deviation of {counted(count, 'trial')}, on the {comparison.split} "
-        "clients.",
-        *(
-            f"{line[0].upper()}{line[1:]}."
-            for line in (*first, *alike_notes(comparison), *notes(comparison))
-        ),
+        f"Mean and standard deviation of {counted(comparison.num_trials, 'trial')}, on the "
+        f"{comparison.split} clients.",
+        *map(sentence, (*first, *alike_notes(comparison), *notes(comparison))),
     ]
     for name, measure in comparison.measures.items():
-        direction = "higher" if measure.higher_is_better else "lower"
         heading = with_percent(title_of(name), measure.unit, "percent")
-        parts.append(f"## {heading} ({direction} is better)")
+        parts.append(f"## {heading} ({measure.better} is better)")
         parts.append(table(comparison, name, "github"))
         of_clients = table_over_clients(comparison, name, "github")
         if of_clients is not None:
@@ -194,6 +185,12 @@ def in_table(name: str, table_format: str) -> str:
     return one_line.replace("|", r"\|") if table_format == "github" else one_line
 
 
+def caption(measure: Measure, split: str) -> str:
+    """Returns what stands above a measure's table on a page."""
+    heading = with_percent(measure.name, measure.unit)
+    return f"{heading} on the {split} clients ({measure.better} is better)"
+
+
 def title_of(measure: str) -> str:
     """Returns the name of a measure as a heading."""
     return measure.replace("_", " ").capitalize()
@@ -208,7 +205,6 @@ def _laid_out(
     """Returns columns with a heading as a table of the rows of a comparison.
 
     Args:
-        comparison: Whose rows they are.
         columns: A heading, and a cell for each row.
         turned: What columns are, if they are to become the rows.
         table_format: A format of tabulate.

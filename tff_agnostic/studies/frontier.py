@@ -18,7 +18,7 @@ from typing import Callable, Optional
 import numpy as np
 
 from tff_agnostic.errors import UserError, agreeing, counted
-from tff_agnostic.metrics.formatting import cell
+from tff_agnostic.metrics.formatting import cell, points
 from tff_agnostic.models.model import Measure
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Unit
@@ -366,11 +366,9 @@ def sentence(
     """Returns one sentence: does any mixture help the worst domain, and was it found?
 
     Args:
-        verdict: What the trials say.
         best: What the best mixture is called.
         num_mixtures: How many were trained on.
         algorithms: What each algorithm of the verdict is called, by its name.
-        measure: What was measured.
         split: Whose clients were evaluated.
     """
     if verdict.outcome is Outcome.UNKNOWN:
@@ -402,7 +400,7 @@ def shown_end(end: End, unit: Unit) -> str:
 
 def shown_difference(difference: float, unit: Unit) -> str:
     """Returns a positive difference as text: "4.2 points"."""
-    return f"{cell(difference, unit, _DECIMALS)}{' points' if unit is Unit.SHARE else ''}"
+    return f"{cell(difference, unit, _DECIMALS)}{points(unit)}"
 
 
 def _answer(verdict: Verdict, algorithms: Mapping[str, str]) -> str:

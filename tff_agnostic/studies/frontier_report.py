@@ -14,7 +14,14 @@ from tabulate import tabulate
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import finite_or_none, read_json, write_text
 from tff_agnostic.later import matplotlib
-from tff_agnostic.metrics.formatting import UNDEFINED, csv_text, short_names, shown, with_percent
+from tff_agnostic.metrics.formatting import (
+    UNDEFINED,
+    csv_text,
+    sentence,
+    short_names,
+    shown,
+    with_percent,
+)
 from tff_agnostic.reports.figures import (
     MUTED,
     REFERENCE,
@@ -53,7 +60,13 @@ from tff_agnostic.reports.run_page import (
 from tff_agnostic.reports.run_record import RunRecord, data_caveats, read_run
 from tff_agnostic.studies.comparison import DIFFERENCE, OVERALL, SUMMARIES, WORST, trial_folder
 from tff_agnostic.studies.comparison_record import read_rows
-from tff_agnostic.studies.comparison_report import in_table, mean_and_spread, notes, title_of
+from tff_agnostic.studies.comparison_report import (
+    caption,
+    in_table,
+    mean_and_spread,
+    notes,
+    title_of,
+)
 from tff_agnostic.studies.frontier import TRAINING_MIXTURE, End, Frontier, Mixture
 
 FRONTIER = "frontier.json"
@@ -279,33 +292,29 @@ def markdown(
     """Returns the page of a frontier.
 
     Args:
-        title: Its heading.
-        command: What made it.
         image: Where its figure is.
         first: Lines to be read before the rest.
     """
     measure, comparison = frontier.measure, frontier.comparison
-    direction = "higher" if measure.higher_is_better else "lower"
     parts = [
         f"# {title}",
         "\n".join(f"- {line}" for line in frontier.sentences),
         f"`{command}`",
-        *(f"{line[0].upper()}{line[1:]}." for line in first),
+        *map(sentence, first),
         f"![What is attainable]({image})",
-        f"{RULE} {chosen_on(frontier)}",
-        *(f"{line[0].upper()}{line[1:]}." for line in notes(comparison)),
+        _rule(frontier),
+        *map(sentence, notes(comparison)),
         f"{with_percent(title_of(measure.name), measure.unit, 'percent')} on the "
-        f"{comparison.split} clients, {direction} is better; mean and standard deviation over "
-        f"{counted(num_trials(frontier), 'seed')}:",
+        f"{comparison.split} clients, {measure.better} is better; mean and standard deviation over "
+        f"{counted(comparison.num_trials, 'seed')}:",
         table(frontier, "github"),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def chosen_on(frontier: Frontier) -> str:
-    """Returns a sentence that says whose numbers the best mixture was chosen by."""
+def _rule(frontier: Frontier) -> str:
     return (
-        f"The best mixture was chosen by the numbers that are shown, those of the "
+        f"{RULE} The best mixture was chosen by the numbers that are shown, those of the "
         f"{frontier.comparison.split} clients: of several that are alike it is the luckiest."
     )
 
@@ -389,11 +398,6 @@ def worst_domain(frontier: Frontier, row: str) -> Optional[str]:
     return choose(known, key=lambda name: frontier.mean(row, name)) if known else None
 
 
-def num_trials(frontier: Frontier) -> int:
-    """Returns how many seeds each row has."""
-    return len(next(iter(frontier.comparison.trials.values())).histories)
-
-
 def _end_json(end: End) -> dict[str, Any]:
     return {"mean": finite_or_none(end.mean), "std": finite_or_none(end.spread)}
 
@@ -409,16 +413,12 @@ def frontier_page(
     """Returns the page.
 
     Args:
-        frontier: What is shown.
         first: A run of it, which says what all have in common.
-        title: Its heading.
-        command: What made it.
         given_up: A line for each domain that a row gave up; see `harmed`.
     """
     comparison = frontier.comparison
     count = len(first.result["domains"])
-    caveats: list[Line] = [f"{line[0].upper()}{line[1:]}." for line in notes(comparison)]
-    caveats += data_caveats(first)
+    caveats: list[Line] = [*map(sentence, notes(comparison)), *data_caveats(first)]
     verdict: list[Block] = [Bullets(frontier.sentences)]
     verdict += [Warnings([f"{line}." for line in given_up])] if given_up else []
     is_private = any(trials.privacy for trials in comparison.trials.values())
@@ -428,8 +428,7 @@ def frontier_page(
             f"{counted(len(frontier.mixtures), 'mixture')} of {count} domains, and ",
             *in_line([comparison.label(row) for row in frontier.algorithms]),
             f". Numbers are those of {FRONTIER}: means over "
-            f"{counted(num_trials(frontier), 'seed')} and, in parentheses, "
-            "standard deviations.",
+            f"{counted(comparison.num_trials, 'seed')} and, in parentheses, standard deviations.",
         ],
         [
             Section("verdict", "The verdict", [*verdict, _picture(frontier)]),
@@ -458,10 +457,6 @@ def _picture(frontier: Frontier) -> Picture:
     return Picture(functools.partial(figure, frontier), text)
 
 
-def _rule(frontier: Frontier) -> str:
-    return f"{RULE} {chosen_on(frontier)}"
-
-
 def _table(frontier: Frontier, command: str) -> Table:
     comparison, measure = frontier.comparison, frontier.measure
     source = Source(FRONTIER, to_json(frontier, command))
@@ -469,9 +464,7 @@ def _table(frontier: Frontier, command: str) -> Table:
     domains = comparison.domain_names if has_all else ()
 
     def number(row: str, name: str) -> list[Part]:
-        found = source.below("results", row, name, measure.name)
-        mean, std = (found.number(key, unit=measure.unit) for key in ("mean", "std"))
-        return [mean] if std.value is None else [mean, " (", std, ")"]
+        return source.mean("results", row, name, measure.name, unit=measure.unit)
 
     rows: list[Sequence[Line]] = []
     for row in comparison.trials:
@@ -484,9 +477,7 @@ def _table(frontier: Frontier, command: str) -> Table:
         rows.append([[Name(comparison.label(row)), mark], *worst, *cells])
     headings: list[Line] = ["trained with", "worst", *([] if has_all else ["worst domain"])]
     headings += [*(Name(name) for name in domains), *_SUMMARIES.values()]
-    better = "higher" if measure.higher_is_better else "lower"
-    caption = f"{with_percent(measure.name, measure.unit)} on the {comparison.split} clients"
-    return Table(f"{caption} ({better} is better)", headings, rows)
+    return Table(caption(measure, comparison.split), headings, rows)
 
 
 def write_frontier_report(

@@ -111,11 +111,7 @@ def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Me
     Without trials of the same seeds there is a mean, and no interval.
 
     Args:
-        comparison: Its trials.
-        row: The row.
-        baseline: The row that it is compared with.
         name: A domain, `OVERALL` or `WORST`.
-        measure: What was measured.
     """
     names, sides = comparison.domain_names, (comparison.trials[row], comparison.trials[baseline])
     ours, theirs = (estimates(of, names, name, measure) for of in sides)
@@ -171,9 +167,7 @@ def alike(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]
     """Returns the rows that cannot be told apart from the best one of a group.
 
     Args:
-        comparison: The trials.
         name: A domain, `OVERALL` or `WORST`.
-        measure: What was measured.
     """
     means = {row: of.mean(name, measure.name) for row, of in comparison.trials.items()}
     known = {row: mean for row, mean in means.items() if not math.isnan(mean)}

@@ -329,7 +329,6 @@ def trial_specs(
     """Returns the runs of each row; trial k has the seed that was given, or 0, plus k.
 
     Args:
-        given: What the command was given.
         arms: The rows, by the names of their folders.
         called: What --override calls rows that it does not call as their folders, by the latter;
             several may share a name. It cannot change what makes such a row.

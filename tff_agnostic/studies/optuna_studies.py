@@ -133,7 +133,6 @@ class Studies:
 
         Args:
             spaces: What is searched of each algorithm, by its name.
-            budget: How much each of them may have.
 
         Returns:
             The trial, locked until its claim is closed; None if the budget of all is used or taken.

@@ -91,7 +91,6 @@ class Rows:
         """Returns a run of a row.
 
         Args:
-            row: Its name.
             changes: What it has of its own, by flag.
             trial: From 0.
             is_final: Whether it trains on all training clients, and is evaluated on test clients.
@@ -213,7 +212,6 @@ class Search:
         """Makes what is missing of the search, and returns what it found.
 
         Args:
-            budget: How much may be tried.
             all_anew: Whether every row is trained anew at the end, and not only FedAvg and the
                 choice: --hours has these runs in it.
         """
@@ -350,12 +348,7 @@ class Search:
         return len(list((self.folder / _SEARCH).glob(f"{row}-*")))
 
     def train_anew(self, rows: Iterable[str], found: Found) -> Comparison:
-        """Trains rows on all training clients, each at its best setting; looks at the test clients.
-
-        Args:
-            rows: Which.
-            found: What the search found.
-        """
+        """Trains rows on all training clients at their best settings; looks at the test clients."""
         stages = {
             row: Stages(
                 *zip(

@@ -167,13 +167,10 @@ def audit(
     """Attacks rounds of a mechanism.
 
     Args:
-        mechanism: What a round releases.
         rounds: Rounds of a run.
-        delta: The delta that epsilon is for.
         runs: How many runs with the attacked client, and without it.
         seed: What keys are drawn with.
         claimed: The epsilon that is claimed; that of the mechanism's own account if None.
-        algorithm: Whose rounds.
         secure: Whether a server's noise is added to secure sums.
         without: What the client sends in runs without it, if not what the mechanism's neighbours
             have it send.

@@ -154,13 +154,7 @@ class Asked:
     def search(
         self, folder: Path, runtime: Runtime, stop: StopRequest
     ) -> tuple[Search, dict[str, str]]:
-        """Makes the references, says who judges, and returns the search and what it leaves out.
-
-        Args:
-            folder: Where it is.
-            runtime: Executes the rounds; entered by the caller.
-            stop: Says when to stop.
-        """
+        """Makes the references, says who judges, and returns the search and what it leaves out."""
         fixed, left_out = prepared(self.rows, folder, runtime, stop)
         rows = self.rows.without(left_out)
         task = rows.clients.judging(self.first)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.files import finite_or_none, write_json
-from tff_agnostic.metrics.formatting import cell
-from tff_agnostic.report_fields import Unit
+from tff_agnostic.metrics.formatting import cell, points
 from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.studies.choice import Judged, attained, judged
 from tff_agnostic.studies.comparison import FIRST_STAGES, Comparison, trial_folder
@@ -154,13 +153,13 @@ def _with(changes: Mapping[str, Any]) -> str:
 
 
 def _gain(gain: Gain, objective: Objective) -> str:
-    mean, points = _signed(gain.mean, objective), " points" * (objective.unit is Unit.SHARE)
+    by = f"a gain of {_signed(gain.mean, objective)}{points(objective.unit)}"
     interval = gain.interval()
     if interval is None:
         why = ": too few trials for one" if gain.has_too_few_trials else ""
-        return f"a gain of {mean}{points}, without an interval{why}"
+        return f"{by}, without an interval{why}"
     low, high = (_signed(end, objective) for end in interval)
-    return f"a gain of {mean}{points} (95% interval {low} to {high})"
+    return f"{by} (95% interval {low} to {high})"
 
 
 def _signed(value: float, objective: Objective) -> str:
@@ -168,8 +167,7 @@ def _signed(value: float, objective: Objective) -> str:
 
 
 def _average(loss: float, objective: Objective) -> str:
-    points = " points" if objective.unit is Unit.SHARE else "%"
-    return f"{'lose' if loss > 0 else 'gain'} {100 * abs(loss):.2f}{points}"
+    return f"{'lose' if loss > 0 else 'gain'} {100 * abs(loss):.2f}{points(objective.unit) or '%'}"
 
 
 def _needed(gain: Gain) -> str:
@@ -193,9 +191,7 @@ def write_recommendation(
     """Writes recommendation.json, and returns what is recommended.
 
     Args:
-        path: The folder of all runs.
         found: On the validation clients.
-        objective: What is to be good.
         choice: The row that is shown to be better than FedAvg, if one is.
         may_lose: How much of the average may be lost.
         final: FedAvg and the choice on the test clients.

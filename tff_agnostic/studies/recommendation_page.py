@@ -24,7 +24,6 @@ def recommendation_page(content: Mapping[str, Any], title: str) -> Page:
 
     Args:
         content: recommendation.json.
-        title: Its heading.
     """
     source = Source(FILE, content)
     unit = Unit[content["unit"]]

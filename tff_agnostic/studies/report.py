@@ -10,37 +10,19 @@ from typing import Any, Optional
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json, write_text
 from tff_agnostic.progress import LongWork
-from tff_agnostic.reports.page import (
-    TITLE,
-    rendered,
-    title_of,
-)
-from tff_agnostic.reports.run_page import (
-    REPORT as REPORT_FILE,
-)
-from tff_agnostic.reports.run_page import (
-    run_page,
-    write_run_report,
-)
-from tff_agnostic.reports.run_record import (
-    ABOUT,
-    RESULT,
-)
+from tff_agnostic.reports.page import TITLE, rendered, title_of
+from tff_agnostic.reports.run_page import REPORT as REPORT_FILE
+from tff_agnostic.reports.run_page import run_page, write_run_report
+from tff_agnostic.reports.run_record import ABOUT, RESULT
 from tff_agnostic.run.command import Command
 from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
 from tff_agnostic.settings import Settings, command_setting
 from tff_agnostic.studies import frontier_report, recommendation_page, tuning_page
-from tff_agnostic.studies.comparison import (
-    FIRST_STAGES,
-    trial_folder,
-)
+from tff_agnostic.studies.comparison import FIRST_STAGES, trial_folder
 from tff_agnostic.studies.comparison_page import comparison_page, usual_title
-from tff_agnostic.studies.comparison_record import (
-    COMPARE,
-    read_comparison,
-)
+from tff_agnostic.studies.comparison_record import COMPARE, read_comparison
 from tff_agnostic.studies.frontier_report import FRONTIER, read_frontier, write_frontier_report
 from tff_agnostic.studies.methods import LAST_LAYER, WORDS
 from tff_agnostic.studies.recommendation_page import FILE, FINAL
@@ -52,10 +34,6 @@ from tff_agnostic.studies.verdict import harmed
 
 def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
     """Writes the report of the comparison in a folder, and one for each of its runs.
-
-    Args:
-        folder: Its folder.
-        title: Its heading, if one was given.
 
     Returns:
         Its path.
@@ -89,12 +67,7 @@ def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
 
 
 def write_recommendation_report(folder: Path, title: Optional[str] = None) -> Path:
-    """Writes the reports of a recommendation and of its last runs, and returns the former's path.
-
-    Args:
-        folder: Its folder.
-        title: Its heading, if one was given.
-    """
+    """Writes the reports of a recommendation and of its last runs; returns the former's path."""
     write_comparison_report(folder / FINAL)
     content, path = read_json(folder / FILE), folder / REPORT_FILE
     heading = title_of(path, title, recommendation_page.usual_title(content))
@@ -123,10 +96,6 @@ def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
     """Writes the report of what is in a folder, complete, and returns its path.
 
     That is a run, a comparison, a frontier, a search or a recommendation.
-
-    Args:
-        folder: Its folder.
-        title: Its heading, if one was given.
     """
     if (folder / FILE).exists():
         return write_recommendation_report(folder, title)

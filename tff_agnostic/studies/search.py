@@ -83,9 +83,6 @@ class TrialRunner:
         """Runs a trial to its end, or what is left of it.
 
         Args:
-            arm: The algorithm.
-            claim: The trial.
-            stop: Says when to stop.
             after_round: Is told the rounds that are done, those of all seeds, and how many there
                 are.
 
@@ -204,10 +201,6 @@ class Search:
         """Runs trials until the budget is used, or other processes run what is left of it.
 
         After `begin`.
-
-        Args:
-            stop: Says when to stop.
-            show_progress: Whether to show how much of the budget is used, and the time left.
 
         Raises:
             Interrupted: If a signal asked to stop; what was done is saved.

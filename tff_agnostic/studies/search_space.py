@@ -338,7 +338,6 @@ def parse_objective(
     Args:
         text: "worst", "superquantile:loss", "domain(es-AR)" or "0.7*worst+0.3*overall", say.
         measures: What an evaluation reports, the loss first.
-        domains: Names of the domains.
         more: Names of numbers that the caller knows, beside `STATISTICS`.
     """
     loss, *metrics = measures

@@ -84,7 +84,6 @@ class SearchedArm:
         Args:
             sampled: Optuna's values of some of the dimensions, by flag; the others have the values
                 that were given, or their defaults.
-            seed: Of the run.
         """
         return self._resolved({f: self.dimensions[f].value(v) for f, v in sampled.items()}, seed)
 
@@ -111,9 +110,6 @@ class SearchedArm:
     def start(self, seed: int) -> tuple[dict[str, Any], list[str]]:
         """Returns Optuna's values of what is given without the search, as a first trial.
 
-        Args:
-            seed: Of the run.
-
         Returns:
             The values by flag, and a text for each setting whose value is outside of the search,
             and is not among them.
@@ -135,7 +131,6 @@ class SearchedArm:
         is outside.
 
         Args:
-            seed: Of the runs.
             task: The task, loaded with what is given.
         """
         given, _ = self.start(seed)
@@ -159,7 +154,6 @@ class SearchedArm:
 
         Args:
             sampled: See `spec`.
-            seed: Of the run.
         """
         spec = self.spec(sampled, seed)
         flags, fixed = spec.flags(), what_decides_the_split(self.task)
@@ -192,11 +186,7 @@ class SearchedArm:
 
 
 def check_run(spec: RunSpec, task: Task) -> None:
-    """Checks what a run would refuse before its first round.
-
-    Args:
-        task: Its task, loaded.
-    """
+    """Checks what a run would refuse before its first round."""
     check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     aggregation = spec.build_training_aggregation()
     check_clients_per_round(spec.config, aggregation)
@@ -232,7 +222,6 @@ def identity(
 
     Args:
         arms: The algorithms, by their names.
-        method: How trials are drawn and judged.
         seeds: Of the runs of each trial.
         task: The task, loaded; the algorithms were built for it.
     """

@@ -65,7 +65,6 @@ def staged(
     The first one is that of the first row of FedAvg, or FedAvg with what was given for all rows.
 
     Args:
-        given: What the command was given.
         arms: The rows, by their names.
         specs: The runs of each row, with all its rounds.
     """
@@ -139,9 +138,6 @@ def begun(
         specs: The runs of each row.
         stages: Of the rows that have two, by their names.
         folder: That of the comparison.
-        runtime: Executes the rounds; entered by the caller.
-        stop: Says when to stop.
-        show_progress: Whether to show how many are done, and the time left.
     """
     found = {row: list(of_row) for row, of_row in specs.items()}
     remarks = {row: _POOLED for row, (run, *_) in specs.items() if run.config.pooled}
@@ -171,7 +167,6 @@ def going_on(second: RunSpec, first: RunFolder, layer: LastLayer) -> RunSpec:
 
     Args:
         first: The folder of the first stage, which is complete.
-        layer: What is trained.
     """
     return _with(
         second,

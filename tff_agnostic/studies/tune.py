@@ -217,8 +217,6 @@ def _method(given: GivenRun, arms: Mapping[str, SearchedArm], higher_is_better: 
     """Returns how trials are drawn and judged.
 
     Args:
-        given: What the command was given.
-        arms: The algorithms.
         higher_is_better: Which direction of the objective is good.
     """
     own, seed = given.own, _seeds(given)[0]
@@ -248,8 +246,6 @@ def report(search: Search, split: str, command: str, title: Optional[str]) -> No
     Args:
         search: The search, ended; other processes may still run trials of it.
         split: Whose clients were evaluated.
-        command: What made it.
-        title: Of its page, if one was given.
     """
     # What one process writes is of the same trials, and not replaced by what another saw before.
     with folder_lock(search.folder, wait=True):

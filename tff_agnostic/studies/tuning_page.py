@@ -87,13 +87,10 @@ def tuning_page(
     """Returns the page.
 
     Args:
-        search: The search.
         found: What it found; the runs are there.
         trials: The finished trials of each algorithm, by its name.
         sentences: The verdict.
         shares: What each setting has in the variance of the objective, by algorithm.
-        command: What made it.
-        title: Its heading.
     """
     first = read_run(search.runs_of(*next(iter(found.best.items())))[0])
     verdict: list[Block] = [Bullets(sentences)]
@@ -200,11 +197,7 @@ class EndedSearch:
     content: Mapping[str, Any]
 
     def page(self, title: str) -> Page:
-        """Returns its page, as `tune` made it.
-
-        Args:
-            title: Its heading.
-        """
+        """Returns its page, as `tune` made it."""
         found = found_by(self.search, self.trials, self._spec)
         if found.best_runs is None:
             raise UserError(
@@ -354,7 +347,6 @@ def found_by(
     """Returns what a search found.
 
     Args:
-        search: The search.
         trials: The finished trials of each algorithm, by its name.
         spec_of: Returns the first run of a trial of an algorithm.
     """

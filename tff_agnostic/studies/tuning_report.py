@@ -53,7 +53,6 @@ def slices(
         label: What the algorithm is called.
         distributions: Where each setting was searched, by flag.
         trials: The finished trials.
-        objective: What was searched for.
     """
     columns = min(_MAX_COLUMNS, len(distributions))
     rows = -(-len(distributions) // columns)
@@ -219,9 +218,6 @@ def importances(study: optuna.Study) -> Optional[Mapping[str, float]]:
 
     By functional analysis of variance over the complete trials (Hutter, Hoos, Leyton-Brown 2014).
     None where it has nothing to go by: fewer than two complete trials, or no differences.
-
-    Args:
-        study: The study of an algorithm.
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if len(complete) < _MIN_TRIALS or len({trial.value for trial in complete}) < _MIN_TRIALS:
@@ -243,7 +239,6 @@ def flags_of_one(arm: SearchedArm, settings: Mapping[str, Any], remark: str) -> 
     """Returns the flags of one algorithm with its best settings, for `train` and `compare`.
 
     Args:
-        arm: The algorithm.
         settings: Its settings; see `SearchedArm.settings`.
         remark: A line that says what they are.
     """

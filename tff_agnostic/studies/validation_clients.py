@@ -40,7 +40,6 @@ def one_in(counts: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarr
     Args:
         counts: Examples of each client and domain, int64 [n, p].
         parts: How many parts there are.
-        rng: Draws.
 
     Returns:
         bool [n].

@@ -16,7 +16,7 @@ import numpy as np
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.class_counts import ACCURACY, constant_line, not_above_constant
-from tff_agnostic.metrics.formatting import cell, short_names, shown
+from tff_agnostic.metrics.formatting import cell, points, short_names, shown, signed
 from tff_agnostic.metrics.intervals import LEAST_CLIENTS, Interval, Needed
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
@@ -80,7 +80,6 @@ def verdict(sides: Sides, gains: Mapping[str, Gain], has_next: bool = True) -> l
     """Returns sentences: the worst domain, the domains, all examples, the intervals, what next.
 
     Args:
-        sides: What is compared.
         gains: Of each domain, of `WORST` and of `OVERALL`; a domain without test examples has NaN.
         has_next: Whether to say what to do next.
     """
@@ -102,7 +101,6 @@ def verdicts(
     What is equal for all rows is said once, at the end.
 
     Args:
-        comparison: Its trials.
         algorithms: Of each row.
         more_seeds: The flag that trains with more seeds.
     """
@@ -174,7 +172,7 @@ def _sides(
 def _of_group(sides: Sides, of: Gain, whom: str) -> str:
     measure = sides.measure
     values = f"{measure.name} {_value(of.after, measure)} against {_value(of.before, measure)}"
-    by, found = f"a gain of {_signed(of.mean, measure)}{_points(measure)}", of.told()
+    by, found = f"a gain of {_gain(of, measure)}", of.told()
     if found:
         how = "better" if found > 0 else "worse"
         end = _ends(of.interval(), measure)
@@ -211,7 +209,7 @@ def _by_domain(sides: Sides, domains: Sequence[Gain]) -> list[str]:
 
 def _change(of: Gain, measure: Measure, count: int) -> str:
     end = _ends(of.interval(count), measure, bare=True)
-    return f"{_short(of.name)}: {_signed(of.mean, measure)}{_points(measure)} {end}"
+    return f"{_short(of.name)}: {_gain(of, measure)} {end}"
 
 
 def _scope(sides: Sides, shown: Sequence[Gain], count: int) -> list[str]:
@@ -291,7 +289,6 @@ def why_no_interval(of: Gain, split: str, num_trials: int) -> str:
     """Returns why a gain has no interval.
 
     Args:
-        of: The gain.
         split: Whose clients were evaluated.
         num_trials: Of each row.
     """
@@ -312,7 +309,7 @@ def why_no_interval(of: Gain, split: str, num_trials: int) -> str:
 def _ends(interval: Interval, measure: Measure, bare: bool = False) -> str:
     if interval is None:
         return ""
-    low, high = (_signed(end, measure) for end in interval)
+    low, high = (signed(end, measure.unit, _DECIMALS) for end in interval)
     return f"[{low}, {high}]" if bare else f"(95% interval {low} to {high})"
 
 
@@ -321,16 +318,9 @@ def _value(value: float, measure: Measure) -> str:
     return f"{text}%" if measure.unit is Unit.SHARE and not math.isnan(value) else text
 
 
-def _signed(value: float, measure: Measure) -> str:
+def _gain(gain: Gain, measure: Measure) -> str:
     """Returns a gain: it has a plus where the row is better, whichever direction is good."""
-    text = cell(value, measure.unit, _DECIMALS)
-    if not text.strip("-0."):
-        return text.lstrip("-")
-    return f"+{text}" if value > 0 else text
-
-
-def _points(measure: Measure) -> str:
-    return " points" if measure.unit is Unit.SHARE else ""
+    return f"{signed(gain.mean, measure.unit, _DECIMALS)}{points(measure.unit)}"
 
 
 def _round(number: float) -> str:
@@ -349,7 +339,6 @@ def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
     interval is possible, the line says what was seen, and that it cannot be told.
 
     Args:
-        comparison: The trials.
         runs: A run of each row.
     """
     rows = comparison.trials
@@ -410,10 +399,6 @@ def verdict_figure(
     the row gains there. Error bars are 95% intervals, on the right such that they hold together.
 
     Args:
-        comparison: The trials.
-        row: A row.
-        baseline: The row that it is compared with.
-        measure: What is drawn.
         gains: Of each domain.
     """
     labels = short_names([comparison.label(name) for name in (baseline, row)], _NAME_WIDTH)
@@ -467,8 +452,8 @@ def _draw_gains(
     axes.axvline(0.0, color=ERROR_BAR, linewidth=1)
     axes.set_yticks(range(len(gains)), [""] * len(gains))
     axes.set_ylim(len(gains) - 0.5, -0.5)
-    points = ", points" if measure.unit is Unit.SHARE else ""
-    axes.set_xlabel(f"gain in {measure.name}{points}")
+    in_points = ", points" if measure.unit is Unit.SHARE else ""
+    axes.set_xlabel(f"gain in {measure.name}{in_points}")
     draw_grid(axes, "x")
 
 
