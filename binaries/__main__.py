@@ -18,11 +18,9 @@ from types import FrameType
 from typing import NoReturn, Optional
 
 from tff_agnostic import refusal_of_python
-from tff_agnostic.commands import COMMANDS, PROGRAM, command
+from tff_agnostic.commands import COMMANDS, OTHER_COMMANDS, PROGRAM, command
 from tff_agnostic.registry import did_you_mean
 
-# They have no options of this package's: completion knows all of them, the others nothing of it.
-_OTHERS = ("completion", "fleet", "run_plan")
 _HELP = ("--help", "-h", "help")
 _QUOTES = '"' * 3
 # Importing and tracing make millions of objects that stay: to look through them as often as Python
@@ -78,8 +76,8 @@ def console_script() -> None:
 
 def _named(text: str) -> str:
     name = text.replace("-", "_")
-    if name not in (*COMMANDS, *_OTHERS):
-        names = sorted((*COMMANDS, *_OTHERS))
+    if name not in (*COMMANDS, *OTHER_COMMANDS):
+        names = sorted((*COMMANDS, *OTHER_COMMANDS))
         found = f"{text}: {did_you_mean(name, names)}" if text else "none: "
         print(
             f"error: expected a command, found {found}the commands are {', '.join(names)}",
@@ -100,7 +98,7 @@ def _start(name: str) -> None:
 
 def _usage() -> str:
     lines = [f"usage: {PROGRAM} COMMAND [--FLAG=VALUE ...]", ""]
-    for name in sorted((*COMMANDS, *_OTHERS)):
+    for name in sorted((*COMMANDS, *OTHER_COMMANDS)):
         with open(os.path.join(os.path.dirname(__file__), f"{name}.py")) as module:
             summary = module.readline().strip().removeprefix(_QUOTES).removesuffix(".")
         lines.append(f"  {name:<16} {summary}")

@@ -27,7 +27,7 @@ from tff_agnostic.models.next_word import (
     text_classifier,
     unigram_model,
 )
-from tff_agnostic.run.results import saved_lines
+from tff_agnostic.run.results import saved_line
 from tff_agnostic.saving.save import FORMATS, SavedFile, save_for_keras
 from tff_agnostic.saving.trained_model import FileCheck, TrainedModel, check_file, inputs_by_name
 from tff_agnostic.tasks.registry import TASKS
@@ -331,7 +331,7 @@ def _put(value: float, where: Any = (0, 0)) -> Callable[[np.ndarray], None]:
 
 
 def _line(check: FileCheck) -> str:
-    (line,) = saved_lines([SavedFile("model", "tflite", "none", "m.tflite", 7, {}, check)])
+    line = saved_line(SavedFile("model", "tflite", "none", "m.tflite", 7, {}, check))
     return line
 
 

@@ -71,7 +71,7 @@ class PaperTable:
 
 @dataclasses.dataclass(frozen=True)
 class UnigramPredictors:
-    """What arms mix that mix predictors; see `program.ensembles.counting`.
+    """What arms mix that mix predictors; see `base_predictors.counting`.
 
     Attributes:
         group_by: Of whom each is.

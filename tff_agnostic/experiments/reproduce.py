@@ -120,9 +120,8 @@ def _reproduce(given: GivenRun, experiment: Experiment, at: Session) -> None:
     print(f"{own.experiment}, {counted(trials, 'trial')} of {', '.join(experiment.arms)}: {folder}")
     prepare(experiment, own.data_dir, store)
     runtime_name = next(iter(specs.values()))[0].config.runtime
-    options = given.runtime_options(runtime_name)
     started = time.monotonic()
-    with at.running(runtime_name, options) as (runtime, stop):
+    with at.running(runtime_name) as (runtime, stop):
         prepare_predictors(experiment, next(iter(specs.values())), runtime, folder)
         try:
             # The folder was checked, and may hold the store by now: that is nothing to refuse.

@@ -40,8 +40,7 @@ from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.portfolio import FINALISTS, seconds_of, timed
 from tff_agnostic.studies.portfolio_search import Search
 from tff_agnostic.studies.recommend import RecommendOptions, ask, claim
-from tff_agnostic.studies.recommendation import Found, sentences
-from tff_agnostic.studies.recommendation_page import FINAL
+from tff_agnostic.studies.recommendation import FINAL, Found, sentences
 from tff_agnostic.studies.search_space import Objective
 from tff_agnostic.studies.verdict import main_measure
 
@@ -107,9 +106,7 @@ def _run(given: GivenRun, name: str, at: Session, count: int) -> None:
     inner = given_to_recommend(given, name, read, count)
     asked = ask(inner)
     asked.claim(folder / "runs", resume=True)
-    runtime_name = asked.first.config.runtime
-    options = given.runtime_options(runtime_name)
-    with at.running(runtime_name, options) as (runtime, stop):
+    with at.running(asked.first.config.runtime) as (runtime, stop):
         search, left_out = asked.search(folder / "runs", runtime, stop)
         found = search.run(inner.own.budget, all_anew=True)
         final, ended = _trained_anew(search, found, stop)

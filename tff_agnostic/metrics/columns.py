@@ -41,7 +41,7 @@ class TrainingColumns:
         self._quantities = quantities
         self._tracked_weights = tracked_weights
         self._domain_names = domain_names
-        self._presence = _example_counts(flattened(quantities))
+        self._presence = _example_counts(list(flattened(quantities)))
         self.columns = tuple(
             column for q in flattened(quantities) for column in _columns(q, domain_names)
         ) + tuple(Column(ReportField(name, label=name)) for name in tracked_weights)
@@ -223,14 +223,10 @@ def _columns(quantity: ReportField, domain_names: Sequence[str]) -> list[Column]
     return [Column(quantity, domain) for domain in domain_names]
 
 
-def _example_counts(quantities: Iterable[ReportField]) -> Optional[ReportField]:
+def _example_counts(quantities: Sequence[ReportField]) -> Optional[ReportField]:
     """Returns the quantity that says which domains have examples in a round."""
-    found, needed = None, None
-    for quantity in quantities:
-        if found is None and quantity.per_domain and quantity.unit is Unit.EXAMPLES:
-            found = quantity
-        if needed is None and quantity.of_present_domains:
-            needed = quantity
+    found = next((q for q in quantities if q.per_domain and q.unit is Unit.EXAMPLES), None)
+    needed = next((q for q in quantities if q.of_present_domains), None)
     if needed is not None and found is None:
         raise UserError(
             f"quantity {needed.name!r}: expected another one per domain, in examples, that says "

@@ -187,15 +187,11 @@ def of_classes(model: Model, counts: Mapping[str, Sequence[int]]) -> dict[str, d
     """
     if not counts:
         return {}
-    totals = np.sum(list(counts.values()), axis=0).tolist()
-    accuracies = constant_accuracies({**counts, OVERALL: totals})
-    found = {ACCURACY: accuracies}
-    losses = {
-        name: _loss_of_shares(model, np.array({**counts, OVERALL: totals}[name], float))
-        for name in accuracies
-    }
+    sets = {**counts, OVERALL: np.sum(list(counts.values()), axis=0).tolist()}
+    accuracies = constant_accuracies(sets)
+    losses = {name: _loss_of_shares(model, np.array(sets[name], float)) for name in accuracies}
     known = {name: loss for name, loss in losses.items() if loss is not None}
-    return {**found, **({_LOSS: known} if len(known) == len(losses) else {})}
+    return {ACCURACY: accuracies, **({_LOSS: known} if len(known) == len(losses) else {})}
 
 
 def _loss_of_shares(model: Model, counts: np.ndarray) -> Optional[float]:
@@ -220,6 +216,11 @@ def _loss_of_shares(model: Model, counts: np.ndarray) -> Optional[float]:
     return value if math.isfinite(value) else None
 
 
+def _rows_of(names: Sequence[str]) -> dict[str, list[int]]:
+    """Returns the rows of sums that each domain has, and all of them together."""
+    return {**{name: [i] for i, name in enumerate(names)}, OVERALL: list(range(len(names)))}
+
+
 def of_words(
     model: Model, names: Sequence[str], sums: WordSums, denominators: Mapping[str, Any]
 ) -> dict[str, dict[str, float]]:
@@ -230,7 +231,7 @@ def of_words(
         denominators: What each measure was divided by, [p]; of the loss the sentences.
     """
     words, weights = (np.asarray(of, np.float64) for of in sums)
-    sets = {name: [i] for i, name in enumerate(names)} | {OVERALL: list(range(len(names)))}
+    sets = _rows_of(names)
     found: dict[str, dict[str, float]] = {}
     loss = model.loss
     assert isinstance(loss, SentenceLoss)
@@ -289,7 +290,7 @@ def of_numbers(
         counts: How many there are, [p].
     """
     total, squares, number = (np.asarray(of, np.float64) for of in (*sums, counts))
-    sets = {name: [i] for i, name in enumerate(names)} | {OVERALL: list(range(len(names)))}
+    sets = _rows_of(names)
     variances = {}
     for name, rows in sets.items():
         n = number[rows].sum()

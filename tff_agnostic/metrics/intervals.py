@@ -100,7 +100,16 @@ def mean_interval(values: np.ndarray, clients: np.ndarray, mean: float) -> Inter
         clients: How many have each of them, [n].
         mean: The mean over the clients, which the sums know better than the histogram.
     """
-    return _students(np.asarray(values, np.float64), clients, mean)
+    total = float(np.sum(clients))
+    if total < 2 or not np.all(np.isfinite(values)) or not math.isfinite(mean):
+        return None
+    weights = np.asarray(clients, np.float64) / total
+    center = weights @ values
+    variance = float(weights @ (values - center) ** 2) * total / (total - 1)
+    if variance == 0:
+        return None
+    half = float(scipy.special.stdtrit(total - 1, (1 + LEVEL) / 2)) * math.sqrt(variance / total)
+    return mean - half, mean + half
 
 
 def quantile_interval(values: np.ndarray, clients: np.ndarray, q: float) -> Interval:
@@ -148,24 +157,11 @@ def superquantile_interval(
     mean = float(np.diff(reached, prepend=0.0) @ losses[order]) / (share * total)
     threshold = losses[order][np.searchsorted(reached, share * total)]
     influence = threshold + np.maximum(losses - threshold, 0.0) / share
-    found = _students(influence, clients, mean)
+    found = mean_interval(influence, clients, mean)
     if found is None:
         return None
     low, high = sorted(sign * end for end in found)
     return low, high
-
-
-def _students(values: np.ndarray, clients: np.ndarray, mean: float) -> Interval:
-    total = float(np.sum(clients))
-    if total < 2 or not np.all(np.isfinite(values)) or not math.isfinite(mean):
-        return None
-    weights = np.asarray(clients, np.float64) / total
-    center = weights @ values
-    variance = float(weights @ (values - center) ** 2) * total / (total - 1)
-    if variance == 0:
-        return None
-    half = float(scipy.special.stdtrit(total - 1, (1 + LEVEL) / 2)) * math.sqrt(variance / total)
-    return mean - half, mean + half
 
 
 def _largest_unlikely(total: int, q: float, probability: float) -> int:

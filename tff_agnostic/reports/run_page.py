@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import write_text
-from tff_agnostic.metrics.formatting import UNDEFINED, cell
+from tff_agnostic.metrics.formatting import UNDEFINED, cell, with_percent
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.class_section import classes_section
 from tff_agnostic.reports.page import (
@@ -213,7 +213,7 @@ def measures_section(run: RunRecord) -> Section:
 def measure_facts(run: RunRecord) -> Facts:
     """Returns what each measure is."""
     rows: list[tuple[str, Line]] = [
-        (measure.name, f"{measure.better} is better{_in_percent(measure.unit)}")
+        (measure.name, with_percent(f"{measure.better} is better", measure.unit, "in percent"))
         for measure in metrics_first(run.measures)
     ]
     share = run.result.get("superquantile_share")
@@ -272,10 +272,6 @@ def _in_all(run: RunRecord, split: str) -> tuple[Part, Part, Part]:
 
 def _domains(count: int) -> str:
     return "one domain" if count == 1 else f"{count} domains"
-
-
-def _in_percent(unit: Unit) -> str:
-    return ", in percent" if unit is Unit.SHARE else ""
 
 
 def reproduction_section(run: RunRecord, command: Optional[Sequence[str]]) -> Section:

@@ -11,7 +11,7 @@ from tff_agnostic.base_predictors.counting import GROUPINGS, outcomes_of, unigra
 from tff_agnostic.base_predictors.files import PredictorFile, write_predictors
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import check_can_be_made, make_folder
-from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started, tasks_help
+from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started, task_setting
 from tff_agnostic.settings import command_setting
 
 _SETTINGS = (
@@ -29,9 +29,7 @@ _SETTINGS = (
 class PredictorOptions(TaskOptions):
     """The flags of `base_predictors` that are no settings of runs."""
 
-    task: str = command_setting(
-        "unigram", tasks_help, short="What to learn; --help=command says what each is."
-    )
+    task: str = task_setting("unigram")
     group_by: str = command_setting(
         "domain",
         "Of whom each predictor is: domain, whose counts are sums over its clients; or client, of "

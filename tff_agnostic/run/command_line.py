@@ -16,7 +16,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import (
     algorithm_label,
@@ -40,6 +39,7 @@ from tff_agnostic.run.folder import RunFolder, SavedRun, algorithm_of_run, folde
 from tff_agnostic.run.options import (
     NO_PRESET,
     PAPER,
+    PARTS_OF_RUNS,
     RunConfig,
     algorithm_of_flag,
     options_of_runs,
@@ -52,7 +52,7 @@ from tff_agnostic.run.process import Interrupted, StopRequest, flag_parts, with_
 from tff_agnostic.run.spec import (
     PLACES_OF_DATA,
     RunSpec,
-    check_given,
+    has_effect,
     inheriting,
     path_flags,
     resolve,
@@ -94,18 +94,21 @@ class DataOptions(Settings):
     )
 
 
-def tasks_help() -> str:
-    """Returns the help text of --task."""
+def _tasks_help() -> str:
     return "What to learn: " + "; ".join(f"{name}: {spec.summary}" for name, spec in TASKS.items())
+
+
+def task_setting(default: Optional[str]) -> Any:
+    """Declares --task."""
+    short = "What to learn; --help=command says what each is."
+    return command_setting(default, _tasks_help, short=short)
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions(DataOptions):
     """What is learned, and from what."""
 
-    task: Optional[str] = command_setting(
-        None, tasks_help, short="What to learn; --help=command says what each is."
-    )
+    task: Optional[str] = task_setting(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +136,20 @@ class GivenRun(Given):
         own = self.own
         options = self.task_options(own.task)
         return resolve(own.task, self.settings, options, own.data_dir, own.data)
+
+    def spec_of(
+        self, settings: Mapping[str, Any], options: Optional[Mapping[str, Any]] = None
+    ) -> RunSpec:
+        """Returns one of several runs, which share what was given for all.
+
+        Args:
+            settings: What it has of its own, by flag.
+            options: Of its task, by field; those that were given if None.
+        """
+        own = self.own
+        if options is None:
+            options = self.task_options(own.task)
+        return resolve(own.task, settings, options, own.data_dir, own.data, shared=self.settings)
 
     def inheriting(self, earlier: RunSpec) -> RunSpec:
         """Returns the run that is as an earlier one wherever nothing else was given."""
@@ -203,17 +220,15 @@ class RunCommand(Command):
             groups.append(Group(task, f"The task {task}", shown))
         for name in algorithms:
             groups += groups_of(algorithm_of_flag(name).options, is_flag)
-        aggregation, of_updates, privacy, runtime = (
-            named.get(flag) or default_for_task(task, flag, algorithms)
-            for flag in ("aggregation", "update_aggregator", "privacy", "runtime")
-        )
-        if aggregation in AGGREGATIONS:
-            groups += groups_of(AGGREGATIONS[aggregation].options, is_flag)
-        if of_updates in UPDATE_AGGREGATORS:
-            groups += groups_of(UPDATE_AGGREGATORS[of_updates].options, is_flag)
-        if privacy in PRIVACIES:
-            groups += groups_of(PRIVACIES[privacy].options, is_flag)
+
+        def chosen(part: str) -> Any:
+            return named.get(part) or default_for_task(task, part, algorithms)
+
+        for part in ("aggregation", "update_aggregator", "privacy"):
+            if (name := chosen(part)) in PARTS_OF_RUNS[part]:
+                groups += groups_of(PARTS_OF_RUNS[part][name].options, is_flag)
         if self.has_runtime:
+            runtime = chosen("runtime")
             groups += groups_of(
                 RuntimeOptions, lambda option: runtime in option.field.metadata["runtimes"]
             )
@@ -232,11 +247,11 @@ class RunCommand(Command):
             if option.needs is None or option.flag in given:
                 return True
             other, wanted = option.needs
-            chosen = given.get(other)
-            if chosen is None and other in by_flag:
+            found = given.get(other)
+            if found is None and other in by_flag:
                 # As a text; of several algorithms any may need it.
-                chosen = default_text(by_flag[other])
-            return not chosen or any(flag_text(value) in chosen for value in wanted)
+                found = default_text(by_flag[other])
+            return not found or any(flag_text(value) in found for value in wanted)
 
         shown_groups = [g._replace(options=list(filter(applies, g.options))) for g in groups]
         last = [
@@ -463,7 +478,7 @@ def train_command(spec: RunSpec) -> list[str]:
     # A file of the user's keeps its suffix, by which it is known for one.
     shown = {**flags_without_folders(spec), "algorithm": Path(spec.config.algorithm).name}
     own = {name: shown[name] for name in own_flags(spec)}
-    return ["./run", "train", f"--task={spec.task}", *flag_texts(own)]
+    return ["./run", "train", f"--task={spec.task}", *_flag_texts(own)]
 
 
 def own_flags(spec: RunSpec) -> dict[str, Any]:
@@ -486,23 +501,21 @@ def own_flags(spec: RunSpec) -> dict[str, Any]:
         for name, value in flags.items()
         if value != defaults.get(name)
         and value is not None
-        and (name not in settings or _has_effect(spec, name, settings[name]))
+        # Rows of a comparison are given what only others have a use for.
+        and (name not in settings or has_effect(spec, name))
     }
 
 
-def flag_texts(flags: Mapping[str, Any]) -> list[str]:
-    """Returns flags as arguments of a command."""
+def _flag_texts(flags: Mapping[str, Any]) -> list[str]:
     return [f"--{name}={flag_text(value)}" for name, value in flags.items()]
 
 
 def flags_without_folders(spec: RunSpec) -> dict[str, Any]:
     """Returns all flags of a run, with the names of files instead of where they lay."""
-    return _as_flag(spec, spec.flags())
-
-
-def _as_flag(spec: RunSpec, flags: Mapping[str, Any]) -> dict[str, Any]:
     paths = path_flags(spec)
-    named = {name: _names(value) if name in paths else value for name, value in flags.items()}
+    named = {
+        name: _names(value) if name in paths else value for name, value in spec.flags().items()
+    }
     return {**named, "algorithm": algorithm_label(spec.config.algorithm)}
 
 
@@ -510,15 +523,6 @@ def _names(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [Path(path).name for path in value]
     return None if value is None else Path(value).name
-
-
-def _has_effect(spec: RunSpec, name: str, value: Any) -> bool:
-    # Rows of a comparison are given what only others have a use for.
-    try:
-        check_given(spec, {name: value})
-    except UserError:
-        return False
-    return True
 
 
 def compare_command(
@@ -543,13 +547,12 @@ def compare_command(
     if not any(rest.values()) and all(row == algorithm_label(named[row]) for row in first):
         who = f"--algorithms={','.join(named.values())}"
     else:
-        arms = (_arm(row, named[row], flag_texts(rest[row])) for row in rows)
-        who = f"--arms={';'.join(arms)}"
+        who = f"--arms={';'.join(arm_text(row, named[row], rest[row]) for row in rows)}"
     spec = next(iter(first.values()))
     trials = max(map(len, rows.values()))
     return [
         *("./run", "compare", f"--task={spec.task}", who, f"--trials={trials}"),
-        *flag_texts(shared),
+        *_flag_texts(shared),
         *([f"--seed={spec.config.seed}"] if spec.config.seed else []),
     ]
 
@@ -559,7 +562,8 @@ def _of_row(spec: RunSpec) -> dict[str, Any]:
     return {n: shown[n] for n in own_flags(spec) if n not in ("algorithm", "seed")}
 
 
-def _arm(row: str, algorithm: str, flags: Sequence[str]) -> str:
-    label = "" if row == Path(algorithm).stem else f"{row}="
-    settings = ",".join(flag[len("--") :] for flag in flags)
-    return f"{label}{algorithm}{':' if settings else ''}{settings}"
+def arm_text(row: str, algorithm: str, settings: Mapping[str, Any]) -> str:
+    """Returns what --arms has of a row: its algorithm, or the word for it, and its settings."""
+    label = "" if row == algorithm_label(algorithm) else f"{row}="
+    own = ",".join(f"{flag}={flag_text(value)}" for flag, value in settings.items())
+    return f"{label}{algorithm}{':' * bool(own)}{own}"

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.commands import COMMANDS, PROGRAM, command
+from tff_agnostic.commands import COMMANDS, OTHER_COMMANDS, PROGRAM, command
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.command_line import DataOptions, RunCommand, default_for_task
 from tff_agnostic.run.options import (
+    PARTS_OF_RUNS,
     RunConfig,
     options_of_runs,
     options_of_runtimes,
@@ -32,20 +32,8 @@ from tff_agnostic.settings import Option, settings_in
 from tff_agnostic.tasks.registry import TASKS
 
 # What is chosen on a command line, and decides which flags there are.
-_PARTS: dict[str, Registry] = {
-    "task": TASKS,
-    "algorithm": ALGORITHMS,
-    "aggregation": AGGREGATIONS,
-    "update_aggregator": UPDATE_AGGREGATORS,
-    "privacy": PRIVACIES,
-    "runtime": RUNTIMES,
-}
-# Of them, whose settings are settings of runs.
-_OF_RUNS = ("algorithm", "aggregation", "update_aggregator", "privacy")
-_LISTS_OF_ALGORITHMS = ("algorithms",)
+_PARTS: dict[str, Registry] = {"task": TASKS, **PARTS_OF_RUNS, "runtime": RUNTIMES}
 _OF_ALL = ("help", "helpfull", "flagfile=")
-# They have no description with options.
-_OTHER_COMMANDS = ("completion", "fleet", "run_plan")
 
 _COMPLETE = r"""
 # Prints what the last of some words may become: a command, a flag or a whole --flag=value.
@@ -210,7 +198,7 @@ def table() -> dict[str, list[str]]:
     Flags end with "=" unless they are switches.
     """
     runs = options_of_runs()
-    words = {"commands": sorted({*COMMANDS, *_OTHER_COMMANDS, *_of_checkout()})}
+    words = {"commands": sorted({*COMMANDS, *OTHER_COMMANDS, *_of_checkout()})}
     words["flags completion"] = []
     every = [*runs.values(), *options_of_tasks().values(), *options_of_runtimes().values()]
     for name in COMMANDS:
@@ -223,7 +211,7 @@ def table() -> dict[str, list[str]]:
             flags += _flags(o for o in settings_in(RunConfig) if described.has_setting(o))
             parts = [
                 *(["task"] if issubclass(described.own, DataOptions) else []),
-                *_OF_RUNS,
+                *PARTS_OF_RUNS,
                 *(["runtime"] if described.has_runtime else []),
             ]
             words[f"parts {name}"] = parts
@@ -239,7 +227,7 @@ def table() -> dict[str, list[str]]:
     words["flags algorithm of any"] = _flags(
         o for o in runs.values() if {part for part, _ in o.owners} == {"algorithm"}
     )
-    for part in (*_OF_RUNS, "runtime"):
+    for part in (*PARTS_OF_RUNS, "runtime"):
         for task in (None, *TASKS):
             default = default_for_task(task, part, [])
             words[" ".join(filter(None, ["default", part, task]))] = [str(default)]
@@ -250,9 +238,8 @@ def table() -> dict[str, list[str]]:
 def _parts() -> Iterator[tuple[str, list[tuple[str, list[Option]]]]]:
     tasks = options_of_tasks().values()
     yield "task", [(t, [o for o in tasks if ("task", t) in o.owners]) for t in TASKS]
-    for part in _OF_RUNS:
-        specs = _PARTS[part].items()
-        yield part, [(name, list(settings_in(spec.options))) for name, spec in specs]
+    for part, specs in PARTS_OF_RUNS.items():
+        yield part, [(name, list(settings_in(spec.options))) for name, spec in specs.items()]
     runtimes = options_of_runtimes().values()
     of_runtime = [
         (name, [o for o in runtimes if name in o.field.metadata["runtimes"]]) for name in RUNTIMES
@@ -271,9 +258,8 @@ def _values(options: Iterable[Option]) -> Iterator[tuple[str, list[str]]]:
             yield f"values {option.flag}", ["true", "false"]
         elif choices is not None:
             yield f"values {option.flag}", list(choices)
-    for flag in _LISTS_OF_ALGORITHMS:
-        yield f"values {flag}", list(ALGORITHMS)
-        yield f"list {flag}", list(ALGORITHMS)
+    for kind in ("values", "list"):
+        yield f"{kind} algorithms", list(ALGORITHMS)
 
 
 def _of_checkout() -> list[str]:

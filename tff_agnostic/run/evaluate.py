@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.private_sum import PrivacyOptions, ServerNoiseOptions
-from tff_agnostic.algorithms.user_algorithm import OWN_CODE, algorithm_label
+from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.base_predictors.files import single_predictors
 from tff_agnostic.domain_weights import LambdaSet
 from tff_agnostic.errors import UserError
@@ -28,12 +28,12 @@ from tff_agnostic.run.evaluation import (
     prepared_labels,
 )
 from tff_agnostic.run.folder import find_checkpoint
-from tff_agnostic.run.options import path_fields, path_of
+from tff_agnostic.run.options import path_of
 from tff_agnostic.run.private_account import noise_key
 from tff_agnostic.run.private_evaluation import PrivateEvaluation, evaluation_key
 from tff_agnostic.run.spec import RunSpec, check_test_clients, resolve
 from tff_agnostic.settings import command_setting
-from tff_agnostic.tasks.task import DATA, Task
+from tff_agnostic.tasks.task import Task
 
 # One of them is given.
 _NOISE = ("evaluation_noise_multiplier", "evaluation_target_epsilon")
@@ -112,10 +112,7 @@ def evaluate(given: GivenRun) -> Evaluated:
     trained = saved_run.spec()
     spec = evaluated_spec(given, trained)
     task = spec.load_task()
-    # The weights alone: neither the examples nor the code that trains need be those of the run.
-    parts = (trained.config, trained.algorithm)
-    files = [field.name for part in parts for field in path_fields(part)]
-    saved_run.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *files))
+    saved_run.check_weights_fit(task)
     config, aggregation = spec.config, spec.build_aggregation()
     if own.training_clients:
         task = task.evaluated_in_training()

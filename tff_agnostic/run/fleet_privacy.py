@@ -136,10 +136,6 @@ def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
         accountant = PrivacyAccountant([of_server], privacy.delta)
         return [accountant.epsilon(count) for count in range(1, rounds + 1)]
 
-    def guarantee(state: RunState) -> dict[str, Any]:
-        privacy.go_on_from(state)
-        return _with_ranges(privacy.statement(rounds).to_dict())
-
     account = NodesAccount(
         privacy.delta, epsilons, takes_part, sampling.assumption, sampling.adjacency
     )
@@ -150,6 +146,7 @@ def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
         "count each sum before it is opened, whatever becomes of its round",
     )
     zeros = (0,) * len(aggregation.noise_key)
+    guarantee = _guarantee(privacy, rounds)
     noise = FleetNoise(zeros, guarantee, server_must=duties, of_nodes=account)
     return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
@@ -163,13 +160,9 @@ def _of_training(
     aggregation = _sums(privacy)
     check_sizes_by_chance(spec.config, aggregation)
 
-    def guarantee(state: RunState) -> dict[str, Any]:
-        # The noise that was trained with goes on, whatever the flags ask for.
-        privacy.go_on_from(state)
-        return _with_ranges(privacy.statement(spec.config.rounds).to_dict())
-
-    expected = float(spec.config.clients_per_round)
-    noise = FleetNoise(noise_key(spec.privacy), guarantee, expected)
+    config = spec.config
+    guarantee = _guarantee(privacy, config.rounds)
+    noise = FleetNoise(noise_key(spec.privacy), guarantee, float(config.clients_per_round))
     return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 
@@ -220,6 +213,15 @@ def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> RunPrivacy:
     privacy = run_privacy(spec, task, algorithm)
     assert privacy is not None
     return privacy
+
+
+def _guarantee(privacy: RunPrivacy, rounds: int) -> Callable[[RunState], dict[str, Any]]:
+    def guarantee(state: RunState) -> dict[str, Any]:
+        # The noise that was trained with goes on, whatever the flags ask for.
+        privacy.go_on_from(state)
+        return _with_ranges(privacy.statement(rounds).to_dict())
+
+    return guarantee
 
 
 def _with_ranges(guarantee: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.algorithms.user_algorithm import is_user_file
+from tff_agnostic.algorithms.user_algorithm import OWN_CODE, is_user_file
 from tff_agnostic.errors import UserError, counted, some_of
 from tff_agnostic.files import (
     atomic_file,
@@ -57,6 +57,7 @@ from tff_agnostic.saving.checkpoints import (
 )
 from tff_agnostic.saving.keras import KERAS_FILES
 from tff_agnostic.settings import flag_of, flag_text
+from tff_agnostic.tasks.task import DATA, Task
 
 CHECKPOINT = ".npz"
 # Suffixes of what a run can start from.
@@ -234,8 +235,26 @@ class SavedRun:
 
     def check_own(self, checkpoint: Checkpoint) -> None:
         """Checks that a checkpoint was trained with what config.json and fingerprint.json say."""
-        config = (self.folder.config, self.flags)
-        check_trained_with(checkpoint, config, (self.folder.fingerprint, self.fingerprint or {}))
+        settings = checkpoint.trained_with.get(_SETTINGS, {})
+        # What is missing in a config has another name by now.
+        shared = [name for name in settings if name in self.flags]
+        different = [name for name in shared if self.flags[name] != settings[name]]
+        if different:
+            expected = some_of(_texts(different, settings), _MAX_TOLD)
+            found = ", ".join(_texts(different[:_MAX_TOLD], self.flags))
+            raise UserError(
+                f"{self.folder.config}: expected {expected}, with which {checkpoint.file} was "
+                f"trained, found {found}: put back what was changed there, or the checkpoints of "
+                "that run"
+            )
+        digests = self.fingerprint or {}
+        for name, digest in checkpoint.trained_with.get(_MADE_OF, {}).items():
+            if digests.get(name) != digest:
+                raise UserError(
+                    f"{self.folder.fingerprint}: expected the {name} that {checkpoint.file} was "
+                    f"trained with ({digest}), found another one ({digests.get(name)}): put back "
+                    "the checkpoints of that run"
+                )
 
     def check_fingerprint(
         self, fingerprint: Mapping[str, str], others: Collection[str] = ()
@@ -257,6 +276,14 @@ class SavedRun:
                     f"{path}: expected the {name} that the run there was trained with "
                     f"({there.get(name)}), found another one ({fingerprint.get(name)}){hint}"
                 )
+
+    def check_weights_fit(self, task: Task) -> None:
+        """Checks that a task is the run's as far as its weights say anything without training.
+
+        Neither the examples nor the code that trains need be those of the run.
+        """
+        of_training = [field.name for _, field in self.spec().path_fields()]
+        self.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *of_training))
 
     def check_executed_alike(self, spec: RunSpec, execution: Mapping[str, Any]) -> None:
         """Checks that a private run goes on as it was executed, where the folder says how.
@@ -503,38 +530,6 @@ def trained_with(spec: RunSpec, fingerprint: Mapping[str, str]) -> Mapping[str, 
         # Its content is in the fingerprint.
         del settings["algorithm"]
     return {_SETTINGS: settings, _MADE_OF: dict(fingerprint)}
-
-
-def check_trained_with(
-    checkpoint: Checkpoint,
-    config: tuple[Path, Mapping[str, Any]],
-    fingerprint: tuple[Path, Mapping[str, Any]],
-) -> None:
-    """Checks that a checkpoint is of the run whose folder it lies in.
-
-    Args:
-        config: config.json and the flags in it.
-        fingerprint: fingerprint.json and the digests in it.
-    """
-    (config_file, flags), (fingerprint_file, digests) = config, fingerprint
-    where = checkpoint.file
-    settings = checkpoint.trained_with.get(_SETTINGS, {})
-    # What is missing in a config has another name by now.
-    different = [name for name in settings if name in flags and flags[name] != settings[name]]
-    if different:
-        expected = some_of(_texts(different, settings), _MAX_TOLD)
-        found = ", ".join(_texts(different[:_MAX_TOLD], flags))
-        raise UserError(
-            f"{config_file}: expected {expected}, with which {where} was trained, found {found}: "
-            "put back what was changed there, or the checkpoints of that run"
-        )
-    for name, digest in checkpoint.trained_with.get(_MADE_OF, {}).items():
-        if digests.get(name) != digest:
-            raise UserError(
-                f"{fingerprint_file}: expected the {name} that {where} was trained with "
-                f"({digest}), found another one ({digests.get(name)}): put back the checkpoints "
-                "of that run"
-            )
 
 
 def _texts(names: list[str], flags: Mapping[str, Any]) -> list[str]:

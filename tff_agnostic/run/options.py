@@ -193,16 +193,20 @@ class RunConfig(Settings):
             )
 
 
+# Of what a run is made, by the flag that chooses: members have settings, their `options`.
+PARTS_OF_RUNS: Mapping[str, Registry] = {
+    "algorithm": ALGORITHMS,
+    "aggregation": AGGREGATIONS,
+    "update_aggregator": UPDATE_AGGREGATORS,
+    "privacy": PRIVACIES,
+}
+
+
 def settings_of_runs() -> Iterator[tuple[str, str, type]]:
     """Yields (kind, name, settings) of everything registered that a run is made of."""
-    for name, algorithm in ALGORITHMS.items():
-        yield "algorithm", name, algorithm.options
-    for name, aggregation in AGGREGATIONS.items():
-        yield "aggregation", name, aggregation.options
-    for name, aggregator in UPDATE_AGGREGATORS.items():
-        yield "update_aggregator", name, aggregator.options
-    for name, privacy in PRIVACIES.items():
-        yield "privacy", name, privacy.options
+    for kind, registry in PARTS_OF_RUNS.items():
+        for name, spec in registry.items():
+            yield kind, name, spec.options
 
 
 def options_of_runs(files: Iterable[str] = ()) -> OptionTable:
@@ -340,7 +344,7 @@ def initial_file(text: str) -> Optional[str]:
     """Returns the file that training starts from, also where a run's folder was given.
 
     Of that run it is the newest checkpoint that can be read, which it may delete when it goes on:
-    who starts from it keeps a copy (`made_of`).
+    who starts from it keeps a copy (`run.folder`).
     """
     path = Path(text)
     if path.is_dir():

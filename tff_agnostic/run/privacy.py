@@ -28,7 +28,6 @@ from tff_agnostic.privacy.accountant import (
     noise_for_epsilon,
     statement,
 )
-from tff_agnostic.privacy.mechanisms import Mechanism
 from tff_agnostic.privacy.sampling import NoiseOfClients, SecretCohorts
 from tff_agnostic.run.evaluation import RunEvaluations, num_evaluations
 from tff_agnostic.run.private_account import (
@@ -73,6 +72,7 @@ class RunPrivacy:
 
     Attributes:
         delta: The delta of (epsilon, delta).
+        mechanism: Returns what a round of training releases with a noise multiplier.
         evaluation: The noise of its evaluations; None if they have none.
         account: What it has spent.
     """
@@ -94,11 +94,11 @@ class RunPrivacy:
         check_delta(self.delta, num_clients)
         check_rounds(spec.config.rounds)
         check_metric_bounds(task.model)
-        self._mechanism = MECHANISMS[spec.config.privacy](spec, task, algorithm)
+        self.mechanism = MECHANISMS[spec.config.privacy](spec, task, algorithm)
         self._noise_multiplier = options.noise_multiplier
         if self._noise_multiplier is None:
             self._noise_multiplier = noise_for_epsilon(
-                lambda z: [self._mechanism(z)],
+                lambda z: [self.mechanism(z)],
                 [spec.config.rounds],
                 options.target_epsilon,
                 self.delta,
@@ -107,7 +107,7 @@ class RunPrivacy:
         self.evaluation = self._private_evaluation(task)
         self.account = RunAccount(
             spec.config,
-            self._mechanism,
+            self.mechanism,
             self._noise_multiplier,
             self.delta,
             self.evaluation,
@@ -127,10 +127,6 @@ class RunPrivacy:
         build = PRIVACIES[name].build
         assert build is not None
         return build(name, self._spec.build_aggregation(), options, facts)
-
-    def mechanism(self, noise_multiplier: float) -> Mechanism:
-        """Returns what a round of training releases with a noise multiplier."""
-        return self._mechanism(noise_multiplier)
 
     def cohorts(self, state: RunState, summed: Aggregation) -> tuple[Draw, Silent]:
         """Returns which clients train in a round, and which others answer in silence.
@@ -278,7 +274,7 @@ class RunPrivacy:
         planned = num_evaluations(config.rounds, config.evaluate_every) * self._num_models
         inner = self._spec.build_aggregation()
         return PrivateEvaluation(
-            options, task, inner, planned, self._mechanism(float(self._noise_multiplier))
+            options, task, inner, planned, self.mechanism(float(self._noise_multiplier))
         )
 
 

@@ -58,7 +58,6 @@ OF_DATA_REMARKS = (
 )
 # Keeps the noise of evaluations apart from that of training.
 _EVALUATIONS = b"evaluations"
-_OF_WHAT = "evaluations"
 _OF_OTHER_NAMES = "test clients are taken for others than training clients: no name is among both"
 _OF_CLIENTS = "over_clients"
 
@@ -290,7 +289,7 @@ class PrivateEvaluation:
             split,
             remarks,
             evaluations_are_private=True,
-            of_what=_OF_WHAT,
+            of_what="evaluations",
             noise_generator=self.aggregation.generator.title,
         )
 

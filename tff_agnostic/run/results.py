@@ -180,7 +180,9 @@ def run_facts(
             "evaluated": evaluation_counts(task).to_json(task.domain_names),
         },
         "remarks": [remark.to_json() for remark in remarks],
-        "security": None if security is None else _security_json(security),
+        "security": None
+        if security is None
+        else {"plain": list(security.plain), "secure": list(security.secure)},
         "rounds_skipped": rounds_skipped,
         "versions": {**versions(), **of_checkout()},
     }
@@ -213,10 +215,6 @@ def _quantity_json(quantity: ReportField) -> dict[str, Any]:
     }
 
 
-def _security_json(security: SecurityReport) -> dict[str, Any]:
-    return {"plain": list(security.plain), "secure": list(security.secure)}
-
-
 def model_card(
     folder: RunFolder,
     spec: RunSpec,
@@ -241,27 +239,22 @@ def model_card(
         TABLE: inputs_json(task.inputs, task.class_names, task.words),
         "parameters": task.model.num_parameters,
         "settings": flags_without_folders(spec),
-        "trained_with": _trained_with(folder),
+        # Digests of the data, the vocabulary and the code that the run was made of.
+        "trained_with": read_json(folder.fingerprint) if folder.fingerprint.exists() else {},
         "result": result,
         "files": [{**dataclasses.asdict(file), "about": dict(file.about)} for file in saved],
         "versions": versions(),
     }
 
 
-def saved_lines(saved: Sequence[SavedFile]) -> list[str]:
-    """Returns a line for each file: its size, and how its predictions differ from the run's."""
-    return [_line(file) for file in saved]
-
-
-def _line(file: SavedFile) -> str:
+def saved_line(file: SavedFile) -> str:
+    """Returns what is said of a file: its size, and how its predictions differ from the run's."""
     check = file.check
     if check is None:
         return f"{file.path}: {file.num_bytes:,} bytes"
     same = "predicts as the run's model does" if check.is_same else "its predictions differ"
     largest = check.largest_difference
-    how_far = "some of them not finite,"
-    if largest is not None:
-        how_far = f"by {largest:.2g} at most"
+    how_far = "some of them not finite," if largest is None else f"by {largest:.2g} at most"
     line = (
         f"{file.path}: {file.num_bytes:,} bytes; {same}, {how_far} on {check.num_examples} test "
         "examples"
@@ -291,11 +284,6 @@ def result_after(folder: RunFolder, round_num: int) -> Optional[dict[str, Any]]:
         return None
     result = read_json(folder.result)
     return result if result.get("rounds") == round_num else None
-
-
-def _trained_with(folder: RunFolder) -> dict[str, Any]:
-    """Returns the digests of the data, the vocabulary and the code that the run was made of."""
-    return read_json(folder.fingerprint) if folder.fingerprint.exists() else {}
 
 
 def alphas(models: Mapping[str, ModelWeights]) -> dict[str, np.ndarray]:
@@ -363,19 +351,13 @@ def draw_run(
     """
     make_folder(folder)
     for quantity in dict.fromkeys(c.quantity for c in columns if c.quantity.is_drawn):
-        save(
-            figure_of(quantity, drawn_columns(quantity, columns), values),
-            folder / f"{_file_name(quantity)}.png",
-        )
+        figure = figure_of(quantity, drawn_columns(quantity, columns), values)
+        save(figure, folder / f"{quantity.file_name or _as_file_name(quantity.name)}.png")
     for name, draw_further in further.items():
         save(draw_further(), folder / f"{_as_file_name(name)}.png")
     with house_style():
         for file_name, draw in task.figures.items():
             save(draw(task, values), folder / f"{file_name}.png")
-
-
-def _file_name(quantity: ReportField) -> str:
-    return quantity.file_name or _as_file_name(quantity.name)
 
 
 def _as_file_name(name: str) -> str:

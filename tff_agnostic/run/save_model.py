@@ -6,16 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Optional
 
-from tff_agnostic.algorithms.user_algorithm import OWN_CODE
 from tff_agnostic.files import check_free, new_folder, write_json
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.folder import find_checkpoint
-from tff_agnostic.run.options import path_fields
-from tff_agnostic.run.results import CARD, model_card, result_after, saved_lines
+from tff_agnostic.run.results import CARD, model_card, result_after, saved_line
 from tff_agnostic.saving.save import FORMATS, SavedFile, check_request, save_models
 from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS
 from tff_agnostic.settings import command_setting
-from tff_agnostic.tasks.task import DATA
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,25 +54,21 @@ def save_model(given: GivenRun) -> SavedModels:
     check_request(own.format, own.quantize)
     check_free(own.output_dir, "--output_dir")
     saved_run, checkpoint = find_checkpoint(own.checkpoint)
-    trained, folder = saved_run.spec(), saved_run.folder
-    spec = given.inheriting(trained)
+    spec = given.inheriting(saved_run.spec())
     task = spec.load_task()
-    # As in evaluations: neither the examples nor the code that trains need be those of the run.
-    parts = (trained.config, trained.algorithm)
-    of_training = [field.name for part in parts for field in path_fields(part)]
-    saved_run.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *of_training))
+    saved_run.check_weights_fit(task)
     models = checkpoint.models(task.model.initial_weights, str(own.checkpoint), task.model.frozen)
     with new_folder(own.output_dir, "--output_dir") as path:
         saved = save_models(path, task, models, own.format, own.quantize)
-        result = result_after(folder, checkpoint.round_num)
-        card = model_card(folder, spec, task, checkpoint.round_num, result, saved)
+        result = result_after(saved_run.folder, checkpoint.round_num)
+        card = model_card(saved_run.folder, spec, task, checkpoint.round_num, result, saved)
         write_json(path / CARD, card)
     return SavedModels(own.output_dir, saved)
 
 
 def _show(saved: SavedModels) -> None:
-    for line in saved_lines(saved.files):
-        print(line)
+    for file in saved.files:
+        print(saved_line(file))
     print(f"model card: {saved.path / CARD}")
 
 

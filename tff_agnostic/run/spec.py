@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections import ChainMap
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -111,6 +111,10 @@ class RunSpec:
             self.privacy,
         )
 
+    def path_fields(self) -> list[tuple[Any, dataclasses.Field]]:
+        """Returns what names files in the settings, without the task's: the part and its field."""
+        return [(part, f) for part in (self.config, self.algorithm) for f in path_fields(part)]
+
     def flags(self) -> dict[str, Any]:
         """Returns every flag and its value; what config.json holds."""
         options = {f: self.task_options[name] for f, name in option_flags(self.task).items()}
@@ -143,8 +147,7 @@ class RunSpec:
 
     def fingerprint(self, task: Task) -> dict[str, str]:
         """Returns what the run depends on beside its settings; complete once it was built."""
-        parts = (self.config, self.algorithm)
-        paths = {f.name: getattr(part, f.name) for part in parts for f in path_fields(part)}
+        paths = {f.name: getattr(part, f.name) for part, f in self.path_fields()}
         # What several paths name is part of the task: what is in them, and not how.
         of_files = {
             name: file_digest(Path(path)) for name, path in paths.items() if isinstance(path, str)
@@ -173,7 +176,7 @@ def path_flags(spec: RunSpec) -> set[str]:
     """Returns the flags of a run that say where files lie."""
     paths = {*PLACES_OF_DATA}
     paths.update(option_flag(spec.task, f) for f in path_fields(TASKS[spec.task].options))
-    paths.update(flag_of(f) for part in (spec.config, spec.algorithm) for f in path_fields(part))
+    paths.update(flag_of(field) for _, field in spec.path_fields())
     return paths
 
 
@@ -299,32 +302,31 @@ def check_federated(config: RunConfig, what: str) -> None:
         raise UserError(f"--pooled: expected a federated run {what}, found one of pooled examples")
 
 
-def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:
-    """Refuses settings that were given but have no effect on a run.
-
-    Args:
-        given: What the user gave, by flag.
-    """
+def check_given(run: RunSpec, flags: Iterable[str]) -> None:
+    """Refuses settings that were given, by their flags, but have no effect on a run."""
     parts = run.parts
     fields = [{flag_of(field): field.name for field in dataclasses.fields(p)} for p in parts]
-    for flag in given:
+    for flag in flags:
         part = next((k for k, names in enumerate(fields) if flag in names), None)
         if part is None:
             raise UserError(without_effect(flag, run.config))
         check_effective(parts[part], [fields[part][flag]])
 
 
-def check_given_somewhere(runs: Sequence[RunSpec], given: Mapping[str, Any]) -> None:
-    """Refuses settings that were given but have no effect on any of several runs."""
-    for flag, value in given.items():
-        errors = []
-        for run in runs:
-            try:
-                check_given(run, {flag: value})
-            except UserError as e:
-                errors.append(e)
-        if len(errors) == len(runs):
-            raise errors[0]
+def has_effect(run: RunSpec, flag: str) -> bool:
+    """Returns whether a setting does anything in a run."""
+    try:
+        check_given(run, [flag])
+    except UserError:
+        return False
+    return True
+
+
+def check_given_somewhere(runs: Sequence[RunSpec], flags: Iterable[str]) -> None:
+    """Refuses settings that were given, by their flags, but have no effect on any of the runs."""
+    for flag in flags:
+        if not any(has_effect(run, flag) for run in runs):
+            check_given(runs[0], [flag])
 
 
 def inheriting(
@@ -388,8 +390,7 @@ def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
     by_flag = {"data": DATA, "data_dir": DATA}
     for field in path_fields(TASKS[spec.task].options):
         by_flag[option_flag(spec.task, field)] = field.name
-    for part in (spec.config, spec.algorithm):
-        by_flag.update((flag_of(field), field.name) for field in path_fields(part))
+    by_flag.update((flag_of(field), field.name) for _, field in spec.path_fields())
     return {flag for flag, name in by_flag.items() if name in known_content}
 
 

@@ -27,7 +27,7 @@ from tff_agnostic.run.command_line import (
     Session,
     TaskOptions,
     session,
-    tasks_help,
+    task_setting,
     train_command,
 )
 from tff_agnostic.run.folder import RunFolder
@@ -94,9 +94,7 @@ class TrainedRun:
 class TrainOptions(TaskOptions):
     """The flags of `train` that are no settings of runs."""
 
-    task: str = command_setting(
-        "digits", tasks_help, short="What to learn; --help=command says what each is."
-    )
+    task: str = task_setting("digits")
     output_dir: Optional[Path] = command_setting(
         None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
     )

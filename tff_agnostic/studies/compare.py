@@ -79,9 +79,8 @@ def compare(given: GivenRun) -> ComparedRuns:
     stages = staged(given, arms, specs)
     # One for all rows.
     runtime_name = next(iter(specs.values()))[0].config.runtime
-    options = given.runtime_options(runtime_name)
     with session(given, f"compare-{own.task}") as at:
-        with at.running(runtime_name, options) as (runtime, stop):
+        with at.running(runtime_name) as (runtime, stop):
             if not own.resume:
                 # Before references and first stages are trained.
                 check_folder(specs, at.path, False)

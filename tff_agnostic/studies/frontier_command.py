@@ -18,7 +18,6 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.reports.figures import save
 from tff_agnostic.run.build import training_examples
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
-from tff_agnostic.run.spec import resolve
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import frontier_report as reports
 from tff_agnostic.studies.comparison import (
@@ -86,7 +85,8 @@ def draw_frontier(given: GivenRun) -> None:
     """Runs all trials; prints and writes the frontier."""
     own = given.own
     arms = given_arms(given)
-    task = _task(given)
+    # With the data of the first trial.
+    task = given.spec_of({"algorithm": own.grid_algorithm}).load_task()
     measure = _measure(own, task)
     points = _mixtures(own, task, len(arms))
     rows = {**_mixture_arms(own, points), **arms}
@@ -97,10 +97,9 @@ def draw_frontier(given: GivenRun) -> None:
     specs = trial_specs(given, rows, {mixture.name: _MIXTURES for mixture in points})
     stages = staged(given, rows, specs)
     runtime_name = next(iter(specs.values()))[0].config.runtime
-    options = given.runtime_options(runtime_name)
     with (
         session(given, f"frontier-{own.task}") as at,
-        at.running(runtime_name, options) as (runtime, stop),
+        at.running(runtime_name) as (runtime, stop),
     ):
         if not own.resume:
             # Before first stages are trained.
@@ -134,14 +133,6 @@ def draw_frontier(given: GivenRun) -> None:
     _report(Frontier(comparison, points, measure), own, at.path, given.typed, harm)
 
 
-def _task(given: GivenRun) -> Task:
-    """Returns the task, with the data of the first trial."""
-    own = given.own
-    shared = {**given.settings, "algorithm": own.grid_algorithm}
-    options = given.task_options(own.task)
-    return resolve(own.task, {}, options, own.data_dir, own.data, shared=shared).load_task()
-
-
 def _measure(own: FrontierOptions, task: Task) -> Measure:
     """Returns what --measure names: the task's first metric if nothing, its loss without one."""
     measures = measures_of(task.model)
@@ -155,7 +146,6 @@ def _measure(own: FrontierOptions, task: Task) -> Measure:
 
 
 def _mixtures(own: FrontierOptions, task: Task, num_algorithms: int) -> list[Mixture]:
-    """Returns the mixtures that were asked for."""
     counts = training_examples(task)
     most = MAX_TRIALS // own.trials - num_algorithms
     shares = counts / max(1, np.sum(counts))
@@ -163,7 +153,6 @@ def _mixtures(own: FrontierOptions, task: Task, num_algorithms: int) -> list[Mix
 
 
 def _mixture_arms(own: FrontierOptions, points: Sequence[Mixture]) -> Mapping[str, Arm]:
-    """Returns the rows that train on fixed mixtures, by their names."""
     # Any mixture may be fixed, whatever set the algorithms have in view.
     fixed = {
         "algorithm": own.grid_algorithm,

@@ -12,9 +12,9 @@ from tff_agnostic.algorithms.user_algorithm import algorithm_label, algorithm_na
 from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
 from tff_agnostic.reports.page import TITLE
-from tff_agnostic.run.command_line import GivenRun, TaskOptions, tasks_help
+from tff_agnostic.run.command_line import GivenRun, TaskOptions, task_setting
 from tff_agnostic.run.options import algorithm_of_flag
-from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
+from tff_agnostic.run.spec import RunSpec, check_given_somewhere
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies.comparison import MAX_TRIALS
 from tff_agnostic.tasks.domain_input import EMBEDDING
@@ -261,9 +261,7 @@ def override_setting(of: str) -> Any:
 class ArmOptions(TaskOptions):
     """What is compared; in Python `arms` are the settings of each row by its name."""
 
-    task: str = command_setting(
-        "digits", tasks_help, short="What to learn; --help=command says what each is."
-    )
+    task: str = task_setting("digits")
     algorithms: tuple[str, ...] = command_setting(
         ("fed_avg", "agnostic_fed_avg"),
         f"What to compare: names ({', '.join(ALGORITHMS)}), or Python files of yours.",
@@ -336,7 +334,7 @@ def trial_specs(
     own, shared = given.own, given.settings
     owners = {name: (called or {}).get(name, name) for name in arms}
     further = overrides(given, list(dict.fromkeys(owners.values())))
-    options, first_seed = given.task_options(own.task), shared.get("seed", 0)
+    first_seed = shared.get("seed", 0)
     specs = {}
     for name, arm in arms.items():
         more = further[owners[name]]
@@ -348,20 +346,13 @@ def trial_specs(
                 f"found {fixed[0]}"
             )
         specs[name] = [
-            resolve(
-                own.task,
-                {**arm.settings, **more, "seed": first_seed + k},
-                options,
-                own.data_dir,
-                own.data,
-                shared=shared,
-            )
+            given.spec_of({**arm.settings, **more, "seed": first_seed + k})
             for k in range(own.trials)
         ]
-    for flag, value in shared.items():
+    for flag in shared:
         # What a row has of its own, it does not take from all.
         takers = [runs[0] for name, runs in specs.items() if flag not in arms[name].settings]
         if not takers:
             raise UserError(f"--{flag} has no effect: every row has its own: {', '.join(arms)}")
-        check_given_somewhere(takers, {flag: value})
+        check_given_somewhere(takers, [flag])
     return specs

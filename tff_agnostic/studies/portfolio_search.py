@@ -26,7 +26,7 @@ from tff_agnostic.run.baseline_files import BASELINES, FILE_NAME
 from tff_agnostic.run.baselines import with_baselines
 from tff_agnostic.run.command_line import GivenRun
 from tff_agnostic.run.process import StopRequest
-from tff_agnostic.run.spec import RunSpec, resolve
+from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.studies.choice import attained, hopeless, judged, promising
 from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, run_trials
@@ -43,8 +43,7 @@ from tff_agnostic.studies.portfolio import (
     settings_of,
     timed,
 )
-from tff_agnostic.studies.recommendation import WORSE, Found
-from tff_agnostic.studies.recommendation_page import FINAL
+from tff_agnostic.studies.recommendation import FINAL, WORSE, Found
 from tff_agnostic.studies.search_space import Objective
 from tff_agnostic.studies.stages import Stages, begun, halves
 from tff_agnostic.studies.validation_clients import ValidationClients
@@ -95,17 +94,10 @@ class Rows:
             trial: From 0.
             is_final: Whether it trains on all training clients, and is evaluated on test clients.
         """
-        own, shared = self.given.own, self.given.settings
-        options = self.given.task_options(own.task)
-        settings = {**self.arms[row].settings, **changes, "seed": shared.get("seed", 0) + trial}
-        return resolve(
-            own.task,
-            settings,
-            options if is_final else self.clients.options(options),
-            own.data_dir,
-            own.data,
-            shared=shared,
-        )
+        given, seed = self.given, self.given.settings.get("seed", 0) + trial
+        options = given.task_options(given.own.task)
+        settings = {**self.arms[row].settings, **changes, "seed": seed}
+        return given.spec_of(settings, options if is_final else self.clients.options(options))
 
     def stages(
         self, row: str, changes: Mapping[str, Any], trial: int, is_final: bool = False

@@ -18,7 +18,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.reports.page import TITLE
-from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, session, tasks_help
+from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, session, task_setting
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere
 from tff_agnostic.runtimes.runtime import Runtime
@@ -41,9 +41,7 @@ _OWN_FILE = "recommend.json"
 class RecommendOptions(TaskOptions):
     """What is to be good, and how much may be tried."""
 
-    task: str = command_setting(
-        "digits", tasks_help, short="What to learn; --help=command says what each is."
-    )
+    task: str = task_setting("digits")
     portfolio: tuple[str, ...] = command_setting(
         tuple(row for row in PORTFOLIO if row not in IF_NAMED),
         f"What to choose from, FedAvg always among it: words of {', '.join(PORTFOLIO)}. "
@@ -101,8 +99,7 @@ def recommend(given: GivenRun) -> Recommended:
     with session(given, f"recommend-{own.task}") as at:
         asked.claim(at.path, own.resume)
         print(f"{', '.join(rows.arms)} on {own.task}, by {objective.name}: {at.path}")
-        options = given.runtime_options(first.config.runtime)
-        with at.running(first.config.runtime, options) as (runtime, stop):
+        with at.running(first.config.runtime) as (runtime, stop):
             search, left_out = asked.search(at.path, runtime, stop)
             found = search.run(own.budget)
             choice = chosen(found.judged, asked.may_lose)

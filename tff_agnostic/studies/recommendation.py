@@ -1,4 +1,4 @@
-"""What `recommend` found, in sentences and in recommendation.json."""
+"""What `recommend` found, in sentences, in recommendation.json and on the page that shows it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from typing import Any, Optional
 
 from tff_agnostic.files import finite_or_none, write_json
 from tff_agnostic.metrics.formatting import cell, points
+from tff_agnostic.report_fields import Unit
+from tff_agnostic.reports.page import Bullets, Line, Name, Page, Paragraph, Section, Source, Table
+from tff_agnostic.reports.run_page import REPORT, command_blocks, typed_blocks
 from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.studies.choice import Judged, attained, judged
 from tff_agnostic.studies.comparison import FIRST_STAGES, Comparison, trial_folder
 from tff_agnostic.studies.gains import Gain
 from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.portfolio import Schedule
-from tff_agnostic.studies.recommendation_page import FILE, FINAL
 from tff_agnostic.studies.search_space import Objective
 from tff_agnostic.studies.stages import joined
 from tff_agnostic.studies.verdict import main_measure, verdicts
 
+FILE = "recommendation.json"
+# The folder of what is trained at the end.
+FINAL = "final"
 # Why a row had no more runs.
 WORSE = "worse than FedAvg"
 _DECIMALS = 3
@@ -268,3 +273,68 @@ def shown(recommended: Recommended) -> list[str]:
         f"model: {recommended.model}",
         f"to train it again: {shlex.join(recommended.command)}",
     ]
+
+
+def recommendation_page(content: Mapping[str, Any], title: str) -> Page:
+    """Returns the page.
+
+    Args:
+        content: recommendation.json.
+    """
+    source = Source(FILE, content)
+    unit = Unit[content["unit"]]
+    rows: list[Sequence[Line]] = []
+    for row, of in content["rows"].items():
+        at = source.below("rows", row)
+        status = "" if of["objective"] is not None else "one trial: others looked better"
+        if of["given_up"]:
+            status = f"given up: {of['given_up']}"
+        rows.append(
+            [
+                Name(of["label"]),
+                of["setting_text"],
+                at.number("objective", unit=unit),
+                at.number("gain", unit=unit),
+                [*at.interval("interval", unit=unit)] or "-",
+                at.number("average_loses", unit=Unit.SHARE),
+                status,
+            ]
+        )
+    headings = [
+        *("", "best setting", content["objective"], "gain over FedAvg", "95% interval"),
+        *("average loses, %", ""),
+    ]
+    tried: list[Sequence[Line]] = [
+        [Name(name), source.number("tried", name, unit=unit)] for name in content["tried"]
+    ]
+    left_out = [f"{row} was left out: {why}" for row, why in content["left_out"].items()]
+    return Page(
+        title,
+        content["judges"],
+        [
+            Section("recommendation", "The recommendation", [Bullets(content["sentences"])]),
+            Section(
+                "verdict",
+                "What the test clients say",
+                [
+                    Bullets(content["verdict"]),
+                    Paragraph(
+                        "The test clients were looked at once, after the choice. More of these "
+                        f"runs: {FINAL}/{REPORT}."
+                    ),
+                ],
+            ),
+            Section(
+                "rows",
+                "What was compared",
+                [Table(f"On the {content['split']} clients that judge", headings, rows, left_out)],
+            ),
+            Section(
+                "tried",
+                "What was tried",
+                [Table("One trial of each setting", ["row-setting", content["objective"]], tried)],
+            ),
+            Section("again", "How to train it again", command_blocks(content["command"], False)),
+            Section("search", "How to choose again", typed_blocks(content["called"])),
+        ],
+    )

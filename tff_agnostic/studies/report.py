@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,13 +19,13 @@ from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
 from tff_agnostic.settings import Settings, command_setting
-from tff_agnostic.studies import frontier_report, recommendation_page, tuning_page
+from tff_agnostic.studies import frontier_report, tuning_page
 from tff_agnostic.studies.comparison import FIRST_STAGES, trial_folder
 from tff_agnostic.studies.comparison_page import comparison_page, usual_title
 from tff_agnostic.studies.comparison_record import COMPARE, read_comparison
 from tff_agnostic.studies.frontier_report import FRONTIER, read_frontier, write_frontier_report
 from tff_agnostic.studies.methods import LAST_LAYER, WORDS
-from tff_agnostic.studies.recommendation_page import FILE, FINAL
+from tff_agnostic.studies.recommendation import FILE, FINAL, recommendation_page
 from tff_agnostic.studies.stages import joined
 from tff_agnostic.studies.tuning_page import RESULT as SEARCH
 from tff_agnostic.studies.tuning_page import read_search
@@ -70,8 +70,8 @@ def write_recommendation_report(folder: Path, title: Optional[str] = None) -> Pa
     """Writes the reports of a recommendation and of its last runs; returns the former's path."""
     write_comparison_report(folder / FINAL)
     content, path = read_json(folder / FILE), folder / REPORT_FILE
-    heading = title_of(path, title, recommendation_page.usual_title(content))
-    write_text(path, rendered(recommendation_page.recommendation_page(content, heading)))
+    heading = title_of(path, title, f"Recommendation for {content['task']}")
+    write_text(path, rendered(recommendation_page(content, heading)))
     return path
 
 
@@ -92,19 +92,23 @@ def write_search_report(folder: Path, title: Optional[str] = None) -> Path:
     return path
 
 
+# By the file that a folder is known by.
+_WRITERS: Mapping[str, Callable[[Path, Optional[str]], Path]] = {
+    FILE: write_recommendation_report,
+    FRONTIER: write_frontier_report_again,
+    SEARCH: write_search_report,
+    COMPARE: write_comparison_report,
+}
+
+
 def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
     """Writes the report of what is in a folder, complete, and returns its path.
 
     That is a run, a comparison, a frontier, a search or a recommendation.
     """
-    if (folder / FILE).exists():
-        return write_recommendation_report(folder, title)
-    if (folder / FRONTIER).exists():
-        return write_frontier_report_again(folder, title)
-    if (folder / SEARCH).exists():
-        return write_search_report(folder, title)
-    if (folder / COMPARE).exists():
-        return write_comparison_report(folder, title)
+    for file, write in _WRITERS.items():
+        if (folder / file).exists():
+            return write(folder, title)
     return write_run_report(folder, _measures(folder), _command(folder), title)
 
 

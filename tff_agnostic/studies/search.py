@@ -262,9 +262,6 @@ class Search:
                 f"{claim.name}, trial {claim.trial.number} ({shown_values(claim.trial.params)}): "
                 f"{e}"
             ) from e
-        self._tell(claim, outcome)
-
-    def _tell(self, claim: Claim, outcome: Outcome) -> None:
         with self.studies.errors():
             if outcome.text:
                 claim.trial.set_user_attr(ENDED, outcome.text)

@@ -330,7 +330,7 @@ def parse_objective(
     domains: Sequence[str] = (),
     more: Collection[str] = (),
 ) -> Objective:
-    """Returns the objective that a text names; see `FORM`.
+    """Returns the objective that a text names; see `OBJECTIVE_FORM`.
 
     A name without a measure is of the first metric, or of the loss where there is none. Weights
     are divided by their sum.

@@ -23,9 +23,9 @@ from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.spec import (
     RunSpec,
     check_clients_per_round,
-    check_given,
     check_sizes_by_chance,
     from_flags,
+    has_effect,
     resolve,
 )
 from tff_agnostic.settings import check_values
@@ -166,8 +166,11 @@ class SearchedArm:
         of_word = WORDS[LAST_LAYER].settings if self.has_two_stages else {}
         left_out = {"algorithm", "seed", *of_word}
         kept = [name for name in dict.fromkeys(wanted) if name not in left_out]
+        of_task = option_flags(self.task)
         return {
-            name: flags[name] for name in kept if name in flags and _has_effect(spec, name, self)
+            name: flags[name]
+            for name in kept
+            if name in flags and (name in of_task or has_effect(spec, name))
         }
 
     def _resolved(self, values: Mapping[str, Any], seed: int) -> RunSpec:
@@ -199,16 +202,6 @@ def _loaded(spec: RunSpec) -> Task:
     options = TASKS[spec.task].options(**spec.task_options)
     check_values(options, functools.partial(option_flag, spec.task))
     return spec.load_task()
-
-
-def _has_effect(spec: RunSpec, flag: str, arm: SearchedArm) -> bool:
-    if flag in option_flags(arm.task):
-        return True
-    try:
-        check_given(spec, {flag: None})
-    except UserError:
-        return False
-    return True
 
 
 def identity(

@@ -20,7 +20,7 @@ from tff_agnostic.run.command_line import GivenRun
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.options import initial_file
 from tff_agnostic.run.process import StopRequest
-from tff_agnostic.run.spec import RunSpec, resolve
+from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.studies.comparison import FIRST_STAGES, LoadedTasks, count_open, trial_folder
@@ -72,7 +72,9 @@ def staged(
     plain = next((specs[row] for row, arm in arms.items() if _is_plain(arm)), None)
     found = {}
     for row in rows:
-        first = plain or [_fed_avg(given, spec.config.seed) for spec in specs[row]]
+        first = plain or [
+            given.spec_of({"algorithm": BASELINE, "seed": spec.config.seed}) for spec in specs[row]
+        ]
         found[row] = Stages(*zip(*(halves(one, whole) for one, whole in zip(first, specs[row]))))
     return found
 
@@ -80,12 +82,6 @@ def staged(
 def _is_plain(arm: Arm) -> bool:
     is_federated = not arm.settings.get("pooled")
     return not arm.word and arm.settings["algorithm"] == BASELINE and is_federated
-
-
-def _fed_avg(given: GivenRun, seed: int) -> RunSpec:
-    own, settings = given.own, {"algorithm": BASELINE, "seed": seed}
-    options = given.task_options(own.task)
-    return resolve(own.task, settings, options, own.data_dir, own.data, shared=given.settings)
 
 
 def halves(first: RunSpec, whole: RunSpec) -> tuple[RunSpec, RunSpec]:

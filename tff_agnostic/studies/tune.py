@@ -135,10 +135,9 @@ def tune(given: GivenRun) -> None:
         arm.check(seeds[0], task)
     wanted = identity(arms, method, objective.name, seeds, task)
     config = first.spec({}, seeds[0]).config
-    options = given.runtime_options(config.runtime)
     with session(given, f"tune-{first.task}") as at:
         check_folder(at.path, wanted, own.resume)
-        with at.running(config.runtime, options) as (runtime, stop):
+        with at.running(config.runtime) as (runtime, stop):
             claim_folder(at.path, wanted, own.resume)
             print(
                 f"{', '.join(arms)} on {first.task}, by {objective.name} on the "
@@ -150,7 +149,9 @@ def tune(given: GivenRun) -> None:
             if config.privacy != "none":
                 print("note: epsilon is that of one run; the choice among several is not covered")
             search.run(stop, given.show_progress)
-        report(search, task.test_split, given.typed, own.title)
+        # All that one process writes is of the same trials, and nothing older replaces it.
+        with folder_lock(at.path, wait=True):
+            report(search, task.test_split, given.typed, own.title)
 
 
 def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
@@ -247,12 +248,6 @@ def report(search: Search, split: str, command: str, title: Optional[str]) -> No
         search: The search, ended; other processes may still run trials of it.
         split: Whose clients were evaluated.
     """
-    # What one process writes is of the same trials, and not replaced by what another saw before.
-    with folder_lock(search.folder, wait=True):
-        _report(search, split, command, title)
-
-
-def _report(search: Search, split: str, command: str, title: Optional[str]) -> None:
     objective, path = search.runner.objective, search.folder
     trials = {name: search.studies.trials(name, FINISHED) for name in search.arms}
     shares = {name: importances(search.studies.study(name)) for name in search.arms}

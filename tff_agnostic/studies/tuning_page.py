@@ -42,7 +42,6 @@ from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.comparison import Comparison, collect
 from tff_agnostic.studies.comparison import Trials as RowTrials
 from tff_agnostic.studies.gains import gains
-from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.optuna_studies import (
     FILE,
     FINISHED,
@@ -211,15 +210,7 @@ class EndedSearch:
             counts, len(search.seeds), search.split
         )
         shares = {name: of["importance"] for name, of in content["algorithms"].items()}
-        return tuning_page(
-            search,
-            found,
-            self.trials,
-            sentences,
-            shares,
-            content["command"],
-            title,
-        )
+        return tuning_page(search, found, self.trials, sentences, shares, content["command"], title)
 
     def _spec(self, name: str, trial: FrozenTrial) -> RunSpec:
         return RunFolder(self.search.runs_of(name, trial)[0]).spec()
@@ -303,8 +294,7 @@ class Found:
     @functools.cached_property
     def harm(self) -> list[str]:
         """A line for each domain that the best trial of an algorithm gave up."""
-        has_plain = any(spec.config.algorithm == BASELINE for spec in self.specs.values())
-        return harmed(self.best_runs, self.specs) if has_plain and self.best_runs else []
+        return [] if self.best_runs is None else harmed(self.best_runs, self.specs)
 
     def sentences(self, num_trials: Mapping[str, int], num_seeds: int, split: str) -> list[str]:
         """Returns the verdict; see `what_it_proves` for its end.

@@ -13,10 +13,10 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 from tabulate import tabulate
 
-from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, csv_text, shown, with_percent
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, scale_axis
+from tff_agnostic.run.command_line import arm_text
 from tff_agnostic.settings import flag_text
 from tff_agnostic.studies.methods import OF_ALL_ROWS
 from tff_agnostic.studies.optuna_studies import ENDED, SECONDS
@@ -277,9 +277,8 @@ def flags_of_all(arms: Mapping[str, SearchedArm], settings: Settings, remark: st
 
 def _row(arm: SearchedArm, settings: Mapping[str, Any], of_all: Collection[str]) -> str:
     """Returns what --arms has of an algorithm: what its settings are, but for those of all rows."""
-    label = "" if arm.name == algorithm_label(arm.file_or_name) else f"{arm.name}="
-    own = [f"{f}={flag_text(v)}" for f, v in settings.items() if f not in of_all]
-    return f"{label}{arm.file_or_name}{':' * bool(own)}{','.join(own)}"
+    own = {flag: value for flag, value in settings.items() if flag not in of_all}
+    return arm_text(arm.name, arm.file_or_name, own)
 
 
 def _of_task(arm: SearchedArm) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.class_counts import ACCURACY, constant_line, not_above_constant
 from tff_agnostic.metrics.formatting import cell, points, short_names, shown, signed
-from tff_agnostic.metrics.intervals import LEAST_CLIENTS, Interval, Needed
+from tff_agnostic.metrics.intervals import LEAST_CLIENTS, Interval
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.distributions import (
@@ -255,9 +255,11 @@ def _more_data(sides: Sides, worst: Gain) -> list[str]:
         return []
     needed = worst.spread.needed()
     there = sides.clients.get(sides.worst)
-    small = _small(needed)
-    if small is not None:
-        return [small]
+    if needed.both is not None and needed.both > _MANY:
+        return [
+            f"to tell a difference of this size takes more than {_MANY} times the data: take it "
+            "for 0"
+        ]
     if needed.clients is not None and (needed.seeds is None or worst.has_clients):
         total = "" if there is None else f": about {_round(there * needed.clients)}, not {there}"
         times = f"{needed.clients:.1f} times as many {sides.split} clients of "
@@ -270,19 +272,9 @@ def _more_data(sides: Sides, worst: Gain) -> list[str]:
             f"{needed.both:.1f} times as many {sides.split} clients and trials would tell a "
             "difference of this size"
         ]
-    return (
-        [f"more seeds: one tells nothing of others ({sides.more_seeds}=3)"]
-        if sides.trials < 2
-        else []
-    )
-
-
-def _small(needed: Needed) -> Optional[str]:
-    if needed.both is None or needed.both <= _MANY:
-        return None
-    return (
-        f"to tell a difference of this size takes more than {_MANY} times the data: take it for 0"
-    )
+    if sides.trials < 2:
+        return [f"more seeds: one tells nothing of others ({sides.more_seeds}=3)"]
+    return []
 
 
 def why_no_interval(of: Gain, split: str, num_trials: int) -> str:
@@ -414,16 +406,9 @@ def verdict_figure(
     )
     names = worst_first(series, measure.higher_is_better)[:MAX_DOMAINS]
     _draw_gains(gained, [gains[name] for name in names], len(comparison.domain_names), measure)
-    handles = [
-        handle for axes in (before, gained) for handle in zip(*axes.get_legend_handles_labels())
-    ]
-    figure.legend(
-        [handle for handle, _ in handles],
-        [text for _, text in handles],
-        loc="outside upper center",
-        ncols=5,
-        fontsize="small",
-    )
+    legends = [axes.get_legend_handles_labels() for axes in (before, gained)]
+    handles, texts = (one + other for one, other in zip(*legends))
+    figure.legend(handles, texts, loc="outside upper center", ncols=5, fontsize="small")
     return figure
 
 
