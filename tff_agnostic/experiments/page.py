@@ -32,7 +32,7 @@ from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.comparison import OVERALL, Comparison, Trials, mean_of, std_of
 from tff_agnostic.studies.comparison_report import notes
 
-_REMARKS_HEADING = "## What agrees and what does not"
+REMARKS_HEADING = "## What agrees and what does not"
 _NO_REMARKS = "Nobody has written about these numbers yet."
 # Settings of a run that change what it costs to look at, not its numbers.
 _NOT_NUMBERS = (
@@ -196,14 +196,14 @@ def settings_that_differ(
 
 def remarks_parts(remarks: Optional[str]) -> tuple[str, str]:
     """Returns the end of a page: what somebody wrote about its numbers; see `written_remarks`."""
-    return _REMARKS_HEADING, remarks or _NO_REMARKS
+    return REMARKS_HEADING, remarks or _NO_REMARKS
 
 
 def written_remarks(path: Path) -> Optional[str]:
     """Returns what somebody wrote at the end of a page that exists; None if nobody did."""
     if not path.exists():
         return None
-    text = path.read_text(encoding="utf-8").partition(_REMARKS_HEADING)[2].strip()
+    text = path.read_text(encoding="utf-8").partition(REMARKS_HEADING)[2].strip()
     return text if text and text != _NO_REMARKS else None
 
 
