@@ -42,7 +42,6 @@ from tff_agnostic.studies.portfolio_search import Search
 from tff_agnostic.studies.recommend import RecommendOptions, ask, claim
 from tff_agnostic.studies.recommendation import FINAL, Found, sentences
 from tff_agnostic.studies.search_space import Objective
-from tff_agnostic.studies.verdict import main_measure
 
 NAME = "scoreboard"
 SUMMARY = (
@@ -194,7 +193,7 @@ def _board(
     judges: str,
     objective: Objective,
 ) -> Board:
-    choice, measure = chosen(found.judged), main_measure(final)
+    choice, measure = chosen(found.judged), final.main_measure
     row = choice or BASELINE
     if row not in final.trials:
         raise UserError(

@@ -242,14 +242,14 @@ class Spread:
     def _quantile(self, tests: int) -> float:
         return float(scipy.special.stdtrit(self.freedom, 1 - (1 - LEVEL) / 2 / tests))
 
-    def needed(self, tests: int = 1) -> Needed:
+    def needed(self) -> Needed:
         """Returns how many clients or seeds tell an effect as large as this one from 0.
 
         It is told if the interval, of as many degrees of freedom, ends at 0.
         """
         if not (self.total > 0 and self.freedom > 0):
             return Needed(None, None, None)
-        allowed = (self.mean / self._quantile(tests)) ** 2
+        allowed = (self.mean / self._quantile(1)) ** 2
         clients = 0.0 if math.isnan(self.of_clients) else self.of_clients
         # The part that only clients, and that only seeds make smaller; what both do is in the rest.
         seeds = max(0.0, self.total - clients)

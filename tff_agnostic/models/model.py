@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -163,6 +163,12 @@ def measures_of(model: Model) -> OrderedDict[str, Measure]:
         unit = Unit[metric.shown_as.upper()]
         measures[metric.name] = Measure(metric.name, unit, metric.higher_is_better, metric)
     return measures
+
+
+def main_measure(names: Iterable[str]) -> str:
+    """Returns which of the measures of a model people know best: its first metric, or the loss."""
+    loss, *metrics = names
+    return metrics[0] if metrics else loss
 
 
 def from_tff(model: Any, metrics: Sequence[Metric] = (), seed: int = 0) -> Model:

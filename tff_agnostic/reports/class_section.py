@@ -22,7 +22,7 @@ from tff_agnostic.metrics.class_counts import (
 )
 from tff_agnostic.metrics.formatting import cell, short_names
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.reports.figures import draw_grid, look, new_figure, plain_text
+from tff_agnostic.reports.figures import draw_grid, legend_above, look, new_figure, plain_text
 from tff_agnostic.reports.page import (
     DECIMALS,
     Block,
@@ -213,6 +213,5 @@ def class_figure(scores: Mapping[str, Sequence[Sequence[int]]]) -> matplotlib.fi
     for axes in (left, right):
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         draw_grid(axes)
-    handles, texts = left.get_legend_handles_labels()
-    figure.legend(handles, texts, loc="outside upper center", ncols=3, fontsize="small")
+    legend_above(figure, left, ncols=3)
     return figure

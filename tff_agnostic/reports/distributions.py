@@ -22,6 +22,7 @@ from tff_agnostic.reports.figures import (
     ERROR_BAR,
     STRIPE,
     draw_grid,
+    legend_above,
     look,
     new_figure,
     plain_text,
@@ -159,9 +160,8 @@ def domain_figure(
     figure = new_figure(8, height + 0.25 * math.ceil(len(series) / 2))
     axes = figure.subplots()
     draw_domains(axes, series, label, unit, higher_is_better, not_counted)
-    handles, labels = axes.get_legend_handles_labels()
     if len(series) > 1:
-        figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize="small")
+        legend_above(figure, axes)
     return figure
 
 
@@ -208,8 +208,7 @@ def client_figure(
     for axes in (below, by_size):
         draw_grid(axes)
     if len(rows) > 1:
-        handles, texts = by_size.get_legend_handles_labels()
-        figure.legend(handles, texts, loc="outside upper center", ncols=2, fontsize="small")
+        legend_above(figure, by_size)
     return figure
 
 

@@ -82,6 +82,15 @@ def new_figure(width: float, height: float) -> matplotlib.figure.Figure:
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
+def legend_above(
+    figure: matplotlib.figure.Figure, *axes: matplotlib.axes.Axes, ncols: int = 2
+) -> None:
+    """Puts what axes have for a legend above the figure."""
+    legends = [one.get_legend_handles_labels() for one in axes]
+    handles, texts = ([item for one in of for item in one] for of in zip(*legends))
+    figure.legend(handles, texts, loc="outside upper center", ncols=ncols, fontsize="small")
+
+
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
     """Gives the palette and the grid to figures that are drawn by who knows nothing of them."""

@@ -426,22 +426,20 @@ def _privacy(run: RunRecord) -> list[Block]:
         # Runs of earlier releases do not name the library.
         ("Accountant", ", ".join([str(found[k]) for k in ("accountant", "library") if k in found])),
         ("Kind of noise", str(run.config.get("privacy", _NO_PRIVACY))),
-        *_of_generator(found),
     ]
+    # Nor the generator.
+    if found.get("noise_generator"):
+        rows.append(("Noise generator", str(found["noise_generator"])))
+    beside: list[Block] = []
+    if found["remarks"]:
+        beside = [Paragraph("To be known beside:"), Bullets(list(map(str, found["remarks"])))]
     return [
         Paragraph("Differential privacy of training:"),
         Facts(rows),
         Paragraph("It does not cover"),
-        Bullets([str(text) for text in found["not_covered"]]),
-        *([Paragraph("To be known beside:")] if found["remarks"] else []),
-        *([Bullets([str(text) for text in found["remarks"]])] if found["remarks"] else []),
+        Bullets(list(map(str, found["not_covered"]))),
+        *beside,
     ]
-
-
-def _of_generator(private: Mapping[str, Any]) -> list[tuple[str, Line]]:
-    # Runs of earlier releases do not name it.
-    found = private.get("noise_generator")
-    return [("Noise generator", str(found))] if found else []
 
 
 def write_run_report(

@@ -185,7 +185,7 @@ def _own(
     path: Path,
     runtime: Runtime,
     stop: StopRequest,
-    show_progress: bool = True,
+    show_progress: bool,
 ) -> dict[str, Any]:
     train = client_domain_counts(task.train, task.num_domains)
     heldout = client_domain_counts(task.test, task.num_domains).sum(axis=0)

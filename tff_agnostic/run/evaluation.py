@@ -99,14 +99,13 @@ class Evaluator:
         self._percentiles = percentiles
         self._sample = _sample(task.test.client_ids, sample, seed)
 
-    def __call__(self, weights: ModelWeights, on_all: bool, state: Any = None) -> EvaluationReport:
+    def __call__(self, weights: ModelWeights, on_all: bool) -> EvaluationReport:
         """Returns the report of `weights`.
 
         Args:
             on_all: Whether to use all test clients, or the sample.
-            state: Of a private evaluation; see `PrivateEvaluation.state`.
         """
-        return self.of_models({"": weights}, on_all, [state])[""]
+        return self.of_models({"": weights}, on_all, None)[""]
 
     def of_models(
         self, models: Mapping[str, ModelWeights], on_all: bool, states: Optional[Sequence[Any]]

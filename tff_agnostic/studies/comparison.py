@@ -33,7 +33,7 @@ from tff_agnostic.metrics.evaluation_report import (
 )
 from tff_agnostic.metrics.intervals import Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.models.model import Measure, main_measure, measures_of
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.folder import RunFolder
@@ -175,6 +175,11 @@ class Comparison:
     def num_trials(self) -> int:
         """How many trials each row has."""
         return len(next(iter(self.trials.values())).histories)
+
+    @property
+    def main_measure(self) -> Measure:
+        """What a verdict is about: the first metric, or the loss where there is none."""
+        return self.measures[main_measure(self.measures)]
 
     def __post_init__(self) -> None:
         """Lets rows be found by their labels."""

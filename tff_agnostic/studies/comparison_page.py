@@ -59,7 +59,7 @@ from tff_agnostic.studies.comparison_report import (
 )
 from tff_agnostic.studies.gains import alike, gains
 from tff_agnostic.studies.methods import BASELINE
-from tff_agnostic.studies.verdict import baseline_row, main_measure, verdict_figure, verdicts
+from tff_agnostic.studies.verdict import baseline_row, verdict_figure, verdicts
 
 # Rows whose weights are drawn.
 _MAX_CURVES = 5
@@ -130,7 +130,7 @@ def _verdict(record: ComparisonRecord) -> list[Block]:
     lines = verdicts(comparison, record.algorithms)
     if not lines:
         return []
-    measure = main_measure(comparison)
+    measure = comparison.main_measure
     rows = [row for row in comparison.trials if row != baseline]
     pictures = [
         Picture(

@@ -30,6 +30,7 @@ from tff_agnostic.reports.evaluation_table import not_counted_line
 from tff_agnostic.reports.figures import (
     draw_grid,
     label_course,
+    legend_above,
     new_figure,
     percent_axis,
     plot_spread,
@@ -290,8 +291,7 @@ def figure(comparison: Comparison, measure: str) -> matplotlib.figure.Figure:
     draw_domains(
         ends, series, text, measured.unit, measured.higher_is_better, comparison.not_counted
     )
-    handles, texts = curves.get_legend_handles_labels()
-    result.legend(handles, texts, loc="outside upper center", ncols=2, fontsize="small")
+    legend_above(result, curves)
     return result
 
 

@@ -13,7 +13,7 @@ from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import write_json, write_text
-from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.models.model import Measure, main_measure, measures_of
 from tff_agnostic.registry import Registry
 from tff_agnostic.reports.figures import save
 from tff_agnostic.run.build import training_examples
@@ -136,10 +136,7 @@ def draw_frontier(given: GivenRun) -> None:
 def _measure(own: FrontierOptions, task: Task) -> Measure:
     """Returns what --measure names: the task's first metric if nothing, its loss without one."""
     measures = measures_of(task.model)
-    loss, *metrics = measures
-    name = own.measure
-    if name is None:
-        name = metrics[0] if metrics else loss
+    name = main_measure(measures) if own.measure is None else own.measure
     if name not in measures:
         raise UserError(f"--measure: expected one of {', '.join(measures)}, found {name!r}")
     return measures[name]

@@ -200,16 +200,13 @@ class Runs:
         return folder_lock(self.folder / run.row, wait=wait)
 
     def _is_done(self, run: Run) -> bool:
-        return self._folder(run).result.exists() or self._end(run.row, run.trial).exists()
-
-    def _folder(self, run: Run) -> RunFolder:
-        return trial_folder(self.folder, run.row, run.trial)
+        return self.has(run.row, run.trial) or self._end(run.row, run.trial).exists()
 
     def _make_one(self, run: Run) -> None:
         with timed(self._time(run.row, run.trial)):
             try:
                 spec = run.spec if run.first is None else self._after_first(run.first, run)
-                self._train(spec, self._folder(run))
+                self._train(spec, trial_folder(self.folder, run.row, run.trial))
             except Diverged as e:
                 write_json(self._end(run.row, run.trial), {"why": f"diverged: {e}"})
         self.stop.check(f"{run.row}, trial {run.trial + 1}")

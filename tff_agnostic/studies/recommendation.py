@@ -22,7 +22,7 @@ from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.portfolio import Schedule
 from tff_agnostic.studies.search_space import Objective
 from tff_agnostic.studies.stages import joined
-from tff_agnostic.studies.verdict import main_measure, verdicts
+from tff_agnostic.studies.verdict import verdicts
 
 FILE = "recommendation.json"
 # The folder of what is trained at the end.
@@ -141,7 +141,7 @@ def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> l
     """
     algorithms = dict.fromkeys(final.trials, "") | {BASELINE: BASELINE}
     lines = verdicts(final, algorithms)
-    if choice is None or objective.name == f"worst:{main_measure(final).name}":
+    if choice is None or objective.name == f"worst:{final.main_measure.name}":
         return lines
     gain = judged(final, objective, BASELINE)[choice].gain
     text = (

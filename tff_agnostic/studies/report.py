@@ -75,7 +75,7 @@ def write_recommendation_report(folder: Path, title: Optional[str] = None) -> Pa
     return path
 
 
-def write_frontier_report_again(folder: Path, title: Optional[str] = None) -> Path:
+def write_frontier_report_again(folder: Path, title: Optional[str]) -> Path:
     """Writes the report of a frontier, and returns its path; see `write_comparison_report`."""
     content, frontier = read_frontier(folder)
     specs = {row: trial_folder(folder, row, 0).spec() for row in frontier.comparison.trials}
@@ -84,7 +84,7 @@ def write_frontier_report_again(folder: Path, title: Optional[str] = None) -> Pa
     return write_frontier_report(frontier, folder, heading, content["command"], given_up)
 
 
-def write_search_report(folder: Path, title: Optional[str] = None) -> Path:
+def write_search_report(folder: Path, title: Optional[str]) -> Path:
     """Writes the report of a search, and returns its path; see `write_comparison_report`."""
     ended, path = read_search(folder), folder / REPORT_FILE
     heading = title_of(path, title, tuning_page.usual_title(ended.search))
@@ -92,7 +92,7 @@ def write_search_report(folder: Path, title: Optional[str] = None) -> Path:
     return path
 
 
-# By the file that a folder is known by.
+# By the file that a folder is known by; of several that are there the first one.
 _WRITERS: Mapping[str, Callable[[Path, Optional[str]], Path]] = {
     FILE: write_recommendation_report,
     FRONTIER: write_frontier_report_again,

@@ -14,7 +14,7 @@ from optuna.trial import Trial
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport
 from tff_agnostic.metrics.formatting import cell
-from tff_agnostic.models.model import Measure
+from tff_agnostic.models.model import Measure, main_measure
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.run.options import options_of_runs, options_of_tasks
@@ -340,11 +340,10 @@ def parse_objective(
         measures: What an evaluation reports, the loss first.
         more: Names of numbers that the caller knows, beside `STATISTICS`.
     """
-    loss, *metrics = measures
     terms = []
     for found in _terms(text, domains):
         name, domain = found["name"], found["domain"]
-        measure = (found["measure"] or (metrics or [loss])[0]).strip()
+        measure = (found["measure"] or main_measure(measures)).strip()
         if domain is None and name.strip() not in more:
             _check_statistic(name.strip(), domains, more)
         if measure not in measures:

@@ -57,7 +57,6 @@ from tff_agnostic.studies.tuning_report import Trials, importance_figure, rows_o
 from tff_agnostic.studies.verdict import (
     baseline_row,
     harmed,
-    main_measure,
     of_row,
     verdict_figure,
     verdicts,
@@ -127,7 +126,7 @@ def _pictures(found: Found) -> list[Block]:
     ]
     baseline = baseline_row({n: spec.config.algorithm for n, spec in found.specs.items()})
     pairs += [(name, baseline) for name in found.best if name != baseline]
-    runs, measure = found.all_runs, main_measure(found.all_runs)
+    runs, measure = found.all_runs, found.all_runs.main_measure
     return [
         Picture(
             functools.partial(
@@ -321,7 +320,7 @@ class Found:
                 f"{label}: none of {counted(count, 'trial')} has a better value than the given "
                 "settings."
             ]
-        return of_row(runs, name, as_given(name), main_measure(runs), _MORE_SEEDS)
+        return of_row(runs, name, as_given(name), runs.main_measure, _MORE_SEEDS)
 
 
 def as_given(name: str) -> str:

@@ -28,7 +28,7 @@ from tff_agnostic.reports.distributions import (
     draw_domains,
     worst_first,
 )
-from tff_agnostic.reports.figures import ERROR_BAR, draw_grid, look, new_figure
+from tff_agnostic.reports.figures import ERROR_BAR, draw_grid, legend_above, look, new_figure
 from tff_agnostic.run.harm import last_lambda, mending, moves_lambda, without_say
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.spec import RunSpec
@@ -104,7 +104,7 @@ def verdicts(
         algorithms: Of each row.
         more_seeds: The flag that trains with more seeds.
     """
-    baseline, measure = baseline_row(algorithms), main_measure(comparison)
+    baseline, measure = baseline_row(algorithms), comparison.main_measure
     rows = [row for row in comparison.trials if row != baseline]
     by_row = [
         [
@@ -145,12 +145,6 @@ def baseline_row(algorithms: Mapping[str, str]) -> str:
     """Returns the row that others are compared with: FedAvg's, or the first one."""
     plain = (row for row, algorithm in algorithms.items() if algorithm == BASELINE)
     return next(plain, next(iter(algorithms)))
-
-
-def main_measure(comparison: Comparison) -> Measure:
-    """Returns what a verdict is about: the first metric, or the loss where there is none."""
-    loss, *metrics = comparison.measures.values()
-    return metrics[0] if metrics else loss
 
 
 def _sides(
@@ -337,7 +331,7 @@ def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
     plain = next((row for row in rows if _is_plain(runs[row].config)), None)
     if plain is None:
         return []
-    measure = main_measure(comparison)
+    measure = comparison.main_measure
     return [
         line
         for row in rows
@@ -406,9 +400,7 @@ def verdict_figure(
     )
     names = worst_first(series, measure.higher_is_better)[:MAX_DOMAINS]
     _draw_gains(gained, [gains[name] for name in names], len(comparison.domain_names), measure)
-    legends = [axes.get_legend_handles_labels() for axes in (before, gained)]
-    handles, texts = (one + other for one, other in zip(*legends))
-    figure.legend(handles, texts, loc="outside upper center", ncols=5, fontsize="small")
+    legend_above(figure, before, gained, ncols=5)
     return figure
 
 
