@@ -20,7 +20,6 @@ from tabulate import tabulate
 from benchmarks.timing import large_store
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.computations.evaluation import measurement_of_model
-from tff_agnostic.data import store
 from tff_agnostic.data.clients import InMemoryClients, in_parts
 from tff_agnostic.data.store_format import LABEL
 from tff_agnostic.metrics.evaluation_report import evaluation_report
@@ -53,9 +52,7 @@ def sentences() -> Task:
 def stored(path: Path) -> Task:
     """Returns a task of clients that are read from a store in each pass, which it writes."""
     large_store.write_store(path, _STORED)
-    # A store keeps its first 16 MB of clients in memory; here every pass reads all of them.
-    store._KEPT_BYTES = 0
-    clients = large_store.clients_of(path, _examples)
+    clients = large_store.clients_of(path, _examples, most_kept=0)
     return Task(large_store.DOMAINS, clients, clients, logistic_regression(8, 2))
 
 

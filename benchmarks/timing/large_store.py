@@ -21,7 +21,7 @@ import numpy as np
 
 from tff_agnostic.data.clients import SelectedClients, domain_counts
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
-from tff_agnostic.data.store import Store, StoreClients, ToExamples
+from tff_agnostic.data.store import KEPT_BYTES, Store, StoreClients, ToExamples
 from tff_agnostic.data.store_examples import ExampleSerializer
 from tff_agnostic.data.store_format import (
     DOMAIN,
@@ -75,10 +75,14 @@ def write_store(path: Path, clients: int) -> None:
         database.commit()
 
 
-def clients_of(path: Path, to_examples: ToExamples = lambda _, columns: columns) -> StoreClients:
-    """Opens the clients to train on."""
+def clients_of(
+    path: Path,
+    to_examples: ToExamples = lambda _, columns: columns,
+    most_kept: int = KEPT_BYTES,
+) -> StoreClients:
+    """Opens the clients to train on; see `StoreClients`."""
     features = {name: one for name, one in _FEATURES.items() if name != DOMAIN}
-    return StoreClients(Store(path), TRAIN, features, to_examples, DOMAINS)
+    return StoreClients(Store(path), TRAIN, features, to_examples, DOMAINS, most_kept=most_kept)
 
 
 def steps(path: Path) -> Iterator[tuple[str, Any]]:

@@ -26,12 +26,7 @@ from plan_runner.secure_aggregation.primitives import (
     sign,
 )
 from plan_runner.secure_aggregation.shamir import SHARE_BYTES
-from plan_runner.secure_aggregation.sum_plan import (
-    MOST_CLIENTS,
-    Identities,
-    ProtocolError,
-    SumPlan,
-)
+from plan_runner.secure_aggregation.sum_plan import MOST_CLIENTS, Identities, ProtocolError, SumPlan
 
 VERSION = 1
 SESSION_BYTES = 32

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tests import golden
 from tests.data.stores import text_store, tff_store
-from tff_agnostic.data import store as store_module
 from tff_agnostic.data.clients import (
     FirstExamples,
     InMemoryClients,
@@ -248,9 +247,9 @@ def _lengths(client_id, columns):
     return {"x": x, "y": x[:, 0], "domain_id": np.array(domain_id, np.int32)}
 
 
-def _clients(path, split="train", to_examples=_lengths):
+def _clients(path, split="train", to_examples=_lengths, **more):
     features = {"tokens": Feature("string"), "domain": Feature("string")}
-    return StoreClients(Store(path), split, features, to_examples, _NAMES)
+    return StoreClients(Store(path), split, features, to_examples, _NAMES, **more)
 
 
 def test_a_client_has_its_examples_in_the_order_in_which_they_came(tmp_path):
@@ -260,17 +259,16 @@ def test_a_client_has_its_examples_in_the_order_in_which_they_came(tmp_path):
     np.testing.assert_array_equal(clients.read("b")["domain_id"], [0, 1, 0])
 
 
-def test_the_first_clients_that_are_read_stay_in_memory_until_it_is_full(tmp_path, monkeypatch):
+def test_the_first_clients_that_are_read_stay_in_memory_until_it_is_full(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
-    # Of "b": three examples with two numbers of 4 bytes and a domain id of 4.
-    monkeypatch.setattr(store_module, "_KEPT_BYTES", 36)
     parsed = []
 
     def noted(client_id, columns):
         parsed.append(client_id)
         return _lengths(client_id, columns)
 
-    clients = _clients(path, to_examples=noted)
+    # Of "b": three examples with two numbers of 4 bytes and a domain id of 4.
+    clients = _clients(path, to_examples=noted, most_kept=36)
     for client in ("b", "a", "b", "a"):
         found, alone = clients.read(client), _clients(path).read(client)
         for name in alone:

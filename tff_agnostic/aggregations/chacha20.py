@@ -15,9 +15,8 @@ import numpy as np
 
 from tff_agnostic.later import tf
 
-# int64 numbers of a key, and bits of it.
+# int64 numbers of a key.
 KEY_NUMBERS = 4
-KEY_BITS = 64 * KEY_NUMBERS
 BLOCK_WORDS = 16
 # The name that the function below has in graphs; `verification` takes what it returns for noise.
 KEYSTREAM = "chacha20_keystream"

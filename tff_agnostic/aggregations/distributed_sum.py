@@ -27,17 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tff_agnostic.aggregations.aggregation import (
-    ClientFacts,
-    FederatedSums,
-    SecurityProperty,
-)
-from tff_agnostic.aggregations.integer_codec import (
-    ClientNoise,
-    IntegerCodec,
-    joined,
-    pieces_of,
-)
+from tff_agnostic.aggregations.aggregation import ClientFacts, FederatedSums, SecurityProperty
+from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, joined, pieces_of
 from tff_agnostic.aggregations.noise import Release, clients_of_a_table
 from tff_agnostic.aggregations.private_sum import (
     ClippedOutput,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.computations.clients import TRACING, Clients
 from tff_agnostic.computations.domain_losses import add_at
+from tff_agnostic.computations.round import specs_of
 from tff_agnostic.later import tf
 from tff_agnostic.models.metrics import ClassScores, takes_scores
 from tff_agnostic.models.model import Examples, Model
@@ -163,10 +164,7 @@ class ClassCounting:
 
 
 def _size(shape: Any) -> int:
-    size = 1 if shape else 0
-    for length in shape:
-        size *= length
-    return size
+    return math.prod(shape) if shape else 0
 
 
 def class_scores(model: Model) -> Optional[ClassScores]:
@@ -194,14 +192,11 @@ def _num_classes(model: Model, scores: ClassScores) -> int:
         return 2
     shape = getattr(model.keras_model, "output_shape", None)
     if not isinstance(shape, tuple):
-        spec = tf.nest.map_structure(
-            lambda w: tf.TensorSpec(w.shape, w.dtype), model.initial_weights
-        )
         with TRACING:
             traced = tf.function(
                 lambda weights, x: model.predict(weights, x, False, tf.zeros([2], tf.int32)),
                 autograph=False,
-            ).get_concrete_function(spec, model.example_spec["x"])
+            ).get_concrete_function(specs_of(model.initial_weights), model.example_spec["x"])
         shape = tuple(traced.structured_outputs.shape)
         if shape[1:] == (None,):
             # As of a mixture, whose outputs are stacked.

@@ -259,13 +259,7 @@ def client_seeds(round_seed: tf.Tensor, clients: Clients) -> tf.Tensor:
     for column in tf.nest.flatten(clients.examples):
         bits = tf.reshape(_as_integers(tf.gather(column, ends)), [tf.size(num_examples), -1])
         width = tf.TensorShape(column.shape[1:]).num_elements()
-        num_bits = tf.shape(bits)[1]
-        if width is None:
-            multipliers = hash_multipliers(num_bits)
-        else:
-            # Of two examples; where there is no row at all, of none.
-            multipliers = tf.constant(known_multipliers(2 * width))[:num_bits]
-        seed = fold_in(seed, tf.reduce_sum(bits * multipliers, axis=1))
+        seed = fold_in(seed, tf.reduce_sum(bits * _multipliers(bits, width), axis=1))
     return tf.reshape(seed, tf.shape(clients.num_examples))
 
 
@@ -282,13 +276,19 @@ def client_hashes(seed: int, clients: Clients) -> tf.Tensor:
         [tf.reshape(_as_integers(tf.gather(column, ends)), [rows, -1]) for column in columns], 1
     )
     widths = [tf.TensorShape(column.shape[1:]).num_elements() for column in columns]
-    num_bits = tf.shape(bits)[1]
-    if None in widths:
-        multipliers = hash_multipliers(num_bits)
-    else:
-        multipliers = tf.constant(known_multipliers(2 * sum(widths)))[:num_bits]
-    hashed = tf.reduce_sum(bits * multipliers, axis=1) + tf.cast(num_examples, tf.int64)
+    width = None if None in widths else sum(widths)
+    hashed = tf.reduce_sum(bits * _multipliers(bits, width), axis=1)
+    hashed += tf.cast(num_examples, tf.int64)
     return tf.reshape(fold_in(tf.constant(seed), hashed), tf.shape(clients.num_examples))
+
+
+def _multipliers(bits: tf.Tensor, width: Optional[int]) -> tf.Tensor:
+    """Returns those of a hash of two examples of a width, which is None if it is not known."""
+    num_bits = tf.shape(bits)[1]
+    if width is None:
+        return hash_multipliers(num_bits)
+    # Where there is no row at all, there are no bits.
+    return tf.constant(known_multipliers(2 * width))[:num_bits]
 
 
 def _as_integers(column: tf.Tensor) -> tf.Tensor:

@@ -33,6 +33,7 @@ from tff_agnostic.computations.domain_losses import (
     domain_sums_bounds,
 )
 from tff_agnostic.computations.histograms import Grid, LinearGrid, LogGrid, SizeGrid
+from tff_agnostic.computations.round import specs_of
 from tff_agnostic.later import tf
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
@@ -216,14 +217,9 @@ def measurement_of_model(
             bounds=lambda limits: evaluation_bounds(model, limits, bool(replicates), counting),
             bytes_per_example=model.bytes_per_example,
         ),
-        weights_spec(model),
+        specs_of(model.initial_weights),
         model.client_data_spec(),
     )
-
-
-def weights_spec(model: Model) -> ModelWeights:
-    """Returns the spec of a model's weights."""
-    return tf.nest.map_structure(lambda w: tf.TensorSpec(w.shape, w.dtype), model.initial_weights)
 
 
 def evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> EvaluationOutput:
@@ -496,7 +492,7 @@ def measurement_of_choice(
             ),
             bounds=bounds,
         ),
-        (weights_spec(model),) * num_models,
+        (specs_of(model.initial_weights),) * num_models,
         model.client_data_spec(),
     )
 

@@ -13,12 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from tff_agnostic.aggregations.aggregation import (
-    Aggregation,
-    Bound,
-    ClientFacts,
-    FederatedSums,
-)
+from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientFacts, FederatedSums
 from tff_agnostic.computations.algorithm import (
     Algorithm,
     ClientResult,
@@ -132,7 +127,8 @@ def client_result(step: CommunicationStep, result: Any) -> ClientResult:
     return result if step.keeps_client_state else ClientResult(result)
 
 
-def _real_ones_are_finite(structure: Any) -> tf.Tensor:
+def real_ones_are_finite(structure: Any) -> tf.Tensor:
+    """Returns whether all floating-point values of a structure are finite, a boolean scalar."""
     values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(structure)]
     return all_finite([value for value in values if value.dtype.is_floating])
 
@@ -204,16 +200,16 @@ class Round:
         """
         sums, aggregations, reports = self._decoded(state, progress, summed)
         no_sums = tf.nest.map_structure(tf.zeros_like, sums)
-        has_sums = _real_ones_are_finite(sums)
+        has_sums = real_ones_are_finite(sums)
         sums = tf.nest.map_structure(lambda s, zero: tf.where(has_sums, s, zero), sums, no_sums)
         after = self._algorithm.finish(state.algorithm, *sums)
         check_state(state.algorithm, after)
         # If the state was not finite before the round (a running minimum starts at infinity),
         # values after it that are not finite are no sign of divergence.
         has_state = tf.cond(
-            _real_ones_are_finite(after),
+            real_ones_are_finite(after),
             lambda: True,
-            lambda: ~_real_ones_are_finite(state.algorithm),
+            lambda: ~real_ones_are_finite(state.algorithm),
         )
         after, sums = tf.cond(
             has_state,
@@ -222,7 +218,7 @@ class Round:
         )
         # What an aggregation remembers is kept: noise must not be used again.
         aggregations = tf.cond(
-            _real_ones_are_finite(aggregations),
+            real_ones_are_finite(aggregations),
             lambda: aggregations,
             lambda: state.aggregations,
         )

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Optional, Union
+from collections.abc import Callable, Mapping
+from typing import Any, Union
 
 from tff_agnostic.computations.algorithm import Algorithm, Column
 from tff_agnostic.errors import UserError
@@ -188,14 +188,6 @@ _RATES: Mapping[str, str] = {
 }
 
 
-def _falling(options: Any) -> Iterator[tuple[str, Rate]]:
-    for whose in _RATES:
-        if hasattr(options, f"{whose}_schedule"):
-            rate = rate_of(options, whose)
-            if not rate.is_constant:
-                yield whose, rate
-
-
 def _column(whose: str, rate: Rate) -> Column:
     field = ReportField(f"{whose}_learning_rate", _RATES[whose])
     return Column(field, lambda r: tf.cast(rate.at(r.round_num), tf.float32))
@@ -207,7 +199,9 @@ def with_rate_columns(algorithm: Algorithm, options: Any) -> Algorithm:
     Args:
         options: What it was built with.
     """
-    columns = [_column(whose, rate) for whose, rate in _falling(options)]
+    of_options = [whose for whose in _RATES if hasattr(options, f"{whose}_schedule")]
+    rates = {whose: rate_of(options, whose) for whose in of_options}
+    columns = [_column(whose, rate) for whose, rate in rates.items() if not rate.is_constant]
     if not columns:
         return algorithm
     return dataclasses.replace(algorithm, columns=(*algorithm.columns, *columns))
@@ -249,12 +243,11 @@ def tabulated(values: Mapping[str, Any], rounds: int) -> dict[str, Any]:
 
 
 def _number(whose: str, function: RateOfRound, t: int) -> float:
-    value: Optional[float]
     try:
         value = float(function(t))
     except (TypeError, ValueError):
-        value = None
-    if value is None or not (math.isfinite(value) and value > 0):
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
         raise UserError(
             f"--{whose}_schedule: expected a function whose value is a positive number, found "
             f"{function(t)!r:.100} in round {t}"

@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.computations.algorithm import Column, RoundView
 from tff_agnostic.computations.client_output import ClientCounts
+from tff_agnostic.computations.round import specs_of
 from tff_agnostic.computations.schedules import (
     Rate,
     check_schedule,
@@ -57,7 +58,7 @@ class TrainingState(NamedTuple):
 def initial_model(model: Model, optimizer: ServerOptimizer) -> TrainingState:
     """Returns the model's initial weights w_0 with the optimizer's initial state."""
     weights = as_tensors(model.initial_weights)
-    specs = [tf.TensorSpec(w.shape, w.dtype) for w in weights.trainable]
+    specs = specs_of(weights.trainable)
     return TrainingState(weights, as_tensors(optimizer.initialize(specs)))
 
 

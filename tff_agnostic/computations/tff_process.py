@@ -8,10 +8,9 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.algorithm import Algorithm
-from tff_agnostic.computations.client_output import all_finite
 from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
-from tff_agnostic.computations.round import Round, RoundProgress, RoundStep
+from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, real_ones_are_finite
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Model, ModelWeights
@@ -207,7 +206,9 @@ class _PlacedStates:
             before = [of_step[k].placed_in(whole.aggregations[k]) for k in self._having]
             # One that is not finite never recovers.
             kept = [
-                tf.nest.map_structure(lambda n, o, ok=finite(new): tf.where(ok, n, o), new, old)
+                tf.nest.map_structure(
+                    lambda n, o, ok=real_ones_are_finite(new): tf.where(ok, n, o), new, old
+                )
                 for new, old in zip(placed_states, before)
             ]
             return with_states(state, kept)
@@ -219,10 +220,8 @@ class _PlacedStates:
         """In a federated computation: returns the first state, with the processes' own."""
         if not self._having:
             return state
-        return tff.federated_map(self._join_first, (state, self._zipped_firsts()))
-
-    def _zipped_firsts(self) -> Any:
-        return tff.federated_zip([process.initialize() for process in self._processes.values()])
+        firsts = [process.initialize() for process in self._processes.values()]
+        return tff.federated_map(self._join_first, (state, tff.federated_zip(firsts)))
 
     def without(self, whole: Any) -> Any:
         """In a federated computation: returns the state as the functions of the round have it."""
@@ -244,12 +243,6 @@ class _PlacedStates:
             return state
         left = tff.federated_zip([placed_states[k] for k in self._having])
         return tff.federated_map(self._join, (whole, (state, left)))
-
-
-def finite(structure: Any) -> tf.Tensor:
-    """Returns whether all floating-point values of a structure are finite, a boolean scalar."""
-    values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(structure)]
-    return all_finite([value for value in values if value.dtype.is_floating])
 
 
 class EvaluationParts(NamedTuple):

@@ -79,8 +79,17 @@ class FirstExamples:
 
 def first_rows(columns: Mapping[str, Any], max_rows: Optional[int]) -> dict[str, Any]:
     """Returns the first rows of a client's columns, or all; they may be mappings of columns."""
+    return rows_of(columns, slice(max_rows))
+
+
+def rows_of(columns: Mapping[str, Any], rows: Any) -> dict[str, Any]:
+    """Returns some rows of columns, which may be mappings of columns.
+
+    Args:
+        rows: Any index of NumPy's.
+    """
     return {
-        name: first_rows(column, max_rows) if isinstance(column, Mapping) else column[:max_rows]
+        name: rows_of(column, rows) if isinstance(column, Mapping) else column[rows]
         for name, column in columns.items()
     }
 
@@ -136,8 +145,7 @@ class ClientsOfDomain:
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples of the domain."""
         examples = self._clients.read(client_id)
-        rows = examples["domain_id"] == self._domain
-        return tf.nest.map_structure(lambda column: column[rows], dict(examples))
+        return rows_of(examples, examples["domain_id"] == self._domain)
 
     def client_domain_counts(self) -> np.ndarray:
         """Returns the examples of each client by domain; see `CountedClients`."""

@@ -16,15 +16,16 @@ from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
-from tff_agnostic.data.clients import ClientDataset, client_domain_counts
+from tff_agnostic.data.clients import ClientDataset, client_domain_counts, rows_of
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Examples
 from tff_agnostic.registry import Registry
 
-# Keeps the draws apart from those of tasks, which use the run's seed too.
+# Keep the draws apart from one another, and from those of tasks, which use the run's seed too.
 _STREAM = 7
 _POISSON_STREAM = 11
 _TURNS_STREAM = 13
+_POOLED_STREAM = 17
 # The sampling whose cohorts may have any number of clients.
 SIZES_BY_CHANCE = frozenset({"poisson"})
 
@@ -37,8 +38,6 @@ Seed = Union[int, Callable[..., Any]]
 
 # From (clients, p, c, seed of the run) to the draws of a run.
 Sampling = Callable[[ClientDataset, int, int, Seed], Draw]
-# Keeps the deals apart from other draws that use the run's seed.
-_POOLED_STREAM = 17
 
 
 def sample_cohort(
@@ -321,7 +320,8 @@ class PooledExamples:
     def read(self, client_id: str) -> Examples:
         """Returns the examples of a round."""
         round_num = int(client_id.rpartition("_")[2])
-        return _taken(self._examples, dealt(self._num_examples, self._size, round_num, self._seed))
+        rows = dealt(self._num_examples, self._size, round_num, self._seed)
+        return rows_of(self._examples, rows)
 
     def draw(self) -> Draw:
         """Returns whom each round trains on: everybody's examples of that round."""
@@ -336,11 +336,4 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if isinstance(first[name], Mapping)
         else np.concatenate([part[name] for part in parts])
         for name in first
-    }
-
-
-def _taken(columns: Mapping[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    return {
-        name: _taken(column, rows) if isinstance(column, Mapping) else column[rows]
-        for name, column in columns.items()
     }

@@ -18,9 +18,8 @@ from tff_agnostic.files import digest, file_digest
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 
-# Of parsed examples that the clients of a split keep: a run reads a client in many rounds. A
-# comparison has as many such splits as seeds.
-_KEPT_BYTES = 16 * 2**20
+# A run reads a client in many rounds. A comparison has as many splits in memory as seeds.
+KEPT_BYTES = 16 * 2**20
 
 
 class Store(ClientStore):
@@ -176,12 +175,12 @@ ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
 class StoreClients:
     """Clients of a split; reading one touches its rows only.
 
-    The first clients that are read stay in memory, as many as fit into `_KEPT_BYTES`.
-
     Args:
         to_examples: Makes a client's examples of its columns.
         domain_names: Names of the task's domains, in the order of their ids.
         has_row_each: Whether every example of the store becomes one example.
+        most_kept: The first clients that are read stay in memory, as far as their examples have no
+            more bytes than these together.
     """
 
     def __init__(
@@ -192,6 +191,7 @@ class StoreClients:
         to_examples: ToExamples,
         domain_names: Sequence[str],
         has_row_each: bool = True,
+        most_kept: int = KEPT_BYTES,
     ) -> None:
         self._store = store
         self._split = split
@@ -199,6 +199,7 @@ class StoreClients:
         self._to_examples = to_examples
         self._domain_names = domain_names
         self._has_row_each = has_row_each
+        self._most_kept = most_kept
         self._counts = store.client_counts(split)
         self._ids = list(self._counts)
         self._kept: dict[str, Examples] = {}
@@ -217,7 +218,7 @@ class StoreClients:
             return kept
         examples = self._read(client_id)
         num_bytes = sum(np.asarray(column).nbytes for column in tf.nest.flatten(examples))
-        if self._kept_bytes + num_bytes <= _KEPT_BYTES:
+        if self._kept_bytes + num_bytes <= self._most_kept:
             self._kept_bytes += num_bytes
             self._kept[client_id] = examples
         return examples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -43,10 +44,9 @@ _ROWS_AT_ONCE = 1000
 # Pairs of a unit and a domain in memory.
 _MAX_NEW = 100_000
 
-# (split before, split now, the example)
 # (split, client, domain, unit, example)
 _Row = tuple[str, str, str, Optional[int], bytes]
-
+# (split before, split now, the example)
 OnMoved = Callable[[str, str, Record], object]
 
 
@@ -472,9 +472,13 @@ class ScratchDatabase:
             )
             return connection
 
-    def errors(self) -> _StoreErrors:
-        """Returns a context in which errors of writing become a `UserError`."""
-        return _StoreErrors(self._store)
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Makes errors of SQLite and of the file system a `UserError` that names the store."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as e:
+            raise UserError(f"{self._store}: cannot write the store: {e}") from e
 
     def move_to(self, path: Path) -> None:
         """Gives the file another name."""
@@ -492,20 +496,6 @@ class ScratchDatabase:
     def remove(self) -> None:
         """Removes the file, if it is there."""
         self.path.unlink(missing_ok=True)
-
-
-class _StoreErrors:
-    """Turns errors of SQLite and of the file system into a `UserError` that names the store."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
-        if isinstance(error, (sqlite3.Error, OSError)):
-            raise UserError(f"{self._path}: cannot write the store: {error}") from error
 
 
 class UnitCounts:

@@ -21,7 +21,7 @@ from tff_agnostic.deployment.graphs import (
     finished,
     restore,
     save,
-    serialized_spec,
+    spec_of_node,
     with_renamed_functions,
     with_renamed_nodes,
 )
@@ -243,9 +243,7 @@ def build_client_graph(
             spec.target_node_names.append(_SAVE_UPDATE)
         for name, result in zip(work.side_channels, results[len(work.update) :]):
             output = tf.identity(result, name=name)
-            spec.output_tensor_specs.append(
-                serialized_spec(tf.TensorSpec(output.shape, output.dtype, output.name))
-            )
+            spec.output_tensor_specs.append(spec_of_node(output))
             router.aggregations[output.name].secure_aggregation.SetInParent()
         graph_def = finished(graph, _names(spec, router))
     return graph_def, plan_pb2.ClientPhase(tensorflow_spec=spec, federated_compute=router)
@@ -267,9 +265,7 @@ def client_work(
 
 
 def _add_input(spec: plan_pb2.TensorflowSpec, path: tf.Tensor) -> str:
-    spec.input_tensor_specs.append(
-        serialized_spec(tf.TensorSpec(path.shape, path.dtype, path.name))
-    )
+    spec.input_tensor_specs.append(spec_of_node(path))
     return str(path.name)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tff_agnostic.computations.round import specs_of
 from tff_agnostic.computations.tff_process import type_from_spec
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import tensorflow_writes
@@ -106,6 +107,11 @@ def serialized_spec(spec: tf.TensorSpec) -> bytes:
     return bytes(spec.experimental_as_proto().SerializeToString(deterministic=True))
 
 
+def spec_of_node(tensor: tf.Tensor) -> bytes:
+    """Returns a serialised TensorSpecProto of a tensor of a graph, by its name there."""
+    return serialized_spec(tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name))
+
+
 @dataclasses.dataclass(frozen=True)
 class Leaf:
     """One tensor of a structure.
@@ -156,8 +162,7 @@ def names_of(state: Any) -> list[str]:
     Args:
         state: The state, of arrays or tensors; leaves are in the order of `tf.nest.flatten`.
     """
-    spec = tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), state)
-    names = [leaf.name for leaf in named(leaves(type_from_spec(spec)), SERVER)]
+    names = [leaf.name for leaf in named(leaves(type_from_spec(specs_of(state))), SERVER)]
     # TFF has its own order, which is not TensorFlow's where there are mappings.
     numbered = tf.nest.pack_sequence_as(state, list(range(len(names))))
     order = tff.structure.flatten(tff.structure.from_container(numbered, recursive=True))

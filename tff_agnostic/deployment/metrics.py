@@ -173,12 +173,12 @@ def overall_metrics(quantities: ReportFields, scope: str = "") -> Iterator[Overa
     """
     counts = None
     for key, quantity in quantities.items():
-        if isinstance(quantity, ReportField) and quantity.per_domain and _counts_examples(quantity):
+        if isinstance(quantity, ReportField) and _counts_examples(quantity):
             counts = counts or f"{scope}{key}"
     for key, quantity in quantities.items():
         if isinstance(quantity, Mapping):
             yield from overall_metrics(quantity, f"{scope}{key}/")
-        elif quantity.per_domain and _counts_examples(quantity):
+        elif _counts_examples(quantity):
             yield Overall(f"{scope}{key}", None)
         elif quantity.of_present_domains and quantity.unit is not Unit.FACTOR and counts:
             yield Overall(f"{scope}{key}", counts)
@@ -221,5 +221,5 @@ def overall_value(values: tf.Tensor, counts: Optional[tf.Tensor]) -> tf.Tensor:
     return tf.math.divide_no_nan(tf.reduce_sum(weighted), tf.reduce_sum(weights))
 
 
-def _counts_examples(quantity: Any) -> bool:
-    return quantity.unit is Unit.EXAMPLES
+def _counts_examples(quantity: ReportField) -> bool:
+    return quantity.per_domain and quantity.unit is Unit.EXAMPLES

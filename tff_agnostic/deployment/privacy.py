@@ -286,30 +286,28 @@ def privacy_facts(
     bounds = tff.structure.flatten(tff.structure.from_container(of_values, recursive=True))
     values = [value for value in plan.secure if value.leaf.path.startswith("values/")]
     quantised = [] if are_remainders else values
+    ranges = [
+        (
+            value,
+            -bound.limit if bound.signed else 0,
+            bound.limit,
+            1 if bound.integer else aggregation.step(bound),
+        )
+        for value, bound in zip(quantised, bounds)
+    ]
     others = [value for value in plan.secure if value not in quantised]
-    sums = []
-    for value, bound in zip(quantised, bounds):
-        sums.append(
-            {
-                "tensor": value.name,
-                "bits": value.bits,
-                "modulus": value.modulus,
-                "from": -bound.limit if bound.signed else 0,
-                "to": bound.limit,
-                "step": 1 if bound.integer else aggregation.step(bound),
-            }
-        )
-    for value in others:
-        sums.append(
-            {
-                "tensor": value.name,
-                "bits": value.bits,
-                "modulus": value.modulus,
-                "from": 0,
-                "to": 2**value.bits - 1,
-                "step": 1,
-            }
-        )
+    ranges += [(value, 0, 2**value.bits - 1, 1) for value in others]
+    sums = [
+        {
+            "tensor": value.name,
+            "bits": value.bits,
+            "modulus": value.modulus,
+            "from": least,
+            "to": most,
+            "step": step,
+        }
+        for value, least, most, step in ranges
+    ]
     return {
         "server_sees": _SECURE,
         "minimum_clients_per_round": aggregation.min_clients,

@@ -30,7 +30,14 @@ from tff_agnostic.deployment.compiled_plan import (
     checkpoint_op,
     checkpoint_op_names,
 )
-from tff_agnostic.deployment.graphs import file_path, finished, restore, save, serialized_spec
+from tff_agnostic.deployment.graphs import (
+    file_path,
+    finished,
+    restore,
+    save,
+    serialized_spec,
+    spec_of_node,
+)
 from tff_agnostic.deployment.metrics import scalar_outputs
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
@@ -274,14 +281,9 @@ def _finish(
     ops: Any,
     outputs: Sequence[tf.Tensor] = (),
 ) -> tf.compat.v1.GraphDef:
-    spec.input_tensor_specs.extend(
-        serialized_spec(tf.TensorSpec(path.shape, path.dtype, path.name)) for path in paths
-    )
+    spec.input_tensor_specs.extend(map(spec_of_node, paths))
     spec.target_node_names.extend(op.name for op in ops)
-    spec.output_tensor_specs.extend(
-        serialized_spec(tf.TensorSpec(output.shape, output.dtype, output.name))
-        for output in outputs
-    )
+    spec.output_tensor_specs.extend(map(spec_of_node, outputs))
     return finished(graph, [node.name for node in (*paths, *ops, *outputs)])
 
 

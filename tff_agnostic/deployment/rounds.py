@@ -18,11 +18,7 @@ from tff_agnostic.aggregations.aggregation import require_enough_clients
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Round, RoundStep
-from tff_agnostic.computations.tff_process import (
-    EvaluationFunctions,
-    placed_step,
-    type_from_spec,
-)
+from tff_agnostic.computations.tff_process import EvaluationFunctions, placed_step, type_from_spec
 from tff_agnostic.computations.verification import check_measurement
 from tff_agnostic.deployment.compiled_plan import PlanTensors
 from tff_agnostic.deployment.graphs import METRICS, SERVER, named_values

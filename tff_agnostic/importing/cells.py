@@ -216,7 +216,7 @@ def vector_of(
     try:
         vector = to_float32(np.asarray([float(value) for value in values]))
     except (TypeError, ValueError, OverflowError):
-        at = next(i for i, value in enumerate(values) if not _is_number(value))
+        at = next(i for i, value in enumerate(values) if number_in(value) is None)
         raise RecordError(
             place,
             "feature that is no number",
@@ -267,14 +267,6 @@ def _shaped(vector: np.ndarray, shape: tuple[int, ...], place: str) -> np.ndarra
             f"expected {math.prod(shape)} features (--feature_shape), found {len(vector)}",
         )
     return vector.reshape(shape)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return True
 
 
 class MissingValues:
@@ -357,13 +349,13 @@ class Labels:
 
 
 def _hint(value: Any) -> str:
-    if _number(value) is None:
+    if number_in(value) is None:
         return " (--class_names makes numbers of names)"
     return " (--label_kind=number is for labels that are real numbers)"
 
 
 def _real_number(value: Any, place: str) -> float:
-    number = _number(value)
+    number = number_in(value)
     if number is None:
         raise RecordError(
             place, "label that is no number", f"expected a number as label, found {value!r}"
@@ -376,7 +368,8 @@ def _real_number(value: Any, place: str) -> float:
     return number
 
 
-def _number(value: Any) -> Optional[float]:
+def number_in(value: Any) -> Optional[float]:
+    """Returns the number that a value is, or that its text says; None if it is none."""
     try:
         return float(value)
     except (ValueError, TypeError, OverflowError):

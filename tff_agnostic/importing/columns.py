@@ -27,6 +27,7 @@ from tff_agnostic.importing.cells import (
     MissingValues,
     check_shape,
     image_of,
+    number_in,
     vector_of,
 )
 from tff_agnostic.importing.options import DELIMITERS, SPLIT_NAMES, ImportOptions
@@ -216,9 +217,7 @@ class _TextCheck:
     def see(self, text: str) -> None:
         if self._found_text:
             return
-        try:
-            float(text)
-        except ValueError:
+        if number_in(text) is None:
             # An empty cell decides nothing.
             self._found_text = bool(text.strip())
             return
@@ -412,18 +411,14 @@ def image_inputs(options: ImportOptions) -> tuple[Input, ...]:
 
 def feature_columns_of(options: ImportOptions) -> list[str]:
     """Returns every column that an input is made of, once for each use."""
-    of_inputs = [
-        column
-        for input_ in (*vector_inputs(options), *image_inputs(options))
-        for column in input_.columns
-    ]
+    of_inputs = [column for input_ in _inputs(options) for column in input_.columns]
     return [*of_inputs, *options.categorical_columns]
 
 
 def check_inputs(options: ImportOptions) -> None:
     """Checks that every column is in one input, and every input has a name of its own."""
     columns = feature_columns_of(options)
-    twice = _repeated(columns)
+    twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"{_flag_of(options, twice)}: expected a column once, found {twice} twice")
     if options.label_column in columns:
@@ -431,7 +426,7 @@ def check_inputs(options: ImportOptions) -> None:
             f"{_flag_of(options, str(options.label_column))}: expected other columns than "
             f"--label_column, found {options.label_column}"
         )
-    names = [*_names(options)]
+    names = [*(input_.name for input_ in _inputs(options)), *options.categorical_columns]
     for name in names:
         if not name or name in _RESERVED or names.count(name) > 1:
             raise UserError(
@@ -442,10 +437,8 @@ def check_inputs(options: ImportOptions) -> None:
     _check_effects(options)
 
 
-def _names(options: ImportOptions) -> Iterator[str]:
-    for input_ in (*vector_inputs(options), *image_inputs(options)):
-        yield input_.name
-    yield from options.categorical_columns
+def _inputs(options: ImportOptions) -> tuple[Input, ...]:
+    return (*vector_inputs(options), *image_inputs(options))
 
 
 def _check_shapes(options: ImportOptions) -> None:
@@ -465,7 +458,7 @@ def _check_shapes(options: ImportOptions) -> None:
 
 
 def _check_effects(options: ImportOptions) -> None:
-    names = [input_.name for input_ in (*vector_inputs(options), *image_inputs(options))]
+    names = [input_.name for input_ in _inputs(options)]
     if options.feature_name is not None and options.feature_name not in names:
         raise UserError(
             "--feature_name has no effect: it names the only input of numbers or images, found "
@@ -492,7 +485,3 @@ def _flag_of(options: ImportOptions, column: str) -> str:
     if column in options.categorical_columns:
         return "--categorical_columns"
     return "--image_columns" if column in options.image_columns else "--feature_columns"
-
-
-def _repeated(names: Sequence[str]) -> Optional[str]:
-    return next((name for name in names if names.count(name) > 1), None)

@@ -15,7 +15,7 @@ from typing import IO, Any, Optional
 
 import numpy as np
 
-from tff_agnostic.data.store_format import Record
+from tff_agnostic.data.store_format import LABEL, Record
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing import source
 from tff_agnostic.importing.cells import (
@@ -216,7 +216,7 @@ def _examples(
                 domain = _text(rows["domain"][i], place)
             label = labels.number_of(_plain(rows["label"][i], place), place)
             record = Record(
-                client, domain, {name: check_finite(values[i], place), "label": label}, split
+                client, domain, {name: check_finite(values[i], place), LABEL: label}, split
             )
         except RecordError as e:
             log.bad(e, client)

@@ -12,6 +12,7 @@ from typing import Any, Callable
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import csv_field_limit
 from tff_agnostic.importing import source
+from tff_agnostic.importing.cells import number_in
 from tff_agnostic.importing.columns import RowConverter, check, check_columns, needed_columns
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import (
@@ -32,7 +33,6 @@ _PIECE = 1 << 24
 # Parquet's name of texts and bytes, and the sizes of its other types.
 _TEXTS = "BYTE_ARRAY"
 _BYTES_OF = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, _TEXTS: 4, "INT96": 12}
-
 
 # (options, file, its name in messages, log) -> where each row is, and its values by column.
 _Rows = Callable[[ImportOptions, Path, str, ReadLog], Iterator[tuple[str, dict[str, Any]]]]
@@ -98,19 +98,11 @@ def _check_header(options: ImportOptions, header: Sequence[str], path: Path) -> 
     try:
         check_columns(options, header, path)
     except UserError as e:
-        if not any(map(_is_number, header)):
+        if all(number_in(text) is None for text in header):
             raise
         raise UserError(
             f"{e} (is that a row? the file needs a first line with the names of its columns)"
         ) from None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 CSV = _table_format("CSV with a header line", (".csv", ".tsv", ".csv.gz", ".tsv.gz"), _csv_rows)

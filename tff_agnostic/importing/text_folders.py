@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
-from tff_agnostic.data.store_format import Record
+from tff_agnostic.data.store_format import TOKENS, Record
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing import source
 from tff_agnostic.importing.options import ImportOptions
@@ -44,7 +44,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
             if not tokens:
                 log.skip("sentence without words", client)
                 continue
-            record = Record(client, domain, {"tokens": tokens})
+            record = Record(client, domain, {TOKENS: tokens})
             yield SourceExample(record, f"{document}:{count}", group)
             count += 1
 
@@ -240,7 +240,7 @@ def read_plays(
             if not tokens:
                 log.skip("speech without words", client)
                 continue
-            yield SourceExample(Record(client, domain, {"tokens": tokens}), where)
+            yield SourceExample(Record(client, domain, {TOKENS: tokens}), where)
 
 
 def find_plays(paths: Sequence[Path]) -> list[Path]:

@@ -38,8 +38,6 @@ from tff_agnostic.runtimes.devices import (
 )
 
 _MAX_GROUP = 512
-
-
 _Traced = TypeVar("_Traced")
 
 

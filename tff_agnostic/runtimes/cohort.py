@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
@@ -36,7 +36,7 @@ from tff_agnostic.runtimes.devices import (
     summed_in_order,
 )
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.runtime import Evaluated, evaluated
+from tff_agnostic.runtimes.runtime import Evaluation
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 # Traces kept for later trials of a comparison, and, of models so small that keeping them costs
@@ -277,8 +277,8 @@ class CohortTraining:
         return self._sums[k]
 
 
-class CohortEvaluation:
-    """Federated evaluations; see `runtime.Evaluation`.
+class CohortEvaluation(Evaluation):
+    """Federated evaluations of pure functions.
 
     Args:
         measurement: What is evaluated, and how.
@@ -292,47 +292,36 @@ class CohortEvaluation:
         aggregation: Aggregation,
         sum_over_clients: Callable[[ClientWork], SumOverClients],
     ) -> None:
+        super().__init__(aggregation)
         check_measurement(aggregation, measurement)
-        self._aggregation = aggregation
         functions = EvaluationFunctions(measurement, aggregation)
-        self._state = as_tensors(functions.initialize())
+        self._first_state = as_tensors(functions.initialize())
         # Concrete: an evaluation of a small model costs some percent less.
-        self._message = tf.function(functions.message, autograph=False).get_concrete_function(
-            measurement.measured_spec, specs_of(self._state)
+        self._start = tf.function(functions.message, autograph=False).get_concrete_function(
+            measurement.measured_spec, specs_of(self._first_state)
         )
-        message_spec = specs_of(self._message.structured_outputs)
+        message_spec = specs_of(self._start.structured_outputs)
         self._decode = tf.function(functions.decode, autograph=False)
         step = functions.step.on_clients()
         work = ClientWork(step, message_spec, measurement.client_data_spec)
         self._sum = sum_over_clients(work)
 
-    def __call__(
-        self, measured: Any, parts: Iterable[Sequence[Examples]], state: Any = None
-    ) -> Evaluated:
-        """Returns the sums over all parts."""
-        return self.of_each([measured], parts, [state])[0]
+    def _begun(self, state: Any) -> Any:
+        return self._first_state if state is None else as_tensors(state)
 
-    def of_each(
-        self,
-        measured: Sequence[Any],
-        parts: Iterable[Sequence[Examples]],
-        states: Optional[Sequence[Any]] = None,
-    ) -> list[Evaluated]:
-        """Returns the sums of each over all parts."""
-        before = [
-            self._state if state is None else as_tensors(state)
-            for state in states or [None] * len(measured)
-        ]
-        messages = [self._message(as_tensors(m), state) for m, state in zip(measured, before)]
-        totals, num_clients = None, 0
-        for clients in parts:
-            num_clients += len(clients)
-            sums = self._sum.of_each(messages, clients)
-            totals = sums if totals is None else tf.nest.map_structure(tf.add, totals, sums)
-        require_enough_clients(self._aggregation, num_clients)
-        if totals is None:
-            totals = self._sum.of_each(messages, [])
-        return [evaluated(*_called(self._decode, *of_one)) for of_one in zip(before, totals)]
+    def _message(self, measured: Any, state: Any) -> Any:
+        return self._start(as_tensors(measured), state)
+
+    def _sums(self, messages: Sequence[Any], clients: Sequence[Examples]) -> list[Any]:
+        return self._sum.of_each(messages, clients)
+
+    def _added(self, totals: list[Any], sums: list[Any]) -> list[Any]:
+        added: list[Any] = tf.nest.map_structure(tf.add, totals, sums)
+        return added
+
+    def _decoded(self, state: Any, total: Any) -> tuple[Any, Report]:
+        decoded: tuple[Any, Report] = _called(self._decode, state, total)
+        return decoded
 
 
 def _called(function: Any, *arguments: Any) -> Any:

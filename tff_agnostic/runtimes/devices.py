@@ -77,7 +77,6 @@ def one_thread_per_operation() -> None:
 
 
 Item = TypeVar("Item")
-
 Result = TypeVar("Result")
 
 
@@ -147,6 +146,7 @@ MAX_STREAMED_SHARDS = 32
 _FREE_PADDING = 2048
 _MAX_PADDING_SHARE = 0.25
 
+# Positions of clients in the cohort.
 Shard = tuple[int, ...]
 
 
@@ -226,6 +226,3 @@ def of_client(state: Any, k: int) -> Any:
 def of_shard(state: Any, shard: Shard) -> Any:
     """Returns what the clients of a shard remember, of what those of the cohort remember."""
     return tf.nest.map_structure(lambda column: column[list(shard)], state)
-
-
-"""Positions of clients in the cohort."""

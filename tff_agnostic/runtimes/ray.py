@@ -165,7 +165,7 @@ class SumOnRay:
             )
 
         def result(values: Sequence[np.ndarray]) -> ClientResult:
-            summed = _tensors(values[:num_summed])
+            summed = list(map(tf.convert_to_tensor, values[:num_summed]))
             packed: ClientResult = tf.nest.pack_sequence_as(
                 structure, [*summed, *values[num_summed:]]
             )
@@ -207,7 +207,3 @@ def _in_order(results: Iterable[tuple[int, Any]]) -> Iterator[Any]:
 
 def _arrays(structure: Any) -> list[np.ndarray]:
     return [np.asarray(value) for value in tf.nest.flatten(structure)]
-
-
-def _tensors(values: Sequence[np.ndarray]) -> list[Any]:
-    return [tf.convert_to_tensor(value) for value in values]

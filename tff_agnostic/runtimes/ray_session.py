@@ -1,8 +1,7 @@
 """Starting, joining and authenticating a Ray.
 
-Ray's tokens: one that a Ray of this process alone asks for, and the user's for a cluster.
-
-Ray can ask for one from version 2.52 on, and does so where `RAY_AUTH_MODE` says it.
+From version 2.52 on Ray can ask for a token, and does so where `RAY_AUTH_MODE` says it: one that a
+Ray of this process alone asks for, and the user's for a cluster.
 """
 
 from __future__ import annotations

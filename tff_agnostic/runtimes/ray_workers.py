@@ -183,6 +183,7 @@ def _room_on(node: dict[str, float], options: RuntimeOptions) -> int:
     return int(room + 1e-6)
 
 
+# (actor, index of a shard) -> reference to its result.
 Submit = Callable[[Any, int], Any]
 
 
@@ -320,6 +321,3 @@ class Schedule:
                     "the CPUs and GPUs, or nodes may have left; --worker_start_seconds lets them "
                     "take longer"
                 )
-
-
-"""(actor, index of a shard) -> reference to its result."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import abc
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Protocol
 
 import numpy as np
 
-from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.verification import SecurityReport
@@ -46,8 +48,15 @@ class Evaluated(NamedTuple):
     clipped: Mapping[str, int]
 
 
-class Evaluation(Protocol):
-    """Federated evaluation, of a model's weights or of what else a measurement is of."""
+class Evaluation(abc.ABC):
+    """Federated evaluation, of a model's weights or of what else a measurement is of.
+
+    Args:
+        aggregation: What happens before and after the sum.
+    """
+
+    def __init__(self, aggregation: Aggregation) -> None:
+        self._aggregation = aggregation
 
     def __call__(
         self, measured: Any, parts: Iterable[Sequence[Examples]], state: Any = None
@@ -61,6 +70,7 @@ class Evaluation(Protocol):
             parts: The clients.
             state: Of the aggregation; that before its first sum if None.
         """
+        return self.of_each([measured], parts, [state])[0]
 
     def of_each(
         self,
@@ -77,6 +87,42 @@ class Evaluation(Protocol):
             parts: The clients.
             states: Of the aggregation, of each; None for those before its first sum.
         """
+        with self._scope():
+            before = [self._begun(state) for state in states or [None] * len(measured)]
+            messages = list(map(self._message, measured, before))
+            totals, num_clients = None, 0
+            for clients in parts:
+                num_clients += len(clients)
+                sums = self._sums(messages, clients)
+                totals = sums if totals is None else self._added(totals, sums)
+            require_enough_clients(self._aggregation, num_clients)
+            if totals is None:
+                totals = self._sums(messages, [])
+            return [_evaluated(*self._decoded(*of_one)) for of_one in zip(before, totals)]
+
+    def _scope(self) -> contextlib.AbstractContextManager:
+        """Returns the context in which it is run."""
+        return contextlib.nullcontext()
+
+    @abc.abstractmethod
+    def _begun(self, state: Any) -> Any:
+        """Returns the state of the aggregation; that before its first sum if None."""
+
+    @abc.abstractmethod
+    def _message(self, measured: Any, state: Any) -> Any:
+        """Returns what clients are sent."""
+
+    @abc.abstractmethod
+    def _sums(self, messages: Sequence[Any], clients: Sequence[Examples]) -> list[Any]:
+        """Returns the sum over clients for each message."""
+
+    @abc.abstractmethod
+    def _added(self, totals: list[Any], sums: list[Any]) -> list[Any]:
+        """Returns sums over earlier parts and over one more."""
+
+    @abc.abstractmethod
+    def _decoded(self, state: Any, total: Any) -> tuple[Any, Report]:
+        """Returns what clients have contributed, and the report of the aggregation."""
 
 
 class Runtime(Protocol):
@@ -115,7 +161,7 @@ def to_numpy_examples(examples: Examples) -> dict[str, Any]:
     return {key: examples[key] for key in ("x", "y", "domain_id")}
 
 
-def evaluated(output: Any, report: Report) -> Evaluated:
+def _evaluated(output: Any, report: Report) -> Evaluated:
     """Returns the result of an evaluation, in NumPy, from what was decoded."""
     clipped = report.get("clipped", {})
     return Evaluated(

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -41,7 +41,7 @@ from tff_agnostic.errors import ExecutionError
 from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.report_fields import ReportFields
-from tff_agnostic.runtimes.runtime import Evaluated, evaluated, to_numpy_examples
+from tff_agnostic.runtimes.runtime import Evaluation, to_numpy_examples
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _START_TIMEOUT_SECONDS = 60.0
@@ -174,22 +174,21 @@ class TffWorker:
 
 def create_context(worker: TffWorker) -> tff.framework.SyncExecutionContext:
     """Returns an execution context, for plain and secure sums, that runs in `worker`."""
-    return tff.framework.SyncExecutionContext(
-        executor_fn=worker.executor_factory(),
-        compiler_fn=_compile,
-        transform_args=tensorflow_computation.transform_args,
-        transform_result=tensorflow_computation.transform_result,
-    )
+    return tff.framework.SyncExecutionContext(**_how_to_execute(worker))
 
 
 def create_async_context(worker: TffWorker) -> tff.framework.AsyncExecutionContext:
     """Returns the asynchronous form of `create_context`, for `tff.program`."""
-    return tff.framework.AsyncExecutionContext(
-        executor_fn=worker.executor_factory(),
-        compiler_fn=_compile,
-        transform_args=tensorflow_computation.transform_args,
-        transform_result=tensorflow_computation.transform_result,
-    )
+    return tff.framework.AsyncExecutionContext(**_how_to_execute(worker))
+
+
+def _how_to_execute(worker: TffWorker) -> dict[str, Any]:
+    return {
+        "executor_fn": worker.executor_factory(),
+        "compiler_fn": _compile,
+        "transform_args": tensorflow_computation.transform_args,
+        "transform_result": tensorflow_computation.transform_result,
+    }
 
 
 class TffRuntime:
@@ -287,44 +286,32 @@ class TffTraining:
         return output.state, output.metrics
 
 
-class TffEvaluation:
-    """A compiled federated evaluation; see `runtime.Evaluation`."""
+class TffEvaluation(Evaluation):
+    """A compiled federated evaluation."""
 
     def __init__(
         self, runtime: TffRuntime, parts: EvaluationParts, aggregation: Aggregation
     ) -> None:
+        super().__init__(aggregation)
         self._runtime = runtime
         self._parts = parts
-        self._aggregation = aggregation
 
-    def __call__(
-        self, measured: Any, parts: Iterable[Sequence[Examples]], state: Any = None
-    ) -> Evaluated:
-        """Returns the sums over all parts."""
-        return self.of_each([measured], parts, [state])[0]
+    def _scope(self) -> AbstractContextManager:
+        return self._runtime.installed()
 
-    def of_each(
-        self,
-        measured: Sequence[Any],
-        parts: Iterable[Sequence[Examples]],
-        states: Optional[Sequence[Any]] = None,
-    ) -> list[Evaluated]:
-        """Returns the sums of each over all parts."""
-        with self._runtime.installed():
-            before = [
-                self._parts.initialize() if state is None else state
-                for state in states or [None] * len(measured)
-            ]
-            messages = list(map(self._parts.message, measured, before))
-            totals, num_clients = None, 0
-            for clients in parts:
-                num_clients += len(clients)
-                sums = self._sums(messages, clients)
-                totals = sums if totals is None else tf.nest.map_structure(np.add, totals, sums)
-            require_enough_clients(self._aggregation, num_clients)
-            if totals is None:
-                totals = self._sums(messages, [])
-            return [evaluated(*self._parts.decode(*of_one)) for of_one in zip(before, totals)]
+    def _begun(self, state: Any) -> Any:
+        return self._parts.initialize() if state is None else state
+
+    def _message(self, measured: Any, state: Any) -> Any:
+        return self._parts.message(measured, state)
+
+    def _added(self, totals: list[Any], sums: list[Any]) -> list[Any]:
+        added: list[Any] = tf.nest.map_structure(np.add, totals, sums)
+        return added
+
+    def _decoded(self, state: Any, total: Any) -> tuple[Any, Report]:
+        decoded: tuple[Any, Report] = self._parts.decode(state, total)
+        return decoded
 
     def _sums(self, messages: Sequence[Any], clients: Sequence[Examples]) -> list[Any]:
         on_clients = _on_clients(clients, self._aggregation)
