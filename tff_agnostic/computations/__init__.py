@@ -48,11 +48,7 @@ from tff_agnostic.computations.domain_losses import (
     measure_domains,
     zero_sums,
 )
-from tff_agnostic.computations.local_training import (
-    LocalTrainingOptions,
-    gradient_pass,
-    local_sgd,
-)
+from tff_agnostic.computations.local_training import LocalTrainingOptions, gradient_pass, local_sgd
 from tff_agnostic.computations.schedules import (
     Rate,
     check_schedule,

@@ -27,16 +27,23 @@ class ClientDataset(Protocol):
         """Returns one client's examples."""
 
 
-class InMemoryClients:
-    """Clients held in memory."""
+class ListedClients:
+    """What datasets have in common that hold the ids of their clients, sorted, in `_ids`."""
 
-    def __init__(self, clients: Mapping[str, Examples]) -> None:
-        self._clients = {client_id: clients[client_id] for client_id in sorted(clients)}
+    _ids: Sequence[str]
 
     @property
     def client_ids(self) -> Sequence[str]:
         """Every client's id, sorted."""
-        return list(self._clients)
+        return self._ids
+
+
+class InMemoryClients(ListedClients):
+    """Clients held in memory."""
+
+    def __init__(self, clients: Mapping[str, Examples]) -> None:
+        self._clients = dict(clients)
+        self._ids = sorted(clients)
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples."""
@@ -94,17 +101,12 @@ def rows_of(columns: Mapping[str, Any], rows: Any) -> dict[str, Any]:
     }
 
 
-class SelectedClients:
+class SelectedClients(ListedClients):
     """Some of the clients of another dataset."""
 
     def __init__(self, clients: ClientDataset, client_ids: Iterable[str]) -> None:
         self._clients = clients
         self._ids = sorted(client_ids)
-
-    @property
-    def client_ids(self) -> Sequence[str]:
-        """Every client's id, sorted."""
-        return self._ids
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples."""
@@ -119,7 +121,7 @@ class SelectedClients:
         return counts[[row_of[client_id] for client_id in self._ids]]
 
 
-class ClientsOfDomain:
+class ClientsOfDomain(ListedClients):
     """Those clients of another dataset that have examples of a domain, with these examples alone.
 
     Args:
@@ -136,11 +138,6 @@ class ClientsOfDomain:
         has = self._counts.sum(axis=1) > 0
         self._counts = self._counts[has]
         self._ids = [client_id for client_id, is_in in zip(clients.client_ids, has) if is_in]
-
-    @property
-    def client_ids(self) -> Sequence[str]:
-        """Every client's id, sorted."""
-        return self._ids
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples of the domain."""

@@ -12,6 +12,7 @@ from typing import Callable, Optional
 import numpy as np
 
 from plan_runner.client_store import ClientStore
+from tff_agnostic.data.clients import ListedClients
 from tff_agnostic.data.store_format import Feature, StoreDescription, description_of
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import digest, file_digest
@@ -172,7 +173,7 @@ def _digest_of(path: Path, version: tuple[int, int]) -> str:
 ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
 
 
-class StoreClients:
+class StoreClients(ListedClients):
     """Clients of a split; reading one touches its rows only.
 
     Args:
@@ -204,11 +205,6 @@ class StoreClients:
         self._ids = list(self._counts)
         self._kept: dict[str, Examples] = {}
         self._kept_bytes = 0
-
-    @property
-    def client_ids(self) -> Sequence[str]:
-        """Every client's id, sorted."""
-        return self._ids
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples; see `ClientDataset.read`."""

@@ -1,27 +1,38 @@
-"""What the examples of a finished store hold: classes by domain, large clients, and copies."""
+"""What a finished store holds: numbers, classes by domain, large clients, and copies."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.data.data_warnings import Remark, share
-from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, StoreDescription
+from tff_agnostic.data.inputs import vector_of
+from tff_agnostic.data.store_format import (
+    DOMAIN,
+    LABEL,
+    TRAIN,
+    NumberStatistics,
+    StoreDescription,
+)
 from tff_agnostic.errors import counted, some_of
 
 TEST = "test"
-# A wider table cannot be read; the JSON report has every class.
+# A wider or longer table cannot be read; the JSON report has every class and number.
 _MAX_CLASSES = 10
 _MAX_ROWS = 60
+_MAX_NUMBERS = 40
 _MAX_NAMES = 5
+# Numbers so many times as large as others, or as 1: one learning rate cannot fit both.
+_TIMES = 100
 # A client with more of a domain's examples is named, if it is also so many times the mean client.
 _LARGE_SHARE = 0.2
 _TIMES_THE_MEAN = 2
@@ -30,6 +41,69 @@ _MANY_COPIES = 0.01
 # Each takes 16 bytes of memory: 320 MB.
 _MAX_COUNTED = 20_000_000
 _DIGEST_BYTES = 8
+
+
+class Numbers(NamedTuple):
+    """The numbers of a store.
+
+    Attributes:
+        statistics: Of training clients, by what each number is called.
+        are_standardized: Whether the store has them with mean 0 and deviation 1.
+    """
+
+    statistics: Mapping[str, NumberStatistics]
+    are_standardized: bool
+
+    def table(self) -> Optional[str]:
+        """Returns the statistics for people; None where there are none, or too many to read."""
+        if not 0 < len(self.statistics) <= _MAX_NUMBERS:
+            return None
+        rows = [
+            [name, one.mean, one.deviation, one.least, one.most, one.missing]
+            for name, one in self.statistics.items()
+        ]
+        headers = ["number", "mean", "deviation", "least", "most", "missing"]
+        how = ", before they are standardized" if self.are_standardized else ""
+        table = tabulate(rows, headers=headers, floatfmt=".4g")
+        return f"Numbers of the training clients{how}:\n{table}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the same as JSON values."""
+        return {
+            "standardized": self.are_standardized,
+            "statistics": {name: dataclasses.asdict(one) for name, one in self.statistics.items()},
+        }
+
+    def remarks(self) -> list[Remark]:
+        """Returns the warning about numbers of very different sizes, or far from 1."""
+        sizes = {name: one.size for name, one in self.statistics.items() if one.size > 0}
+        if not sizes or self.are_standardized:
+            return []
+        largest, smallest = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
+        if sizes[largest] <= _TIMES * min(1.0, sizes[smallest]):
+            return []
+        large = [f"{name} ({size:.3g})" for name, size in sizes.items() if size > _TIMES]
+        told = some_of(large or [f"{largest} ({sizes[largest]:.3g})"], _MAX_NAMES)
+        beside = f" beside {smallest} ({sizes[smallest]:.3g})" if smallest != largest else ""
+        return [
+            Remark(
+                "scales",
+                f"Numbers differ much in size, or are far from 1: {told}{beside}, by the root of "
+                "the mean of squares. No learning rate fits both: --standardize brings each to "
+                "mean 0 and deviation 1, or a model divides by data.x_deviation.",
+                {"sizes": sizes},
+            )
+        ]
+
+
+def numbers_of(description: StoreDescription) -> Numbers:
+    """Returns the numbers of a finished store."""
+    found = {}
+    for name in description.statistics:
+        for k, entry in enumerate(vector_of(description, name)):
+            if entry.statistics is not None:
+                found[entry.name or f"{name}[{k}]"] = entry.statistics
+    return Numbers(found, description.is_standardized)
 
 
 class ClassCounts(NamedTuple):
@@ -182,19 +256,22 @@ class Contents(NamedTuple):
     """What the examples of a store hold.
 
     Attributes:
+        numbers: Statistics of the numbers.
         classes: Counts of classes; None where labels count none.
         copies: None of texts without labels, whose sentences come again and again, and of too many
             examples to remember.
     """
 
+    numbers: Numbers
     classes: Optional[ClassCounts]
     copies: Optional[Copies]
 
 
 def contents_of(database: sqlite3.Connection, description: StoreDescription) -> Contents:
     """Returns what the examples of a finished store hold, in one pass over them."""
+    numbers = numbers_of(description)
     if LABEL not in description.features:
-        return Contents(None, None)
+        return Contents(numbers, None, None)
     # Imported here: other imports' reports do not need it.
     from tensorflow.core.example import example_pb2
 
@@ -214,7 +291,7 @@ def contents_of(database: sqlite3.Connection, description: StoreDescription) -> 
     classes = None
     if num_classes is not None:
         classes = ClassCounts(num_classes, description.class_names, _nested(counts))
-    return Contents(classes, seen.copies())
+    return Contents(numbers, classes, seen.copies())
 
 
 def _nested(

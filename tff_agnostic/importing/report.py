@@ -19,7 +19,6 @@ from tff_agnostic.data.store_format import description_from_json
 from tff_agnostic.errors import agreeing, counted, some_of
 from tff_agnostic.importing.cells import CategorySummary
 from tff_agnostic.importing.contents import Contents, contents_of, large_clients
-from tff_agnostic.importing.numbers import Numbers, numbers_of
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.splits import TRAIN, Stratum, parse_shares
@@ -182,8 +181,7 @@ class ImportReport:
         missing: How many examples lack the value of a column, by column.
         client_sizes: Examples of the training clients.
         sentence_lengths: Words of the sentences to train on, in a text store.
-        contents: Classes and copies of the examples.
-        numbers: Statistics of the numbers.
+        contents: Numbers, classes and copies of the examples.
         remarks: Warnings for whoever trains on it.
     """
 
@@ -200,7 +198,6 @@ class ImportReport:
     client_sizes: Sizes
     sentence_lengths: Optional[Sizes]
     contents: Contents
-    numbers: Numbers
     remarks: Sequence[Remark]
 
     def text(self) -> str:
@@ -247,13 +244,13 @@ class ImportReport:
             "client_sizes": dataclasses.asdict(self.client_sizes),
             "sentence_lengths": self.sentence_lengths and dataclasses.asdict(self.sentence_lengths),
             "classes": self.contents.classes and self.contents.classes.to_json(),
-            "numbers": self.numbers.to_json(),
+            "numbers": self.contents.numbers.to_json(),
             "copies": self.contents.copies and self.contents.copies._asdict(),
             "remarks": [remark.to_json() for remark in self.remarks],
         }
 
     def _about_columns(self) -> Iterator[str]:
-        if numbers := self.numbers.table():
+        if numbers := self.contents.numbers.table():
             yield numbers
         if self.categories:
             lines = [summary.text(column) for column, summary in self.categories.items()]
@@ -332,7 +329,7 @@ def summarise(
         words = dict(db.execute("SELECT word, count FROM vocabulary"))
         ((text,),) = db.execute("SELECT description FROM tff_agnostic")
         description = description_from_json(text)
-        contents, numbers = contents_of(db, description), numbers_of(description)
+        contents = contents_of(db, description)
         of_clients = large_clients(
             db.execute(
                 "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
@@ -350,7 +347,7 @@ def summarise(
         *large_units(strata, options),
         *of_clients,
         *(contents.classes.remarks() if contents.classes else []),
-        *numbers.remarks(),
+        *contents.numbers.remarks(),
         *(contents.copies.remarks() if contents.copies else []),
         *sentence_remarks(lengths),
         *markup_remarks(words, options),
@@ -369,7 +366,6 @@ def summarise(
         client_sizes=Sizes.of(sizes),
         sentence_lengths=Sizes.of(lengths) if lengths else None,
         contents=contents,
-        numbers=numbers,
         remarks=remarks,
     )
 

@@ -8,14 +8,14 @@ from typing import Any, Callable, Optional, Protocol
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.algorithm import Algorithm, ClientResult, Report, RunState
-from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
+from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Message, Round, RoundFunctions, play, specs_of
 from tff_agnostic.computations.server import as_tensors
 from tff_agnostic.computations.tff_process import EvaluationFunctions
 from tff_agnostic.computations.verification import check_measurement, check_rounds
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.later import tf
-from tff_agnostic.models.model import Examples, Model
+from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.client_work import (
     CLIENT_MODES,
     ON_ACCELERATOR,
@@ -36,7 +36,7 @@ from tff_agnostic.runtimes.devices import (
     summed_in_order,
 )
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.runtime import Evaluation
+from tff_agnostic.runtimes.runtime import Evaluation, Runtime
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 # Traces kept for later trials of a comparison, and, of models so small that keeping them costs
@@ -64,7 +64,7 @@ class SumOverClients(Protocol):
         """Returns the sum for each of several broadcasts, of clients that remember nothing."""
 
 
-class SummingRuntime:
+class SummingRuntime(Runtime):
     """What runtimes have in common that differ in where clients run."""
 
     def sum_over_clients(self, work: ClientWork) -> SumOverClients:
@@ -75,22 +75,9 @@ class SummingRuntime:
         """Prepares rounds; see `runtime.Runtime.training`."""
         return CohortTraining(algorithm, aggregation, self.sum_over_clients)
 
-    def evaluation(
-        self, model: Model, num_domains: int, aggregation: Aggregation
-    ) -> CohortEvaluation:
-        """Prepares evaluations; see `runtime.Runtime.evaluation`."""
-        return self.measurement(measurement_of_model(model, num_domains), aggregation)
-
     def measurement(self, measurement: Measurement, aggregation: Aggregation) -> CohortEvaluation:
         """Prepares measurements; see `runtime.Runtime.measurement`."""
         return CohortEvaluation(measurement, aggregation, self.sum_over_clients)
-
-    def check_clients_per_round(self, clients_per_round: int) -> None:
-        """Accepts any number; see `runtime.Runtime.check_clients_per_round`."""
-
-    def take_events(self) -> list[str]:
-        """Returns nothing; see `runtime.Runtime.take_events`."""
-        return []
 
 
 class CohortRuntime(SummingRuntime):

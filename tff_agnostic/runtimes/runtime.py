@@ -11,7 +11,7 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
-from tff_agnostic.computations.evaluation import Measurement
+from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
@@ -90,7 +90,8 @@ class Evaluation(abc.ABC):
         with self._scope():
             before = [self._begun(state) for state in states or [None] * len(measured)]
             messages = list(map(self._message, measured, before))
-            totals, num_clients = None, 0
+            totals: Optional[list[Any]] = None
+            num_clients = 0
             for clients in parts:
                 num_clients += len(clients)
                 sums = self._sums(messages, clients)
@@ -139,6 +140,7 @@ class Runtime(Protocol):
 
     def evaluation(self, model: Model, num_domains: int, aggregation: Aggregation) -> Evaluation:
         """Prepares evaluations of `model`."""
+        return self.measurement(measurement_of_model(model, num_domains), aggregation)
 
     def measurement(self, measurement: Measurement, aggregation: Aggregation) -> Evaluation:
         """Prepares evaluations of another kind, such as of several models at once."""
@@ -146,14 +148,17 @@ class Runtime(Protocol):
     def check_clients_per_round(self, clients_per_round: int) -> None:
         """Checks that rounds of so many clients suit the runtime.
 
-        Cohorts of a size by chance have so many on average, and any number runs.
+        Cohorts of a size by chance have so many on average, and any number runs. By default any
+        number suits.
         """
+        del clients_per_round
 
     def execution(self) -> Mapping[str, Any]:
         """Returns the settings of how rounds are executed that may change last bits, by flag."""
 
     def take_events(self) -> list[str]:
         """Returns what a user should know to have happened since the last call, a line each."""
+        return []
 
 
 def to_numpy_examples(examples: Examples) -> dict[str, Any]:

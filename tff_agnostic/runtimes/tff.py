@@ -27,7 +27,7 @@ from tensorflow_federated.python.core.environments.tensorflow_frontend import te
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.clients import place_of
-from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
+from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Round
 from tff_agnostic.computations.tff_process import (
     EvaluationParts,
@@ -39,9 +39,9 @@ from tff_agnostic.computations.tff_process import (
 from tff_agnostic.computations.verification import SecurityReport, check_measurement, check_process
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.later import tf, tff
-from tff_agnostic.models.model import Examples, Model
+from tff_agnostic.models.model import Examples
 from tff_agnostic.report_fields import ReportFields
-from tff_agnostic.runtimes.runtime import Evaluation, to_numpy_examples
+from tff_agnostic.runtimes.runtime import Evaluation, Runtime, to_numpy_examples
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _START_TIMEOUT_SECONDS = 60.0
@@ -191,7 +191,7 @@ def _how_to_execute(worker: TffWorker) -> dict[str, Any]:
     }
 
 
-class TffRuntime:
+class TffRuntime(Runtime):
     """Runs rounds in TFF's worker process, which lives as long as this context manager."""
 
     def __init__(self) -> None:
@@ -227,25 +227,14 @@ class TffRuntime:
         quantities = Round(algorithm, aggregation).quantities
         return TffTraining(self, process, aggregation, quantities, security)
 
-    def evaluation(self, model: Model, num_domains: int, aggregation: Aggregation) -> TffEvaluation:
-        """Compiles an evaluation; see `runtime.Runtime.evaluation`."""
-        return self.measurement(measurement_of_model(model, num_domains), aggregation)
-
     def measurement(self, measurement: Measurement, aggregation: Aggregation) -> TffEvaluation:
         """Compiles a measurement; see `runtime.Runtime.measurement`."""
         check_measurement(aggregation, measurement)
         return TffEvaluation(self, build_evaluation_parts(measurement, aggregation), aggregation)
 
-    def check_clients_per_round(self, clients_per_round: int) -> None:
-        """Accepts any number; see `runtime.Runtime.check_clients_per_round`."""
-
     def execution(self) -> dict[str, Any]:
         """Returns nothing: TFF's worker has one way to run."""
         return {}
-
-    def take_events(self) -> list[str]:
-        """Returns nothing: what happens to this runtime's worker ends the run."""
-        return []
 
 
 class TffTraining:

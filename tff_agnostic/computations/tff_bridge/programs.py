@@ -12,7 +12,7 @@ from typing import Any, Callable, ClassVar, NamedTuple, Optional
 import numpy as np
 
 from tff_agnostic.computations.tff_process import build_evaluation
-from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.clients import ClientDataset, ListedClients
 from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import FEATURES, LABEL, Record
 from tff_agnostic.data.store_writer import StoreWriter
@@ -24,7 +24,7 @@ from tff_agnostic.models.model import Examples, ModelWeights, as_model
 _ROWS_AT_ONCE = 4096
 
 
-class _TffClients:
+class _TffClients(ListedClients):
     """Clients whose examples are datasets of TensorFlow's, read one client at a time."""
 
     def __init__(
@@ -33,11 +33,6 @@ class _TffClients:
         self._ids = sorted(client_ids)
         self._dataset_of = dataset_of
         self._domain_of = domain_of
-
-    @property
-    def client_ids(self) -> Sequence[str]:
-        """Every client's id, sorted."""
-        return self._ids
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples."""
