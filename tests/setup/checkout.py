@@ -1,5 +1,6 @@
 """A copy of `run` and its tools, in a folder where Python and uv are stand-ins."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,7 @@ BINARY = '''"""{description}."""
 
 import json
 import os
+import re
 import sys
 
 code = int(os.environ.get("EXIT_CODE", "0"))
@@ -204,8 +206,14 @@ class Checkout:
         return len(calls.read_text().splitlines()) if calls.exists() else 0
 
 
-def one_line(result: "subprocess.CompletedProcess[str]") -> str:
+def told(result: "subprocess.CompletedProcess[str]") -> list[str]:
+    """The lines of standard error, without those of every 30 seconds of a slow set-up."""
     lines = result.stderr.splitlines()
+    return [line for line in lines if not re.fullmatch(r"run: .*, \d+ s so far", line)]
+
+
+def one_line(result: "subprocess.CompletedProcess[str]") -> str:
+    lines = told(result)
     assert len(lines) == 1, result.stderr
     assert result.stdout == ""
     return lines[0]

@@ -14,13 +14,13 @@ from unittest import mock
 import pytest
 
 from tests.processes import is_running, wait_until
-from tests.setup.checkout import ROOT, one_line
+from tests.setup.checkout import ROOT, one_line, told
 
 
 def test_first_use_says_one_line_and_later_uses_say_nothing(checkout):
     first = checkout.run("train")
     assert first.returncode == 0
-    assert first.stderr.splitlines() == [
+    assert told(first) == [
         "run: setting up .venv with CPython 3.11 "
         "(first use; takes about 2 minutes on a fast network, once)"
     ]
@@ -212,5 +212,5 @@ def test_the_fleet_has_an_environment_of_its_own(checkout):
 
 
 def one_line_of_errors(result):
-    (line,) = result.stderr.splitlines()
+    (line,) = told(result)
     return line

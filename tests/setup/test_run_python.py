@@ -13,7 +13,7 @@ import zipfile
 
 import pytest
 
-from tests.setup.checkout import ROOT, STUB_UV, one_line
+from tests.setup.checkout import ROOT, STUB_UV, one_line, told
 
 _ON_DEBIAN, _ON_FEDORA = "(Debian", "(Fedora)"
 _ONE = "one-1-py3-none-any.whl"
@@ -112,7 +112,7 @@ def test_uv_fetches_a_cpython_where_none_fits_and_keeps_it(online):
     (checkout.home / "one.py").touch()
     made = checkout.run("python", "-P", "-c", "import one", environment=settings)
     assert (made.returncode, made.stdout) == (0, "one\n"), made
-    setting_up, fetching = made.stderr.splitlines()
+    setting_up, fetching = told(made)
     assert setting_up.startswith("run: setting up .venv with CPython 3.11 (first use;")
     assert fetching == "run: there is none yet: uv fetches CPython 3.11 (about 30 MB)"
     # It is fetched once.
@@ -120,7 +120,7 @@ def test_uv_fetches_a_cpython_where_none_fits_and_keeps_it(online):
     checkout.root = checkout.root.rename(checkout.folder / "moved away")
     again = checkout.run("python", "-P", "-c", "import one", environment=settings)
     assert (again.returncode, again.stdout) == (0, "one\n"), again
-    (line,) = again.stderr.splitlines()
+    (line,) = told(again)
     assert "the checkout has moved" in line
 
 
