@@ -132,7 +132,7 @@ def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivi
     reference = _reference_of(monkeypatch, task, rounds=40, clients_per_round=7)
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     with StopRequest() as stop:
-        found = baselines._own(reference, task, tmp_path, cohort_runtime, stop)
+        found = baselines._own(reference, task, tmp_path, cohort_runtime, stop, show_progress=True)
     for name in task.domain_names:
         clients = [task.train.read(c) for c in task.train.client_ids if c.startswith(name)]
         x, y = (np.concatenate([c[column] for c in clients]) for column in ("x", "y"))
@@ -163,7 +163,7 @@ def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivi
         if int(checkpoint.stem.removeprefix("round_")) > 20:
             checkpoint.unlink()
     with StopRequest() as stop:
-        assert baselines._own(reference, task, tmp_path, cohort_runtime, stop) == found
+        assert baselines._own(reference, task, tmp_path, cohort_runtime, stop, True) == found
 
 
 @pytest.mark.parametrize("made", ["own", "trivial"])
@@ -173,7 +173,7 @@ def test_a_domain_without_data_is_told(cohort_runtime, monkeypatch, tmp_path, ma
     reference = _reference_of(monkeypatch, task, rounds=2, clients_per_round=2)
     with pytest.raises(UserError, match="expected training examples of every domain, found none"):
         if made == "own":
-            baselines._own(reference, task, tmp_path, cohort_runtime, StopRequest())
+            baselines._own(reference, task, tmp_path, cohort_runtime, StopRequest(), False)
         else:
             baselines._trivial(task, range(2))
     assert not list(tmp_path.iterdir())
