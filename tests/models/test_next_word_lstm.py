@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from tff_agnostic.models import Model, next_word_lstm, two_layer_lstm
 from tff_agnostic.models.keras import computing_in
+from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.word_layers import DenseOverSteps
 
 _SEED = np.array([0, 0], np.int32)
 # Lengths 5, 2, 0 and 4; 0 is padding.
@@ -185,3 +187,18 @@ def test_models_that_differ_in_their_seeds_are_equal_and_others_are_not():
         assert model != other
     with computing_in("mixed_bfloat16"):
         assert model != _small(seed=3)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_seed_has_its_weights_whatever_was_made_before(seed):
+    sizes = {"vocabulary_size": 5, "embedding": 3, "units": 4, "sequence_length": 2}
+    next_word_lstm(**sizes, seed=7)
+    model = next_word_lstm(**sizes, seed=seed)
+    tf.keras.utils.set_random_seed(seed)
+    tokens = tf.keras.Input([2], dtype=tf.int32)
+    # Keras 3 draws a layer's seed when the layer is made.
+    layers = [tf.keras.layers.Embedding(9, 3), LSTM(4, return_sequences=True)]
+    layers += [DenseOverSteps(3), DenseOverSteps(9)]
+    built = tf.keras.Sequential([tokens, *layers])
+    for value, weight in zip(model.initial_weights.trainable, built.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, weight)
