@@ -133,12 +133,20 @@ def test_large_models_and_convolutions_are_in_step_on_accelerators(large):
     assert on_cpu.plan("auto", cohort)[1] == streamed_shards(4)
     accelerated = _Work(images, grouping=ON_ACCELERATOR)
     assert accelerated.plan("auto", cohort)[1] == [(0, 2, 3, 1)]
-    assert [len(shard) for shard in accelerated.plan("auto", cohort * 5)[1]] == [10, 10]
+    assert [len(shard) for shard in accelerated.plan("auto", cohort * 10)[1]] == [20, 20]
     found, expected = (
         tf.nest.flatten(_total(work.sums("auto", cohort))) for work in (accelerated, on_cpu)
     )
     for of_products, of_convolutions in zip(found, expected):
         np.testing.assert_allclose(of_products, of_convolutions, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_on_accelerators_has_the_bits_of_one_client_after_another():
+    kind, rng = KINDS["dropout"], np.random.default_rng(0)
+    cohort = [kind.client(rng, size) for size in (9, 0, 4, 1)]
+    on_cpu, accelerated = (_Work(kind.model(), grouping=g) for g in (ON_CPU, ON_ACCELERATOR))
+    found, expected = (work.sums("vectorised", cohort) for work in (accelerated, on_cpu))
+    assert_identical(_total(found), _total(expected))
 
 
 def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():

@@ -17,7 +17,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
 
-from tff_agnostic.computations.client_convolutions import CONVERTED, converter
+from tff_agnostic.computations import client_convolutions, client_random
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.stateless_random import fold_in, hash_multipliers, known_multipliers, random_order
@@ -47,7 +47,9 @@ class _OneClient:
         return fn(*args)
 
 
+@dataclasses.dataclass(frozen=True)
 class _VectorisedClients:
+    draws_at_once: bool = False
     fixed_shapes = False
     is_vectorised = True
 
@@ -57,7 +59,7 @@ class _VectorisedClients:
         from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
-        with _adapted_vectoriser():
+        with _adapted_vectoriser(self.draws_at_once):
             return pfor(
                 lambda k: fn(*tf.nest.map_structure(lambda values: tf.gather(values, k), args)),
                 num_clients,
@@ -67,6 +69,8 @@ class _VectorisedClients:
 one_client: ClientMap = _OneClient()
 one_client_in_fixed_shapes: ClientMap = _OneClient(fixed_shapes=True)
 vectorised_clients: ClientMap = _VectorisedClients()
+# Random numbers of all clients by one kernel: faster where each operation has to be started.
+vectorised_clients_on_accelerators: ClientMap = _VectorisedClients(draws_at_once=True)
 
 
 class ClientArrays(NamedTuple):
@@ -389,10 +393,11 @@ TRACING = threading.RLock()
 
 
 @contextlib.contextmanager
-def _adapted_vectoriser() -> Iterator[None]:
+def _adapted_vectoriser(draws_at_once: bool) -> Iterator[None]:
     """Makes TensorFlow's vectoriser convert convolutions, and insert only axes that are missing.
 
-    Convolutions become batched products: see `client_convolutions`.
+    Convolutions become batched products: see `client_convolutions`. Random numbers are drawn at
+    once if asked for: see `client_random`.
 
     `pfor` (seen in TensorFlow 2.14) gives every operand of an elementwise operation as many axes as
     the largest operand has, with a dozen operations that compute its new shape when the step runs:
@@ -410,20 +415,26 @@ def _adapted_vectoriser() -> Iterator[None]:
     def here(adapted: Callable[..., Any], of_tensorflow: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: (adapted if threading.get_ident() == thread else of_tensorflow)(*args)
 
+    def has_no_converter(operands: Any) -> Any:
+        raise vectoriser.ConversionNotImplementedError(operands.op_type)
+
     with TRACING:
         insert_axes = operands_class.expanddim_inputs_for_broadcast
-        before = {name: registry[name] for name in CONVERTED}
+        kinds = (client_convolutions, client_random) if draws_at_once else (client_convolutions,)
+        adapted = {n: kind.converter(vectoriser, n) for kind in kinds for n in kind.CONVERTED}
+        before = {name: registry[name] for name in adapted if name in registry}
         operands_class.expanddim_inputs_for_broadcast = here(
             functools.partial(_insert_missing_axes, vectoriser, insert_axes), insert_axes
         )
-        registry.update(
-            {name: here(converter(vectoriser, name), before[name]) for name in CONVERTED}
-        )
+        for name, convert in adapted.items():
+            registry[name] = here(convert, before.get(name, has_no_converter))
         try:
             yield
         finally:
             operands_class.expanddim_inputs_for_broadcast = insert_axes
             registry.update(before)
+            for name in adapted.keys() - before.keys():
+                del registry[name]
 
 
 def _insert_missing_axes(

@@ -15,6 +15,7 @@ from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.computations.clients import (
     TRACING,
     ClientArrays,
+    ClientMap,
     Clients,
     Place,
     arrays_of_client,
@@ -23,6 +24,7 @@ from tff_agnostic.computations.clients import (
     one_client_in_fixed_shapes,
     place_of,
     vectorised_clients,
+    vectorised_clients_on_accelerators,
 )
 from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.errors import UserError
@@ -168,19 +170,26 @@ class Grouping:
         largest_model_bytes: The largest model of which many do; None for any.
         most_with_convolutions: Most clients of a group whose model has convolutions; 0 for none.
         group_bytes: About what a group may take.
+        map_: How functions of one client become those of a group.
     """
 
     largest_model_bytes: Optional[int]
     most_with_convolutions: int
     group_bytes: int
+    map_: ClientMap = vectorised_clients
 
 
 # Up to 400 KB a client's step costs less than starting its operations does, and a convolution is
 # faster than the product of its patches (measured).
 ON_CPU = Grouping(400_000, most_with_convolutions=0, group_bytes=64 * 2**20)
-# A client's step keeps no accelerator busy. Patches are large: on an H200, a round of a CNN took 15
-# milliseconds a client in a group of 10, 38 in one of 50, and 18 streamed.
-ON_ACCELERATOR = Grouping(None, most_with_convolutions=10, group_bytes=2 * 2**30)
+# A client's step keeps no accelerator busy. Patches are large, and more of them help no further: on
+# an H200 a round of a CNN took 3 milliseconds a client in groups of 25 and of 50, 7 in one of 10.
+ON_ACCELERATOR = Grouping(
+    None,
+    most_with_convolutions=25,
+    group_bytes=2 * 2**30,
+    map_=vectorised_clients_on_accelerators,
+)
 
 
 class CompiledClientWork:
@@ -227,7 +236,7 @@ class CompiledClientWork:
     def _many(self) -> Any:
         def many(message: Any, arrays: ClientArrays) -> ClientResult:
             outputs, state = self.work.step.client_work(
-                message, Clients.of(arrays, _ConvertedClients())
+                message, Clients.of(arrays, _ConvertedClients(self.grouping.map_))
             )
             return ClientResult(
                 tf.nest.map_structure(lambda value: tf.reduce_sum(value, axis=0), outputs), state
@@ -327,8 +336,9 @@ class _ConversionError(Exception):
     """TensorFlow cannot turn operations on one client into operations on many."""
 
 
+@dataclasses.dataclass(frozen=True)
 class _ConvertedClients:
-    """`vectorised_clients`, which tells a failed conversion from a function that fails by itself.
+    """Vectorised clients; tells a failed conversion from a function that fails by itself.
 
     TensorFlow runs the function for one client, then converts each operation that it made. Where a
     converter is missing or cannot cope, exceptions have many types (of Keras' LSTM, a `TypeError`
@@ -336,6 +346,7 @@ class _ConvertedClients:
     be relied on is whether the function had returned.
     """
 
+    map_: ClientMap
     is_vectorised = True
     fixed_shapes = False
 
@@ -349,7 +360,7 @@ class _ConvertedClients:
             return output
 
         try:
-            return vectorised_clients(of_one_client, *args)
+            return self.map_(of_one_client, *args)
         except Exception as e:
             if not has_returned:
                 raise
