@@ -183,14 +183,14 @@ class _Played:
                 due[1]()
             for name in self._there():
                 if self._processes.status(name) is not None:
-                    said = self._processes.said(name).removeprefix("error: ")
+                    said = self._processes.said(name)
                     raise PlanError(f"node {name}: {said}")
             if time.monotonic() > heard + _QUIET_SECONDS:
                 raise PlanError(_quiet(self._processes, "server"))
             time.sleep(_LOOK_SECONDS)
         self._hear()
         if self._processes.status("server") != 0:
-            raise PlanError(self._processes.said("server").removeprefix("error: "))
+            raise PlanError(self._processes.said("server"))
 
     def _there(self) -> list[str]:
         return [name for name in self._names if self._processes.has(name)]
@@ -333,7 +333,7 @@ def _wait(processes: Processes, name: str, words: str) -> None:
     until = time.monotonic() + _QUIET_SECONDS
     while words not in processes.printed(name):
         if processes.status(name) is not None:
-            raise PlanError(f"{name}: {processes.said(name).removeprefix('error: ')}")
+            raise PlanError(f"{name}: {processes.said(name)}")
         if time.monotonic() > until:
             raise PlanError(_quiet(processes, name))
         time.sleep(_LOOK_SECONDS)

@@ -146,7 +146,7 @@ class Processes:
         process.wait()
 
     def said(self, name: str) -> str:
-        """Returns what a process has printed last, as a part of one line.
+        """Returns what a process has printed last, an error without that word, as part of a line.
 
         Raises:
             PlanError: If there is no room for what it prints, which is why it has failed, then.
@@ -154,7 +154,8 @@ class Processes:
         check_room(self._folder)
         lines = self.printed(name).split("\n")
         errors = [line for line in lines if line.startswith("error: ")]
-        return (errors or [line for line in lines if line.strip()] or ["nothing"])[-1].strip()
+        last = (errors or [line for line in lines if line.strip()] or ["nothing"])[-1]
+        return last.strip().removeprefix("error: ")
 
 
 def check_room(folder: Path) -> None:
@@ -388,7 +389,7 @@ def run_node(
 
 def _check_resident(processes: Processes) -> None:
     if processes.status("resident") is not None:
-        raise PlanError(processes.said("resident").removeprefix("error: "))
+        raise PlanError(processes.said("resident"))
 
 
 def check_port(host: str, port: int) -> None:

@@ -18,7 +18,7 @@ from tests.run.harness import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns, distinct, with_role
-from tff_agnostic.metrics.formatting import printable, short_names
+from tff_agnostic.metrics.formatting import printable, short_names, signed
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.report_fields import ReportField, Role, Unit, flattened
@@ -256,3 +256,18 @@ def test_awkward_names_and_values_are_drawn(tmp_path, unit):
     values = dict(zip(AWKWARD_NAMES, [math.inf, math.nan, 0.0, -1.0, 1e9, *[0.5] * 6]))
     save(domain_figure([_series(values)], "x", unit, True), tmp_path / "figure.png")
     assert is_png((tmp_path / "figure.png").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.0123, Unit.SHARE, "+1.2"),
+        (-0.0123, Unit.SHARE, "-1.2"),
+        (0.0004, Unit.SHARE, "0.0"),
+        (-0.0004, Unit.SHARE, "0.0"),
+        (0.0004, Unit.NONE, "0.000"),
+        (math.nan, Unit.SHARE, "-"),
+    ],
+)
+def test_a_difference_that_is_shown_as_nothing_has_no_sign(value, unit, text):
+    assert signed(value, unit, 3) == text

@@ -29,10 +29,8 @@ _MANTISSA_BITS, _EXPONENT = 23, 127
 # TensorFlow's number for the algorithm that suits the device: Philox on CPUs and GPUs.
 _ALGORITHM_OF_DEVICE = 3
 
-Words = tuple[tf.Tensor, ...]
 
-
-def philox(counter: Words, key: Words) -> Words:
+def philox(counter: tuple[tf.Tensor, ...], key: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
     """Returns four random words for each counter and key, whose shapes broadcast.
 
     Args:

@@ -47,6 +47,8 @@ def with_percent(title: str, unit: Unit, word: str = "%") -> str:
 def signed(value: float, unit: Unit, decimals: int) -> str:
     """Returns a difference as text: a plus above 0, and no sign where it is 0 as it is shown."""
     text = cell(value, unit, decimals)
+    if math.isnan(value):
+        return text
     return f"{'+' * (value > 0)}{text}" if text.strip("-0.") else text.lstrip("-")
 
 

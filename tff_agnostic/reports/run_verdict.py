@@ -19,7 +19,7 @@ import numpy as np
 from tff_agnostic.errors import some_of
 from tff_agnostic.metrics.class_counts import ACCURACY, CLASS_COUNTS, constant_accuracies
 from tff_agnostic.metrics.constant_answers import CONSTANTS, OVERALL
-from tff_agnostic.metrics.formatting import cell, short_names
+from tff_agnostic.metrics.formatting import cell, short_names, signed
 from tff_agnostic.metrics.intervals import (
     LEAST_CLIENTS,
     Interval,
@@ -82,15 +82,10 @@ class Lead:
         found = ""
         if self.interval is not None:
             numbers = (self.value - self.constant, *self.interval)
-            difference, low, high = (self._signed(number) for number in numbers)
+            difference, low, high = (signed(number, unit, _DECIMALS) for number in numbers)
             found = f", a difference of {difference} [{low}, {high}]"
         (short,) = short_names([self.name], _NAME_WIDTH)
         return f"{short}: {own}{percent} against {constant}{percent}{found}"
-
-    def _signed(self, number: float) -> str:
-        if self.measure.unit is Unit.SHARE:
-            return f"{100 * number:+.1f}"
-        return f"{number:+.{_DECIMALS}f}"
 
 
 def run_verdict(run: RunRecord) -> list[str]:

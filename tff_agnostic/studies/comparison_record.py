@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
-from tff_agnostic.metrics.formatting import cell, with_percent
+from tff_agnostic.metrics.formatting import signed, with_percent
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.page import (
@@ -300,5 +300,4 @@ def _shown(gain: Gain, unit: Unit) -> list[Part]:
 
 
 def _signed(value: float, unit: Unit) -> Number:
-    text = cell(value, unit, DECIMALS)
-    return Number(f"+{text}" if value > 0 else text, None if value != value else value)
+    return Number(signed(value, unit, DECIMALS), None if value != value else value)

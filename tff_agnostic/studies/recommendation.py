@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.files import finite_or_none, write_json
-from tff_agnostic.metrics.formatting import cell, points
+from tff_agnostic.metrics.formatting import points, signed
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.page import Bullets, Line, Name, Page, Paragraph, Section, Source, Table
 from tff_agnostic.reports.run_page import REPORT, command_blocks, typed_blocks
@@ -158,17 +158,13 @@ def _with(changes: Mapping[str, Any]) -> str:
 
 
 def _gain(gain: Gain, objective: Objective) -> str:
-    by = f"a gain of {_signed(gain.mean, objective)}{points(objective.unit)}"
+    by = f"a gain of {signed(gain.mean, objective.unit, _DECIMALS)}{points(objective.unit)}"
     interval = gain.interval()
     if interval is None:
         why = ": too few trials for one" if gain.has_too_few_trials else ""
         return f"{by}, without an interval{why}"
-    low, high = (_signed(end, objective) for end in interval)
+    low, high = (signed(end, objective.unit, _DECIMALS) for end in interval)
     return f"{by} (95% interval {low} to {high})"
-
-
-def _signed(value: float, objective: Objective) -> str:
-    return f"{'+' * (value > 0)}{cell(value, objective.unit, _DECIMALS)}"
 
 
 def _average(loss: float, objective: Objective) -> str:
