@@ -60,6 +60,22 @@ def test_numbers_are_those_of_each_seed_alone(shape, seed_dtype):
             np.testing.assert_array_equal(of_all[k], of_one)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 8, 11])
+def test_batches_may_have_any_size(rows):
+    """As the last batch of a loop, whose size is not known when it is traced."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int32), tf.TensorSpec([None, 3])])
+    def many(seeds, batch):
+        return vectorised_clients_on_accelerators(
+            lambda seed: tf.nn.experimental.stateless_dropout(batch, 0.4, seed), seeds
+        )
+
+    batch = tf.ones([rows, 3])
+    for found, seed in zip(many(_SEEDS, batch), _SEEDS):
+        expected = tf.nn.experimental.stateless_dropout(batch, 0.4, seed)
+        np.testing.assert_array_equal(found, expected)
+
+
 def _graph_of(map_, fn):
     many = tf.function(
         lambda seeds: map_(fn, seeds), input_signature=[tf.TensorSpec([None, 2], tf.int32)]

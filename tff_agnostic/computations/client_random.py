@@ -26,6 +26,8 @@ _KEY_OF_SEEDS = (0x3EC8F720, 0x02461E29)
 _NUMBERS = 4
 # float32: 23 random bits of a number in [1, 2), whose exponent is 127.
 _MANTISSA_BITS, _EXPONENT = 23, 127
+# XLA compiles a kernel for each number of rows of a batch, rounded up to so many.
+_ROWS_OF_A_KERNEL = 8
 # TensorFlow's number for the algorithm that suits the device: Philox on CPUs and GPUs.
 _ALGORITHM_OF_DEVICE = 3
 
@@ -82,19 +84,16 @@ def random_words(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Ten
     return tf.reshape(drawn, [tf.shape(key)[0], -1])[:, :count]
 
 
-def uniform(key: tf.Tensor, counter: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """Returns uniform numbers in [0, 1), float32 [G, *shape]; see `random_words`."""
-    drawn = random_words(key, counter, tf.reduce_prod(shape))
+def uniform(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Returns uniform numbers in [0, 1), float32 [G, count]; see `random_words`."""
+    drawn = random_words(key, counter, count)
     mantissa = tf.cast(drawn & (2**_MANTISSA_BITS - 1), tf.int32)
-    numbers = tf.bitcast(mantissa | _EXPONENT << _MANTISSA_BITS, tf.float32) - 1.0
-    return tf.reshape(numbers, tf.concat([tf.shape(key)[:1], shape], axis=0))
+    return tf.bitcast(mantissa | _EXPONENT << _MANTISSA_BITS, tf.float32) - 1.0
 
 
-def whole_numbers(key: tf.Tensor, counter: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """Returns any whole numbers, int32 [G, *shape]; see `random_words`."""
-    drawn = random_words(key, counter, tf.reduce_prod(shape))
-    numbers = tf.bitcast(tf.cast(drawn, tf.uint32), tf.int32)
-    return tf.reshape(numbers, tf.concat([tf.shape(key)[:1], shape], axis=0))
+def whole_numbers(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Returns any whole numbers, int32 [G, count]; see `random_words`."""
+    return tf.bitcast(tf.cast(random_words(key, counter, count), tf.uint32), tf.int32)
 
 
 def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
@@ -125,18 +124,32 @@ def _convert_key_and_counter(operands: Any) -> Any:
 
 def _numbers(draw: Callable[..., tf.Tensor], dtype: str) -> Callable[[Any], Any]:
     def convert(operands: Any) -> Any:
-        of_one = operands.op
-        algorithm = tf.get_static_value(of_one.inputs[3])
-        is_known = algorithm == _ALGORITHM_OF_DEVICE and of_one.outputs[0].dtype == dtype
+        (output,) = operands.op.outputs
+        is_known = (
+            tf.get_static_value(operands.op.inputs[3]) == _ALGORITHM_OF_DEVICE
+            and output.dtype == dtype
+            and output.shape.rank is not None
+        )
         if not is_known or operands.inputs[0].is_stacked:
             return None
         operands.stack_inputs(stack_indices=[1, 2])
         key, counter = (tf.bitcast(operands.stacked_input(i), tf.int64) for i in (1, 2))
-        numbers = _in_one_kernel(draw)(key, counter, tf.cast(operands.unstacked_input(0), tf.int32))
-        numbers.set_shape([None, *of_one.outputs[0].shape])
+        shape = tf.cast(operands.unstacked_input(0), tf.int32)
+        size = tf.reduce_prod(shape)
+        drawn = _in_one_kernel(draw)(key, counter, _compiled_size(size, shape, output))
+        numbers = tf.reshape(drawn[:, :size], tf.concat([tf.shape(key)[:1], shape], axis=0))
+        numbers.set_shape([None, *output.shape])
         return [numbers]
 
     return convert
+
+
+def _compiled_size(size: tf.Tensor, shape: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    """Returns how many numbers to draw: as many for several sizes of a batch, if that varies."""
+    if output.shape.rank == 0 or output.shape[0] is not None:
+        return size
+    rows = -(-shape[0] // _ROWS_OF_A_KERNEL) * _ROWS_OF_A_KERNEL
+    return size // tf.maximum(shape[0], 1) * rows
 
 
 CONVERTED: dict[str, Callable[[Any], Any]] = {
