@@ -1,5 +1,6 @@
 """What is chosen: estimates by hand, a row that is surest, and FedAvg where nothing is shown."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -17,6 +18,7 @@ from tff_agnostic.studies.choice import (
     judged,
     promising,
     share_of,
+    worse,
 )
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
 from tff_agnostic.studies.gains import Estimates, Gain, difference
@@ -103,7 +105,28 @@ def test_the_surest_gain_is_chosen_and_nothing_where_none_is_shown():
     assert chosen({n: rows[n] for n in ("doubtful", "worse")}) is None
     assert chosen({"unknown": Judged(Gain("", 0.5, 0.9, 0.4, None, math.nan), 0.0)}) is None
     assert chosen({}) is None
-    assert hopeless(rows) == {"worse"}
+    assert worse(rows) == {"worse"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "before", "most"),
+    [(Unit.SHARE, 0.7, 0.02), (Unit.NONE, 0.7, 0.05), (Unit.FACTOR, 96.7, 96.7 * 0.0512711)],
+)
+def test_rows_are_hopeless_where_they_are_shown_not_to_be_near(unit, before, most):
+    def row(gain, error):
+        return Judged(dataclasses.replace(_judged(gain, error).gain, before=before), 0.0)
+
+    rows = {
+        # Shown to be worse, by next to nothing: another setting may be the best of all.
+        "hardly": row(-0.2 * most, 0.01 * most),
+        "perhaps": row(-2.0 * most, 0.6 * most),
+        "far": row(-2.0 * most, 0.4 * most),
+        "beyond": row(-1.01 * most, 0.001 * most),
+        "better": row(2.0 * most, 0.001 * most),
+        "unknown": Judged(Gain("", before, 0.0, before, None, math.nan), 0.0),
+    }
+    assert worse(rows) == {"hardly", "perhaps", "far", "beyond"}
+    assert hopeless(rows, unit) == {"far", "beyond"}
 
 
 def test_rows_that_may_not_be_chosen_take_no_place_of_others():

@@ -20,21 +20,20 @@ from tff_agnostic.metrics.formatting import UNDEFINED, cell, points, sentence, s
 from tff_agnostic.metrics.intervals import Interval
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.studies.choice import REGRET, attained
+from tff_agnostic.studies.choice import REGRET, attained, near
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison
 from tff_agnostic.studies.gains import Gain, gain, worst_of
 from tff_agnostic.studies.methods import BASELINE
 from tff_agnostic.studies.search_space import Objective, Term
 
-# How far recommend may be from the best row: 2 points of a share, .05 nats of a loss.
-_POINTS, _NATS = 0.02, 0.05
 _DECIMALS = 3
 _ABOUT = (
     "This page shows what [`recommend`](../how_to/recommend.md) chooses on several data sets, how "
     "that compares with FedAvg, and what it misses.",
     "On each data set the command runs one search of `recommend`. Every row of its portfolio has "
     "the same number of settings and is judged on validation clients. A row that is shown to be "
-    "worse than FedAvg there is given up.",
+    "more than 2 points worse than FedAvg there (.05 of a loss, 5% of a perplexity) gets no other "
+    "setting.",
     "Then every row is trained anew at its best setting, with several seeds, and evaluated once on "
     "the test clients. The last row of each table is the choice of `recommend`. It was chosen on "
     "the validation clients; the test clients choose nothing.",
@@ -164,8 +163,8 @@ def standing(comparison: Comparison, choice: str, measure: Measure) -> Standing:
         return Standing(is_worse, best, 0.0, None, True)
     of_best = gain(comparison, best, choice, WORST, measure)
     behind = _distance(of_best, measure)
-    most = _POINTS if measure.unit is Unit.SHARE else _NATS
-    is_near = behind <= most or of_best.is_open or of_best.told() < 0
+    is_close = abs(of_best.mean) <= near(of_best.after, measure.unit)
+    is_near = is_close or of_best.is_open or of_best.told() < 0
     return Standing(is_worse, best, behind, of_best.interval(), is_near)
 
 

@@ -1,7 +1,7 @@
 """The search of `recommend`: rows of a portfolio train, the worse are given up, the best confirmed.
 
-1. Each row of the portfolio trains once at each of its settings; what is shown to be worse than
-   FedAvg gets no more settings.
+1. Each row of the portfolio trains once at each of its settings; what is shown to be clearly worse
+   than FedAvg gets no more settings.
 2. The best setting of FedAvg, and of the two rows that look best, trains with more seeds.
 
 How much is tried with --hours follows from the seconds of the first settings, which are kept: a
@@ -28,7 +28,7 @@ from tff_agnostic.run.command_line import GivenRun
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.studies.choice import attained, hopeless, judged, promising
+from tff_agnostic.studies.choice import Judged, attained, hopeless, judged, promising, worse
 from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, run_trials
 from tff_agnostic.studies.comparison_record import COMPARE
 from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, Arm
@@ -218,12 +218,15 @@ class Search:
         schedule = self._schedule(budget, list(tries), all_anew)
         given_up: dict[str, str] = {}
         for k in range(1, schedule.tries):
-            given_up |= dict.fromkeys(self._hopeless(tries, k), WORSE)
+            found = self._beside_fed_avg(*self._best(tries, k))
+            given_up |= dict.fromkeys(hopeless(found, self.objective.unit), WORSE)
             live = [row for row in tries if row not in given_up]
             self._make(tries, live, k, [0], f"setting {k + 1} of {schedule.tries}")
-        given_up |= dict.fromkeys(self._hopeless(tries, schedule.tries), WORSE)
         best, tried = self._best(tries, schedule.tries)
-        live = self._finalists(best, tried, given_up)
+        found = self._beside_fed_avg(best, tried)
+        given_up |= dict.fromkeys(worse(found), WORSE)
+        others = {row: of for row, of in found.items() if row not in given_up}
+        live = [BASELINE, *promising(others, FINALISTS, self.may_lose)]
         for row in live:
             k, trials = best[row], range(1, schedule.trials)
             self._make(tries, [row], k, trials, f"more trials of {row}")
@@ -307,27 +310,10 @@ class Search:
             for row in dict.fromkeys(row for row, _ in finite)
         }, tried
 
-    def _hopeless(
-        self, tries: Mapping[str, Sequence[Mapping[str, Any]]], number: int
-    ) -> frozenset[str]:
-        """Returns the rows that are shown to be worse than FedAvg, each at its best setting."""
-        best, tried = self._best(tries, number)
-        of_best = {_folder(row, k): row for row, k in best.items()}
+    def _beside_fed_avg(self, best: Mapping[str, int], tried: Comparison) -> dict[str, Judged]:
+        """Returns each other row beside FedAvg by one trial, each at its best setting."""
         found = judged(tried, self.objective, _folder(BASELINE, best[BASELINE]))
-        worse = hopeless({name: of for name, of in found.items() if name in of_best})
-        return frozenset(of_best[name] for name in worse)
-
-    def _finalists(
-        self, best: Mapping[str, int], tried: Comparison, given_up: Collection[str]
-    ) -> list[str]:
-        """Returns FedAvg and the rows that look best by one trial, each at its best setting."""
-        found = judged(tried, self.objective, _folder(BASELINE, best[BASELINE]))
-        others = {
-            row: found[_folder(row, k)]
-            for row, k in best.items()
-            if row != BASELINE and row not in given_up
-        }
-        return [BASELINE, *promising(others, FINALISTS, self.may_lose)]
+        return {row: found[_folder(row, k)] for row, k in best.items() if row != BASELINE}
 
     def seconds(self, row: str) -> float:
         """Returns how long the runs of a row took, with its references."""
