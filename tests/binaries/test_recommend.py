@@ -102,7 +102,9 @@ def test_it_goes_on_where_it_was_killed_and_ends_alike(call: Caller, data, recom
     there, here = _content(path), _content(folder)
     assert {**here, "called": ""} == {**there, "called": ""}
     told = call.refused(tmp_path, recommend, *flags, "--rounds=3", "--resume")
-    assert "is of another recommendation: its settings differ" in told
+    assert "is of another recommendation: --rounds is 2 there and 3 here" in told
+    told = call.refused(tmp_path, recommend, *flags, "--portfolio=uniform", "--resume")
+    assert "--portfolio is fed_avg,excess_own,last_layer there and fed_avg,uniform here" in told
     told = call(recommend, *flags, "--hours=1e-9", "--resume").error
     assert told.startswith("--hours: expected ")
 

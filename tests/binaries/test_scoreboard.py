@@ -53,7 +53,7 @@ def test_it_goes_on_and_trains_nothing_again(call: Caller, folder, monkeypatch):
     told = call.refused(folder, reproduce, *flags)
     assert "holds this scoreboard already: add --resume" in told
     told = call.refused(folder, reproduce, *flags, "--trials=2", "--resume")
-    assert "is of another scoreboard: its trials differ" in told
+    assert "is of another scoreboard: --trials is 1 there and 2 here" in told
     outcome = call(reproduce, *flags, "--resume")
     assert outcome.status == 0, outcome
     runs = [f"search/{row}-1" for row in ("fed_avg", "uniform")]

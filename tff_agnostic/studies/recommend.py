@@ -22,7 +22,7 @@ from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, ses
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.settings import command_setting
+from tff_agnostic.settings import command_setting, flag_text
 from tff_agnostic.studies.choice import REGRET, chosen, share_of
 from tff_agnostic.studies.methods import BASELINE, Arm, arms_of_algorithms
 from tff_agnostic.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
@@ -144,6 +144,7 @@ class Asked:
             "format": 1,
             "objective": self.objective.name,
             "average_may_lose": self.rows.given.own.average_may_lose,
+            "portfolio": list(self.rows.arms),
             "settings": {row: self.rows.spec(row, {}, 0).flags() for row in self.rows.arms},
         }
         claim(folder / _OWN_FILE, wanted, resume, "recommend", "recommendation")
@@ -222,15 +223,27 @@ def claim(path: Path, wanted: Mapping[str, Any], resume: bool, command: str, wha
         make_folder(folder)
         write_json(path, dict(wanted))
         return
-    there = read_json(path)
-    different = next((n for n in {**wanted, **there} if there.get(n) != wanted.get(n)), None)
+    different = _first_difference(read_json(path), wanted)
     if different is not None:
-        raise UserError(f"--output_dir: {folder} is of another {what}: its {different} differ")
+        raise UserError(f"--output_dir: {folder} is of another {what}: {different}")
     if not resume:
         raise UserError(
             f"--output_dir: {folder} holds this {what} already: add --resume to go on with it or "
             "to join in, or choose another folder"
         )
+
+
+def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> Optional[str]:
+    """Returns the first of two folders' settings that differs, with both values; None if none."""
+    for name in {**here, **there}:
+        a, b = there.get(name), here.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            inner = _first_difference(a, b)
+            if inner is not None:
+                return inner
+        elif a != b:
+            return f"--{name} is {flag_text(a)} there and {flag_text(b)} here"
+    return None
 
 
 def _show(recommended: Recommended) -> None:
