@@ -1,11 +1,11 @@
-"""Times rounds of AgnosticFedAvg in two checkouts, a round each in turn: what a change costs.
+"""Times AgnosticFedAvg in two checkouts, a start and a round each in turn: what a change costs.
 
     .venv/bin/python -m benchmarks.two_checkouts BEFORE NOW --workload=logistic
     .venv/bin/python -m benchmarks.two_checkouts . . --environments .venv .venv-today
 
 Each checkout has an environment of its own, as has each platform in one, and plays the workload of
 `./run benchmark` in a process of its own. Processor seconds are those of that process; what counts
-is their ratio.
+is their ratio. A first round is timed from the start of its process, imports and all.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tff_agnostic.errors import counted
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # Rounds before those that count, and the fewest seconds of one item: the clock ticks every 10 ms.
-_FIRST_ROUNDS = 2
+_FIRST_ROUNDS = 1
 _ITEM_SECONDS = 0.5
 
 
@@ -32,7 +33,7 @@ class _Side:
     """The rounds of one checkout; see `benchmarks.timing.side`."""
 
     def __init__(self, checkout: Path, environment: str, workload: Workload) -> None:
-        self._checkout = checkout
+        self._checkout, self._start = checkout, time.perf_counter()
         self._process = subprocess.Popen(
             [
                 str(checkout / environment / "bin/python"),
@@ -56,6 +57,11 @@ class _Side:
             self._process.stdin.flush()
             seconds += self._answer()["seconds"]
         return (self._processor_seconds() - before) / rounds, seconds / rounds
+
+    def first(self) -> tuple[float, float]:
+        """Returns processor and clock seconds from the start to the end of a first round."""
+        self.play(1)
+        return self._processor_seconds(), time.perf_counter() - self._start
 
     def close(self) -> None:
         """Ends the process."""
@@ -82,6 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("now", type=Path)
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="logistic")
     parser.add_argument("--rounds", type=int, default=20, help="items of each side that count")
+    parser.add_argument("--starts", type=int, default=3, help="of each side")
     parser.add_argument(
         "--environments",
         nargs=2,
@@ -90,13 +97,24 @@ def main(arguments: Sequence[str]) -> None:
         help="folders of the two, within their checkouts",
     )
     given = parser.parse_args(arguments)
-    if given.rounds < 1:
-        parser.error(f"--rounds: expected at least 1, found {given.rounds}")
+    for name in ("rounds", "starts"):
+        if getattr(given, name) < 1:
+            parser.error(f"--{name}: expected at least 1, found {getattr(given, name)}")
     workload = WORKLOADS[given.workload]
-    sides = [
-        _Side(checkout.resolve(), environment, workload)
+    checkouts = [
+        (checkout.resolve(), environment)
         for checkout, environment in zip((given.before, given.now), given.environments)
     ]
+    firsts: list[list[tuple[float, float]]] = [[], []]
+    for start in range(given.starts):
+        sides = []
+        for k in (0, 1) if start % 2 else (1, 0):
+            side = _Side(*checkouts[k], workload)
+            sides.insert(k, side)
+            firsts[k].append(side.first())
+        if start < given.starts - 1:
+            for side in sides:
+                side.close()
     fastest = min(min(side.play(1)[1] for _ in range(_FIRST_ROUNDS)) for side in sides)
     per_item = max(1, round(_ITEM_SECONDS / fastest))
     seconds: list[list[tuple[float, float]]] = [[], []]
@@ -106,11 +124,15 @@ def main(arguments: Sequence[str]) -> None:
     for side in sides:
         side.close()
     rows = []
-    for name, column in (("processor s", 0), ("clock s", 1)):
-        before, now = (statistics.median(item[column] for item in side) for side in seconds)
-        rows.append([name, f"{before:.4f}", f"{now:.4f}", f"{now / before:.3f}"])
-    print(f"{given.workload}: medians of {given.rounds} x {counted(per_item, 'round')}, in turn")
-    print(tabulate(rows, ["of a round", "before", "now", "ratio"], tablefmt="github"))
+    for what, measured in (("first round", firsts), ("round", seconds)):
+        for name, column in (("processor s", 0), ("clock s", 1)):
+            before, now = (statistics.median(item[column] for item in side) for side in measured)
+            rows.append([f"{what}, {name}", f"{before:.4f}", f"{now:.4f}", f"{now / before:.3f}"])
+    print(
+        f"{given.workload}: medians of {counted(given.starts, 'start')} and of {given.rounds} x "
+        f"{counted(per_item, 'round')}, in turn"
+    )
+    print(tabulate(rows, ["", "before", "now", "ratio"], tablefmt="github"))
 
 
 if __name__ == "__main__":

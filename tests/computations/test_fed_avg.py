@@ -1,5 +1,6 @@
 """FedAvg, uniform and target-only."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.computations.harness import (
     random_client,
     run_rounds,
 )
+from tests.selection import usually
 from tff_agnostic.algorithms import (
     ALGORITHMS,
     AgnosticFedAvgOptions,
@@ -66,24 +68,30 @@ def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
     np.testing.assert_allclose(metrics["client_work"]["train"]["loss"], [4, 8, 0])
 
 
-def test_losses_are_measured_for_every_example_whatever_the_batches():
-    """With a learning rate of almost nothing, they are those at w, in every algorithm."""
+# The losses of an ensemble's rounds are those of the part that was sent.
+_WITH_ONE_MODEL = [k for k, s in ALGORITHMS.items() if not issubclass(s.options, EnsembleOptions)]
+
+
+@functools.cache
+def _measured_before_steps(name: str, batch_size: int) -> Any:
+    """What a round with a learning rate of almost nothing measures."""
     rng = np.random.default_rng(5)
     cohort = [random_client(rng, n, range(3)) for n in (4, 2, 0, 1)]
-    # Batches that do not divide the clients; one algorithm with others beside.
-    # The losses of an ensemble's rounds are those of the part that was sent.
-    names = [k for k, s in ALGORITHMS.items() if not issubclass(s.options, EnsembleOptions)]
-    cases = [(name, 3) for name in names] + [("fed_avg", 100)]
-    found = []
-    for name, batch_size in cases:
-        settings = {"client_learning_rate": 1e-12, "client_epochs": 1, "batch_size": batch_size}
-        # Of FedAvg-Sub the whole cohort.
-        training = EagerTraining(build(name, **settings, cohort_share=1.0))
-        found.append(training.next(training.initialize(), cohort)[1]["client_work"]["train"])
-    for measured in found[1:]:
-        assert_all_close(measured["loss"], found[0]["loss"])
-        np.testing.assert_array_equal(measured["num_examples"], found[0]["num_examples"])
-    assert sum(found[0]["num_examples"]) == 7
+    settings = {"client_learning_rate": 1e-12, "client_epochs": 1, "batch_size": batch_size}
+    # Of FedAvg-Sub the whole cohort.
+    training = EagerTraining(build(name, **settings, cohort_share=1.0))
+    return training.next(training.initialize(), cohort)[1]["client_work"]["train"]
+
+
+@pytest.mark.parametrize(
+    "name", usually(["agnostic_fed_avg", "delta_fl", "q_ffl"], sorted(_WITH_ONE_MODEL))
+)
+def test_losses_are_measured_for_every_example_whatever_the_batches(name):
+    """They are those at w, as in FedAvg with all of a client in one batch."""
+    measured, expected = _measured_before_steps(name, 3), _measured_before_steps("fed_avg", 100)
+    assert_all_close(measured["loss"], expected["loss"])
+    np.testing.assert_array_equal(measured["num_examples"], expected["num_examples"])
+    assert sum(expected["num_examples"]) == 7
 
 
 def test_target_only_trains_on_its_domain_only():

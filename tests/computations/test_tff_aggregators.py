@@ -92,7 +92,7 @@ def _keras_as_it_was():
     restore_keras_classes()
 
 
-@pytest.mark.parametrize("name", _AGGREGATORS)
+@pytest.mark.parametrize("name", usually(["default", "robust"], _AGGREGATORS))
 def test_fed_avg_is_tffs_own(tff_runtime, name):
     model, make = tff_models.from_keras(), _AGGREGATORS[name]
     theirs = tff.learning.algorithms.build_weighted_fed_avg(
@@ -109,7 +109,8 @@ def test_fed_avg_is_tffs_own(tff_runtime, name):
 
 
 @pytest.mark.parametrize(
-    "build", [lambda: tff_models.variables_from_keras(), tff_models.HandWritten]
+    "build",
+    usually([tff_models.HandWritten], [tff_models.variables_from_keras, tff_models.HandWritten]),
 )
 def test_models_of_variables_train_as_in_tff(tff_runtime, build):
     theirs = tff.learning.algorithms.build_weighted_fed_avg(
@@ -171,7 +172,7 @@ def plain(tff_runtime):
     return _moved(_agnostic().learning_process)
 
 
-@pytest.mark.parametrize("name", _FOUR)
+@pytest.mark.parametrize("name", usually(["robust", "dp"], _FOUR))
 def test_agnostic_fed_avg_goes_the_same_way_under_tffs_aggregators(plain, name):
     moved, state, reports = _moved(_under(name))
     # They clip: the step is no longer, and hardly of another direction; DP begins small.
@@ -209,15 +210,15 @@ def test_rounds_without_clients_change_no_weights(tff_runtime):
     assert report["skipped"] == 0
 
 
-def test_only_secure_takes_the_secure_aggregator_and_no_other(tff_runtime):
-    for name, factory in _FOUR.items():
-        aggregation = aggregations.from_tff(factory(), only_secure=True)
-        process = _agnostic(aggregation)
-        if name == "secure":
-            assert check_process(aggregation, process).is_secure
-        else:
-            with pytest.raises(UserError, match="outside secure sums"):
-                check_process(aggregation, process)
+@pytest.mark.parametrize("name", usually(["secure", "robust"], _FOUR))
+def test_only_secure_takes_the_secure_aggregator_and_no_other(tff_runtime, name):
+    aggregation = aggregations.from_tff(_FOUR[name](), only_secure=True)
+    process = _agnostic(aggregation)
+    if name == "secure":
+        assert check_process(aggregation, process).is_secure
+    else:
+        with pytest.raises(UserError, match="outside secure sums"):
+            check_process(aggregation, process)
 
 
 def test_losses_and_counts_are_in_secure_sums_beside_any_factory(tff_runtime):

@@ -1,6 +1,7 @@
 """How the clients of a cohort run, and the choice where nobody says it."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, assert_identical, random_client
 from tests.runtimes.model_kinds import KINDS
+from tests.selection import usually
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.algorithms.fed_boost import fed_boost
@@ -213,19 +215,24 @@ def _also_for_all_clients(wrong: Any) -> Any:
     return change
 
 
+_MISTAKES = {
+    "own error": (_breaks, _BrokenError, "^this is wrong whatever the mode$"),
+    "user error": (_refuses, UserError, "^--my_setting: expected a prime number, found 4$"),
+    "shapes": (_has_wrong_shapes, ValueError, "Dimensions must be equal"),
+}
+
+
 @pytest.mark.parametrize("where", [_also_for_each_client, _also_for_all_clients])
 @pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
-        (_breaks, _BrokenError, "^this is wrong whatever the mode$"),
-        (_refuses, UserError, "^--my_setting: expected a prime number, found 4$"),
-        (_has_wrong_shapes, ValueError, "Dimensions must be equal"),
-    ],
-    ids=["own error", "user error", "shapes"],
+    ("mode", "kind"),
+    usually(
+        [*itertools.product(["auto"], _MISTAKES), ("vectorised", "own error")],
+        itertools.product(["auto", "vectorised"], _MISTAKES),
+    ),
 )
-@pytest.mark.parametrize("mode", ["auto", "vectorised"])
-def test_a_mistake_in_what_clients_do_is_raised_as_it_is(mode, where, wrong, error, message):
+def test_a_mistake_in_what_clients_do_is_raised_as_it_is(mode, where, kind):
     """It is no reason to run clients one by one: that would be slow, and hide it."""
+    wrong, error, message = _MISTAKES[kind]
     work = _Work(logistic_regression(4, 3), where(wrong))
     with pytest.raises(error, match=message) as raised:
         work.sums(mode, _cohort(5, 2))
