@@ -28,6 +28,9 @@ def test_what_is_left_is_as_quick_as_what_is_done():
     assert found == "compare: 2 of 12 trials, 10 s so far, time left unknown"
     found = progress_line("import", 30_000_000, 120_000_000, "B", 20)
     assert found == "import: 25% of 120 MB, 20 s so far, about 60 s left"
+    found = progress_line("import", 3e9, 12_345_678_901, "B", 20)
+    assert found == "import: 24% of 12,346 MB, 20 s so far, about 62 s left"
+    assert progress_line("import", 0, 2_340_000, "B", 1).startswith("import: 0% of 2.34 MB, ")
     found = progress_line("import", 120_000_000, 120_000_000, "B", 20, step="sorting by client")
     assert found == "import: 100% of 120 MB, 20 s so far (sorting by client)"
 

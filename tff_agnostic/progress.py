@@ -157,7 +157,9 @@ def progress_line(
 def _parts(done: float, total: float, unit: str) -> str:
     """Returns how many parts are done; what is done of the next one is not told."""
     if unit == "B":
-        return f"{done / max(1, total):.0%} of {total / 1e6:.3g} MB"
+        megabytes = total / 1e6
+        size = f"{megabytes:.3g}" if megabytes < 100 else f"{megabytes:,.0f}"
+        return f"{done / max(1, total):.0%} of {size} MB"
     return f"{int(done)} of {int(total)} {unit}"
 
 
