@@ -104,8 +104,8 @@ def _run(given: GivenRun, name: str, at: Session, count: int) -> None:
         read = DATA_SETS[name].prepare(given.own.data_dir, folder)
     inner = given_to_recommend(given, name, read, count)
     asked = ask(inner)
-    asked.claim(folder / "runs", resume=True)
     with at.running(asked.first.config.runtime) as (runtime, stop):
+        asked.claim(folder / "runs", resume=True)
         search, left_out = asked.search(folder / "runs", runtime, stop)
         found = search.run(inner.own.budget, all_anew=True)
         final, ended = _trained_anew(search, found, stop)

@@ -97,9 +97,9 @@ def recommend(given: GivenRun) -> Recommended:
     own, asked = given.own, ask(given)
     objective, (first, rows) = asked.objective, (asked.first, asked.rows)
     with session(given, f"recommend-{own.task}") as at:
-        asked.claim(at.path, own.resume)
-        print(f"{', '.join(rows.arms)} on {own.task}, by {objective.name}: {at.path}")
         with at.running(first.config.runtime) as (runtime, stop):
+            asked.claim(at.path, own.resume)
+            print(f"{', '.join(rows.arms)} on {own.task}, by {objective.name}: {at.path}")
             search, left_out = asked.search(at.path, runtime, stop)
             found = search.run(own.budget)
             choice = chosen(found.judged, asked.may_lose)
