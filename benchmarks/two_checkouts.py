@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> None:
     ]
     firsts: list[list[tuple[float, float]]] = [[], []]
     for start in range(given.starts):
-        sides = []
+        sides: list[_Side] = []
         for k in (0, 1) if start % 2 else (1, 0):
             side = _Side(*checkouts[k], workload)
             sides.insert(k, side)
