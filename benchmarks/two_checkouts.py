@@ -24,8 +24,7 @@ from benchmarks.timing.workloads import WORKLOADS, Workload
 from tff_agnostic.errors import counted
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# Rounds before those that count, and the fewest seconds of one item: the clock ticks every 10 ms.
-_FIRST_ROUNDS = 1
+# The fewest of one item: the clock ticks every 10 ms.
 _ITEM_SECONDS = 0.5
 
 
@@ -88,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("now", type=Path)
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="logistic")
     parser.add_argument("--rounds", type=int, default=20, help="items of each side that count")
-    parser.add_argument("--starts", type=int, default=3, help="of each side")
+    parser.add_argument("--starts", type=int, default=3, help="first rounds of each side")
     parser.add_argument(
         "--environments",
         nargs=2,
@@ -115,7 +114,7 @@ def main(arguments: Sequence[str]) -> None:
         if start < given.starts - 1:
             for side in sides:
                 side.close()
-    fastest = min(min(side.play(1)[1] for _ in range(_FIRST_ROUNDS)) for side in sides)
+    fastest = min(side.play(1)[1] for side in sides)
     per_item = max(1, round(_ITEM_SECONDS / fastest))
     seconds: list[list[tuple[float, float]]] = [[], []]
     for item in range(given.rounds):
