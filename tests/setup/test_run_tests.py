@@ -35,7 +35,7 @@ _RUN_TESTS = ROOT / "tools" / "run_tests"
 def test_tests_that_are_listed_are_there(path: Path) -> None:
     functions: dict[str, set[str]] = {}
     for entry in rest(path):
-        file, _, function = entry.partition("::")
+        file, _, function = entry.partition("[")[0].partition("::")
         assert (ROOT / file).is_file(), f"{path.name}: {entry}"
         if function and file not in functions:
             body = ast.parse((ROOT / file).read_text()).body
@@ -47,15 +47,53 @@ def test_tests_that_are_listed_are_there(path: Path) -> None:
         assert not function or function in functions[file], f"{path.name}: {entry}"
 
 
-def test_a_test_is_left_out_by_its_file_or_its_function():
-    entries = {"tests/a.py", "tests/b.py::test_one"}
+def test_a_test_is_left_out_by_its_file_its_function_or_itself():
+    entries = {"tests/a.py", "tests/b.py::test_one", "tests/c.py::test_one[x-#1]"}
     assert is_left_out("tests/a.py::test_two[x]", entries)
     assert is_left_out("tests/b.py::test_one[x::y]", entries)
+    assert is_left_out("tests/c.py::test_one[x-#1]", entries)
     assert not is_left_out("tests/b.py::test_one_more", entries)
+    assert not is_left_out("tests/c.py::test_one[x-#2]", entries)
 
 
 def test_what_the_project_promises_is_usual():
-    assert not [entry for entry in rest(EXHAUSTIVE) if entry.startswith(choose_ring.PROMISED)]
+    """`entries_of` writes the name of the function if all its cases are left out."""
+    entries = rest(EXHAUSTIVE)
+    assert not [entry for entry in entries if entry.startswith(choose_ring.WHOLE)]
+    promised = [entry for entry in entries if entry.startswith(choose_ring.PROMISED)]
+    assert not [entry for entry in promised if "[" not in entry]
+
+
+def test_of_each_file_and_promised_function_the_cheapest_stays_usual():
+    tests = {
+        "tests/setup/test_a.py::test_one[x]": 9.0,
+        "tests/setup/test_a.py::test_one[y]": 4.0,
+        "tests/setup/test_a.py::test_two": 7.0,
+        "tests/setup/test_b.py::test_three[x]": 5.0,
+        "tests/setup/test_b.py::test_three[y]": 6.0,
+        "tests/models/test_c.py::test_four": 1.0,
+        "tests/models/test_c.py::test_five": 2.0,
+        "tests/docs/test_d.py::test_six[x]": 3.0,
+        "tests/docs/test_d.py::test_six[y]": 5.0,
+    }
+    of_quick = {"tests/setup/test_b.py::test_three[y]"}
+    assert choose_ring.promised(Costs(tests, {}, {}), of_quick) == {
+        "tests/setup/test_a.py::test_one[y]",
+        "tests/setup/test_a.py::test_two",
+        "tests/models/test_c.py::test_four",
+        "tests/docs/test_d.py::test_six[x]",
+        "tests/docs/test_d.py::test_six[y]",
+    }
+
+
+def test_what_is_left_out_is_written_in_few_lines():
+    every = ["a.py::one[x]", "a.py::one[y]", "a.py::two", "b.py::one", "b.py::two[x::y]"]
+    assert choose_ring.entries_of(["a.py::one[x]", "b.py::one"], every) == [
+        "a.py::one[x]",
+        "b.py::one",
+    ]
+    assert choose_ring.entries_of(every[1:], every) == ["a.py::one[y]", "a.py::two", "b.py"]
+    assert choose_ring.entries_of(every[:2], every) == ["a.py::one"]
 
 
 @pytest.mark.parametrize(
