@@ -92,3 +92,19 @@ def test_a_kernel_that_clients_share_is_left_to_tensorflow():
     expected = [tf.nn.conv2d(of_one, kernel, 1, "SAME") for of_one in images]
     np.testing.assert_allclose(many(images), expected, atol=1e-5)
     assert "Conv2D" in _op_types(many.get_concrete_function())
+
+
+@pytest.mark.parametrize("shape", [[4], [6, 4], [0, 4], [5, 6, 4], [2, 5, 3, 4]])
+def test_gradients_of_biases_are_sums_of_one_axis_each(shape):
+    """A thread of a GPU then has a row of pixels to add, and not those of all images."""
+    rng = np.random.default_rng(3)
+    gradients = rng.normal(size=[_CLIENTS, 3, *shape]).astype(np.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, *shape])])
+    def many(gradients):
+        return vectorised_clients(
+            lambda of_one: tf.raw_ops.BiasAddGrad(out_backprop=of_one), gradients
+        )
+
+    axes = tuple(range(1, gradients.ndim - 1))
+    np.testing.assert_allclose(many(gradients), gradients.sum(axis=axes), rtol=1e-5, atol=1e-5)

@@ -4,7 +4,8 @@ A client's weights differ from the others' after its first local step. TensorFlo
 (`pfor`) then runs a convolution for one client after another, or as a grouped convolution, whose
 sums change from run to run. Here the patches under the kernel become rows of a matrix (im2col), so
 that the convolutions of all clients, and both of their gradients, are batched matrix products.
-Shapes: G clients, B images of H x W pixels and C channels, kernels of p x q with O output channels.
+Gradients of biases are added up axis by axis. Shapes: G clients, B images of H x W pixels and C
+channels, kernels of p x q with O output channels.
 """
 
 from __future__ import annotations
@@ -118,8 +119,23 @@ def convolution(
     return Convolution(strides, dilations, before, (zeros[0] - before[0], zeros[1] - before[1]))
 
 
+def bias_gradient(output_gradient: tf.Tensor) -> tf.Tensor:
+    """Returns the gradient by each client's bias, [G, O].
+
+    TensorFlow's kernel for GPUs has one thread for each sum. Over all pixels of all images at once
+    that took 26 of the 100 milliseconds of a round of 50 clients (a CNN on an H200). Row by row
+    there are as many threads as rows of pixels.
+
+    Args:
+        output_gradient: By the output, [G, B, ..., O].
+    """
+    while output_gradient.shape.rank > 2:
+        output_gradient = tf.reduce_sum(output_gradient, axis=-2)
+    return output_gradient
+
+
 def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
-    """Returns what converts a convolution, or a gradient of one, into that of many clients.
+    """Returns what converts a convolution, or a gradient around one, into that of many clients.
 
     It leaves to TensorFlow a kernel that all clients share, which that converts well, and what is
     not known here: other layouts, explicit padding, images whose size is not known.
@@ -131,7 +147,7 @@ def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
     convert, by_tensorflow = CONVERTED[name], vectoriser._pfor_converter_registry[name]
 
     def converted(operands: Any) -> Any:
-        output = convert(_Operands(operands)) if _is_known(operands) else None
+        output = convert(_Operands(operands))
         return by_tensorflow(operands) if output is None else vectoriser.wrap(output, True)
 
     return converted
@@ -160,23 +176,22 @@ class _Operands:
         """One client's shape of the output."""
         return self.of_tensorflow.op.outputs[0].shape
 
+    @property
+    def has_channels_last(self) -> bool:
+        return bool(self.of_tensorflow.get_attr("data_format") == b"NHWC")
+
     def convolution(self, images: tf.TensorShape, kernel: tf.TensorShape) -> Optional[Convolution]:
-        """Returns the operation's convolution; None if sizes are unknown, or in channel groups."""
+        """Returns the operation's convolution; None if it is not known, or in channel groups."""
+        attribute = self.of_tensorflow.get_attr
+        padding = attribute("padding").decode()
+        if not self.has_channels_last or padding not in ("SAME", "VALID"):
+            return None
         if not (images[1:].is_fully_defined() and kernel.is_fully_defined()):
             return None
         if images[3] != kernel[2]:
             return None
-        attribute = self.of_tensorflow.get_attr
         strides, dilations = (tuple(attribute(name)[1:3]) for name in ("strides", "dilations"))
-        padding = attribute("padding").decode()
         return convolution(strides, dilations, padding, images[1:3], kernel[:2])
-
-
-def _is_known(operands: Any) -> bool:
-    return operands.get_attr("data_format") == b"NHWC" and operands.get_attr("padding") in (
-        b"SAME",
-        b"VALID",
-    )
 
 
 def _convert_output(operands: _Operands) -> Optional[tf.Tensor]:
@@ -202,10 +217,17 @@ def _convert_image_gradient(operands: _Operands) -> Optional[tf.Tensor]:
     return found.image_gradient(operands.of_clients(2), operands.of_clients(1), images[1:3])
 
 
+def _convert_bias_gradient(operands: _Operands) -> Optional[tf.Tensor]:
+    if not operands.has_channels_last or operands.shape(0).rank is None:
+        return None
+    return bias_gradient(operands.of_clients(0))
+
+
 CONVERTED: dict[str, Callable[[_Operands], Optional[tf.Tensor]]] = {
     "Conv2D": _convert_output,
     "Conv2DBackpropFilter": _convert_kernel_gradient,
     "Conv2DBackpropInput": _convert_image_gradient,
+    "BiasAddGrad": _convert_bias_gradient,
 }
 
 
