@@ -4,14 +4,15 @@
 
 It adds to FOLDER/lines.sqlite.all (a coverage.py file whose contexts are tests' names) and
 FOLDER/seconds.json: the seconds of each test, of each shared fixture, and which of these a test
-uses, with processes that it started and that have ended. coverage.py has to be importable, unless
-lines are left out; it is not among the project's packages.
+uses, with the processes that they started. coverage.py has to be importable, unless lines are left
+out; it is not among the project's packages.
 
 The lines of a shared fixture are those of the first test that uses it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -72,9 +73,9 @@ class _Seconds:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Takes the time of a test, with what it sets up for itself."""
         assert isinstance(item, pytest.Function)
-        self._inside, before = 0.0, _processor_seconds()
+        self._inside, before = 0.0, processor_seconds()
         yield
-        took = _processor_seconds() - before - self._inside
+        took = processor_seconds() - before - self._inside
         definitions = item._fixtureinfo.name2fixturedefs
         shared = [d[-1] for d in definitions.values() if d[-1].scope != "function"]
         indices = item.callspec.indices if hasattr(item, "callspec") else {}
@@ -90,9 +91,9 @@ class _Seconds:
         if fixturedef.scope == "function":
             yield
             return
-        around, self._inside, before = self._inside, 0.0, _processor_seconds()
+        around, self._inside, before = self._inside, 0.0, processor_seconds()
         yield
-        took = _processor_seconds() - before
+        took = processor_seconds() - before
         name = _name(fixturedef, getattr(request, "param_index", 0))
         self._fixtures[name] = round(took - self._inside, 4)
         self._inside = around + took
@@ -147,9 +148,30 @@ class _Lines:
         (self._folder / _LINES).unlink(missing_ok=True)
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
+    """Returns those of this process and of what it has started, whether that has ended or not."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    ended = times.children_user + times.children_system
+    return times.user + times.system + ended + sum(map(_of_living, _children(os.getpid())))
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
+
+
+def _of_living(pid: int) -> float:
+    try:
+        # The name, in parentheses, may have spaces; utime, stime, cutime and cstime come 12 later.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        # It has ended since.
+        return 0.0
+    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(map(_of_living, _children(pid)))
 
 
 def lines_file(folder: Path) -> Path:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tests.selection import (
 )
 from tests.setup.checkout import ROOT
 from tools import choose_ring
-from tools.measure_tests import Costs
+from tools.measure_tests import Costs, processor_seconds
 
 _RUN_TESTS = ROOT / "tools" / "run_tests"
 
@@ -117,6 +118,25 @@ def test_a_ring_has_what_reaches_most_for_its_seconds(budget, first, chosen, sec
     found, used = choose_ring.choose(costs, lines, budget, 0.3, first)
     assert found == chosen
     assert used == pytest.approx(seconds)
+
+
+_BUSY = """
+import subprocess, sys, time
+if len(sys.argv) == 1:
+    subprocess.Popen([sys.executable, *sys.orig_argv[1:], "inner"], stdin=0)
+while time.process_time() < 0.4: pass
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_seconds_of_processes_that_still_run_count():
+    before = processor_seconds()
+    command = [sys.executable, "-c", _BUSY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"done\n"] * 2
+        assert processor_seconds() - before > 0.7
 
 
 def test_shares_of_the_exhaustive_tests_are_disjoint_and_make_up_the_whole():
