@@ -78,7 +78,7 @@ def test_of_each_file_and_promised_function_the_cheapest_stays_usual():
         "tests/docs/test_d.py::test_six[y]": 5.0,
     }
     of_quick = {"tests/setup/test_b.py::test_three[y]"}
-    assert choose_ring.promised(Costs(tests, {}, {}), of_quick) == {
+    assert choose_ring.must_be_usual(Costs(tests, {}, {}), of_quick) == {
         "tests/setup/test_a.py::test_one[y]",
         "tests/setup/test_a.py::test_two",
         "tests/models/test_c.py::test_four",
