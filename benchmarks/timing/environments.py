@@ -39,13 +39,13 @@ def python_of(name: str) -> Path:
     return folder / "bin" / "python"
 
 
+# What would mix environments, and what would have each start compile all that it imports.
+_NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+
+
 def isolated() -> dict[str, str]:
-    """Returns this process's variables without those that would mix environments."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    }
+    """Returns this process's variables without those that would spoil what is timed."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
 
 
 def side_environment() -> dict[str, str]:

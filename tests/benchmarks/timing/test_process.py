@@ -173,3 +173,11 @@ def test_memory_is_that_of_the_whole_tree(tmp_path):
 )
 def test_the_last_line_is_one_that_says_something(output, line):
     assert last_line(output) == line
+
+
+def test_a_side_keeps_what_python_has_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers often forbid it: then each start compiles all that it imports."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
+    done = subprocess.run(command, env=side_environment(), capture_output=True, text=True)
+    assert done.stdout == "False\n"
