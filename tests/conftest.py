@@ -13,11 +13,16 @@ import pytest
 
 from tests import golden
 from tests.selection import (
+    COSTLY,
+    COSTLY_SHARES,
     EACH_COMMIT,
     EXHAUSTIVE,
+    REST,
+    has_tff,
     is_in_share,
     is_left_out,
     is_of_commit,
+    lost_cases,
     rest,
     skip_if_tff_is_missing,
 )
@@ -49,6 +54,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run what only --exhaustive runs, and of it the share that a commit has",
     )
     parser.addoption(
+        "--costly-share",
+        metavar="COMMIT",
+        help="of the tests that tests/costly.txt names run only the share that a commit has",
+    )
+    parser.addoption(
         "--file-share",
         metavar="COMMIT",
         help="run only the share of the files that a commit has, and tests/each_commit.txt",
@@ -76,10 +86,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ring = config.getoption("--ring")
     commit = config.getoption("--exhaustive-share")
     commit_of_files = config.getoption("--file-share")
+    commit_of_costly = config.getoption("--costly-share")
     is_by_hand = ring is None and commit is None
     entries = rest() if ring in ("quick", "rest") else frozenset()
     each_commit = rest(EACH_COMMIT) if commit_of_files else frozenset()
     unusual = frozenset() if is_by_hand else rest(EXHAUSTIVE)
+    costly = rest(COSTLY) if commit_of_costly else frozenset()
+    # A case of another name would be in another ring. Where tests are named, others are not there.
+    is_whole = not config.option.keyword and not any("::" in name for name in config.args)
+    if not is_by_hand and is_whole and has_tff():
+        for path in (REST, COSTLY, EXHAUSTIVE):
+            if lost := lost_cases(rest(path), {item.nodeid for item in items}):
+                raise pytest.UsageError(f"{path}: expected cases that are there, found {lost[0]}")
 
     def is_chosen(item: pytest.Item) -> bool:
         is_marked = item.get_closest_marker("exhaustive") is not None
@@ -92,6 +110,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return is_exhaustive and is_in_share(item.nodeid, commit)
         if is_exhaustive and not config.getoption("--exhaustive"):
             return False
+        if is_left_out(item.nodeid, costly):
+            return is_in_share(item.nodeid, commit_of_costly, COSTLY_SHARES)
         return is_left_out(item.nodeid, entries) == (ring == "rest")
 
     chosen = {item.nodeid: is_chosen(item) for item in items}

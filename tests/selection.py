@@ -1,7 +1,8 @@
 """Which tests run: of many combinations a part, and of the usual tests the quick ring.
 
 `./run test` runs the quick ring, `./run test --all` all usual tests, and `--exhaustive` every
-combination too. `--exhaustive-share` runs a fortieth of what only `--exhaustive` runs, and
+combination too. `--exhaustive-share` runs an eightieth of what only `--exhaustive` runs,
+`--rest-share` what the quick ring leaves out but for three quarters of the costly tests, and
 `--file-share` of any of these the files that are a commit's.
 """
 
@@ -19,10 +20,14 @@ exhaustive = pytest.mark.exhaustive
 REST = Path(__file__).parent / "rest.txt"
 # What is not usual, beside the combinations that are marked so; it chose these, too.
 EXHAUSTIVE = REST.with_name("exhaustive.txt")
+# Of the rest what takes long; CI runs a part of it with each commit.
+COSTLY = REST.with_name("costly.txt")
 # What every commit runs with `--file-share`; `tools/try_today` uses it.
 EACH_COMMIT = REST.with_name("each_commit.txt")
 # A commit runs one of so many shares of the exhaustive tests, each of which is in one.
-SHARES = 40
+SHARES = 80
+# One of so many shares of the costly tests.
+COSTLY_SHARES = 4
 # And one of so many shares of test files: only these are imported.
 FILE_SHARES = 40
 
@@ -49,6 +54,13 @@ def rest(path: Path = REST) -> frozenset[str]:
 def is_left_out(test: str, entries: Collection[str]) -> bool:
     """Returns whether entries, as of `rest`, have a test, by pytest's name for it."""
     return any(part in entries for part in (test.partition("::")[0], test.partition("[")[0], test))
+
+
+def lost_cases(entries: Collection[str], tests: Collection[str]) -> list[str]:
+    """Returns entries that name a case which is not there, of functions that have others."""
+    functions = {test.partition("[")[0] for test in tests}
+    cases = (entry for entry in entries if "[" in entry and entry not in tests)
+    return sorted(entry for entry in cases if entry.partition("[")[0] in functions)
 
 
 def share_of(text: str, shares: int = SHARES) -> int:

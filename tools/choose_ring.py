@@ -1,6 +1,7 @@
 """Which tests are in the quick ring, which are usual, by what they reach for their seconds.
 
     python tools/choose_ring.py choose --measured FOLDER [FOLDER ...] --quick=500 --usual=2400
+    python tools/choose_ring.py costly --measured FOLDER [FOLDER ...]
     python tools/choose_ring.py seconds --measured FOLDER [FOLDER ...]
 
 `choose` writes two files of tests, one a line: a file, FILE::FUNCTION with all its cases, or one
@@ -12,6 +13,9 @@ costs once in each ring, with the first test that uses it. What was not measured
 
 All of `WHOLE` is usual, at least one case of each function of `PROMISED`, and something of each
 file. To add what `tools/plant_faults.py` finds missing, delete its line by hand.
+
+`costly` writes tests/costly.txt: what takes long of the tests that the quick ring leaves out. CI
+runs a quarter of these with each commit. README and the tutorials are never among them.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import argparse
 import collections
 import functools
 import operator
+import re
 import sqlite3
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -48,10 +53,14 @@ PROMISED = (
     "tests/runtimes/test_parity.py",
     "tests/setup/",
 )
+# Seconds from which a test of the rest is costly: 53 of 484 have two fifths of its seconds.
+_COSTLY = 10.0
+# What a newcomer does first, though it is long.
+_EACH_COMMIT = re.compile(r"test_page_runs_from_top_to_bottom\[(README|docs/tutorials/.*)\]")
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT))
 
-from tests.selection import EXHAUSTIVE, REST, is_left_out, rest  # noqa: E402
+from tests.selection import COSTLY, EXHAUSTIVE, REST, is_left_out, rest  # noqa: E402
 from tools import measure_tests  # noqa: E402
 from tools.measure_tests import Costs  # noqa: E402
 
@@ -223,18 +232,41 @@ def write_choice(measured: Sequence[Path], quick: float, usual: float) -> None:
     _write(EXHAUSTIVE, exhaustive_head, others.keys() - of_rest, choices)
 
 
+def is_of_each_commit(test: str) -> bool:
+    """Returns whether a test is no costly one, whatever it takes."""
+    return _EACH_COMMIT.search(test) is not None
+
+
+def write_costly(measured: Sequence[Path]) -> None:
+    """Writes which tests of the rest are costly, case by case."""
+    unusual, left_out = rest(EXHAUSTIVE), rest()
+    seconds = {k: v for folder in measured for k, v in measure_tests.costs(folder).tests.items()}
+    named = [
+        test
+        for test, took in seconds.items()
+        if took >= _COSTLY
+        and is_left_out(test, left_out)
+        and not is_left_out(test, unusual)
+        and not is_of_each_commit(test)
+    ]
+    head = "Tests of rest.txt that CI runs in turn, a quarter each commit"
+    _write(COSTLY, head, named, {test: test for test in seconds})
+
+
 def main() -> None:
     """Chooses the rings, or prints their seconds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["choose", "seconds"])
+    parser.add_argument("command", choices=["choose", "costly", "seconds"])
     parser.add_argument("--measured", type=Path, nargs="+", required=True)
     parser.add_argument("--quick", type=float, default=500.0)
     parser.add_argument("--usual", type=float, default=2400.0)
     given = parser.parse_args()
     if given.command == "choose":
         write_choice(given.measured, given.quick, given.usual)
+    if given.command in ("choose", "costly"):
+        write_costly(given.measured)
     choices = choices_of(given.measured)
     costs = costs_of_choices(given.measured, choices)
     unusual, left_out = rest(EXHAUSTIVE), rest()

@@ -54,7 +54,7 @@ def test_ci_runs_every_part_and_fails_if_one_does(bazel, fails):
     (bazel.root / "tools" / "try_today").chmod(0o755)
     result = bazel.run(command=bazel.root / ".ci" / "run")
     parts = sorted(line for line in result.stdout.splitlines() if line.startswith("part "))
-    tests = ["part test", "part test --exhaustive-share", "part test --rest"]
+    tests = ["part test", "part test --exhaustive-share --rest-share"]
     assert parts == [
         *("part bazel", "part docs --check", "part lint", "part setup"),
         *tests,
@@ -62,7 +62,7 @@ def test_ci_runs_every_part_and_fails_if_one_does(bazel, fails):
     ]
     assert (result.returncode != 0) == (fails is not None)
     failed = [line.strip() for line in result.stderr.splitlines()[1:]]
-    every = ["tests", "rest of the tests", "exhaustive tests"]
+    every = ["tests", "rest and exhaustive tests"]
     assert failed == {None: [], "test": every}.get(fails, [fails])
 
 
@@ -90,6 +90,7 @@ def parted(ready):
         (("--exhaustive",), "--exhaustive"),
         # No checkout of git.
         (("--exhaustive-share",), "--exhaustive-share=none"),
+        (("--rest-share",), "--costly-share=none"),
     ],
 )
 def test_every_test_file_is_in_one_part(parted, given, passed_on):
@@ -98,6 +99,8 @@ def test_every_test_file_is_in_one_part(parted, given, passed_on):
     assert result.returncode == 0, result.stderr
     parts = [line.partition("-m pytest")[2].split() for line in calls.read_text().splitlines()]
     assert all(part.pop() == passed_on for part in parts)
+    if given == ("--rest-share",):
+        assert all(part.pop() == "--ring=rest" for part in parts)
     rest = [part for part in parts if all(word.startswith("--ignore=") for word in part)]
     others = [path for part in parts if part not in rest for path in part]
     assert len(rest) == 1
@@ -117,8 +120,20 @@ def test_a_part_that_fails_is_named(parted):
     assert result.returncode == 1
     assert result.stderr.splitlines()[-2:] == [
         "tests failed in:",
-        "  ./run test tests/models tests/saving",
+        "  ./run test tests/models tests/saving --ring=all",
     ]
+
+
+def test_the_rest_and_a_share_of_the_exhaustive_tests_run_together(parted):
+    checkout, calls = parted
+    shares = ("--exhaustive-share", "--rest-share")
+    result = checkout.run("test", *shares, environment={"FAILING": "none of them"})
+    assert result.returncode == 0, result.stderr
+    rings = [line.rpartition(" ")[2] for line in calls.read_text().splitlines()]
+    assert set(rings) == {"--exhaustive-share=none", "--costly-share=none"}
+    first = result.stdout.splitlines()[0]
+    assert "commit none, and tests that the quick ring leaves out, with a quarter " in first
+    assert f": {len(rings)} parts, " in first
 
 
 def _test_files(path):

@@ -15,6 +15,8 @@ import pytest
 
 from tests.processes import default_signals, is_running
 from tests.selection import (
+    COSTLY,
+    COSTLY_SHARES,
     EACH_COMMIT,
     EXHAUSTIVE,
     FILE_SHARES,
@@ -23,6 +25,7 @@ from tests.selection import (
     is_in_share,
     is_left_out,
     is_of_commit,
+    lost_cases,
     rest,
 )
 from tests.setup.checkout import ROOT
@@ -32,7 +35,10 @@ from tools.measure_tests import Costs, processor_seconds
 _RUN_TESTS = ROOT / "tools" / "run_tests"
 
 
-@pytest.mark.parametrize("path", [REST, EXHAUSTIVE, EACH_COMMIT], ids=lambda path: path.stem)
+_LISTS = [REST, COSTLY, EXHAUSTIVE, EACH_COMMIT]
+
+
+@pytest.mark.parametrize("path", _LISTS, ids=lambda path: path.stem)
 def test_tests_that_are_listed_are_there(path: Path) -> None:
     functions: dict[str, set[str]] = {}
     for entry in rest(path):
@@ -55,6 +61,22 @@ def test_a_test_is_left_out_by_its_file_its_function_or_itself():
     assert is_left_out("tests/c.py::test_one[x-#1]", entries)
     assert not is_left_out("tests/b.py::test_one_more", entries)
     assert not is_left_out("tests/c.py::test_one[x-#2]", entries)
+
+
+def test_a_case_that_is_listed_and_not_there_is_lost():
+    tests = {"tests/a.py::test_one[x]", "tests/a.py::test_one[y]", "tests/b.py::test_two"}
+    entries = {"tests/a.py::test_one[x]", "tests/a.py::test_one[z]", "tests/a.py"}
+    # Its function is in another part.
+    entries |= {"tests/c.py::test_three[z]"}
+    assert lost_cases(entries, tests) == ["tests/a.py::test_one[z]"]
+
+
+def test_costly_tests_are_of_the_rest_and_readme_is_none_of_them():
+    assert all(is_left_out(entry, rest()) for entry in rest(COSTLY))
+    assert not [entry for entry in rest(COSTLY) if choose_ring.is_of_each_commit(entry)]
+    readme = "tests/docs/test_docs.py::test_page_runs_from_top_to_bottom[README]"
+    assert choose_ring.is_of_each_commit(readme)
+    assert is_left_out(readme, rest())
 
 
 def test_what_the_project_promises_is_usual():
@@ -201,9 +223,19 @@ def test_a_share_has_exhaustive_tests_only(tmp_path):
 
     every = chosen("--exhaustive")
     assert len(every) == 60
-    expected = {test for test in every - chosen() if is_in_share(test, "a commit")}
-    assert chosen("--exhaustive-share=a commit") == expected
+    unusual = every - chosen()
+    # Some shares have none of so few.
+    commit = next(f"{n}" for n in range(1000) if any(is_in_share(t, f"{n}") for t in unusual))
+    expected = {test for test in unusual if is_in_share(test, commit)}
+    assert chosen(f"--exhaustive-share={commit}") == expected
     assert 0 < len(expected) < 20
+    (tmp_path / "costly.txt").write_text("test_some.py::test_of_every\n")
+    conftest = tmp_path / "conftest.py"
+    here = 'COSTLY = Path(__file__).with_name("costly.txt")'
+    conftest.write_text(conftest.read_text().replace("\n_RINGS", f"\n{here}\n_RINGS"))
+    of_commit = {test for test in every if is_in_share(test, "a commit", COSTLY_SHARES)}
+    assert chosen("--exhaustive", "--costly-share=a commit") == of_commit
+    assert 8 < len(of_commit) < 25
     has_file = {is_of_commit("test_some.py", f"{n}", ()): n for n in range(1000)}
     assert chosen(f"--file-share={has_file[True]}") == chosen()
     assert not chosen(f"--file-share={has_file[False]}")
