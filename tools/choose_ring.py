@@ -1,6 +1,7 @@
 """Which tests are in the quick ring, which are usual, by what they reach for their seconds.
 
     python tools/choose_ring.py choose --measured FOLDER [FOLDER ...] --quick=500 --usual=2400
+    python tools/choose_ring.py cheap --measured FOLDER [FOLDER ...]
     python tools/choose_ring.py costly --measured FOLDER [FOLDER ...]
     python tools/choose_ring.py seconds --measured FOLDER [FOLDER ...]
 
@@ -13,6 +14,9 @@ costs once in each ring, with the first test that uses it. What was not measured
 
 All of `WHOLE` is usual, at least one case of each function of `PROMISED`, and something of each
 file. To add what `tools/plant_faults.py` finds missing, delete its line by hand.
+
+`cheap` moves what costs next to nothing from tests/exhaustive.txt to tests/rest.txt, whatever the
+budget: tests of mistakes, by the hundred, whose fixtures the rest makes anyway.
 
 `costly` writes tests/costly.txt: what takes long of the tests that the quick ring leaves out. CI
 runs a quarter of these with each commit. README and the tutorials are never among them.
@@ -53,10 +57,14 @@ PROMISED = (
     "tests/runtimes/test_parity.py",
     "tests/setup/",
 )
-# Seconds from which a test of the rest is costly: 53 of 484 have two fifths of its seconds.
+# Seconds below which a test is usual whatever it reaches: 981 of 1,735 others took 55 s together.
+_NEXT_TO_NOTHING = 0.3
+# Seconds from which a test of the rest is costly: 56 of 2,676 have nearly half of its seconds.
 _COSTLY = 10.0
 # What a newcomer does first, though it is long.
 _EACH_COMMIT = re.compile(r"test_page_runs_from_top_to_bottom\[(README|docs/tutorials/.*)\]")
+_REST_HEAD = "Tests that ./run test leaves out, and ./run test --all runs"
+_EXHAUSTIVE_HEAD = "Tests that only ./run test --exhaustive runs"
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT))
 
@@ -97,6 +105,11 @@ def costs_of_choices(measured: Sequence[Path], choices: Mapping[str, str]) -> Co
         # A fixture of all tests is made by each process.
         fixtures.update(found.fixtures)
     return Costs(dict(tests), fixtures, {name: sorted(names) for name, names in uses.items()})
+
+
+def _costs(measured: Sequence[Path]) -> Costs:
+    tests = (test for folder in measured for test in measure_tests.costs(folder).tests)
+    return costs_of_choices(measured, {test: test for test in tests})
 
 
 def lines_of_choices(measured: Sequence[Path], choices: Mapping[str, str]) -> dict[str, int]:
@@ -226,10 +239,33 @@ def write_choice(measured: Sequence[Path], quick: float, usual: float) -> None:
         _CHEAP_USUAL,
         must_be_usual(costs, of_quick),
     )
-    rest_head = "Tests that ./run test leaves out, and ./run test --all runs"
-    exhaustive_head = "Tests that only ./run test --exhaustive runs"
-    _write(REST, rest_head, of_rest, choices)
-    _write(EXHAUSTIVE, exhaustive_head, others.keys() - of_rest, choices)
+    _write(REST, _REST_HEAD, of_rest, choices)
+    _write(EXHAUSTIVE, _EXHAUSTIVE_HEAD, others.keys() - of_rest, choices)
+
+
+def next_to_nothing(costs: Costs, of_rest: Collection[str], others: Collection[str]) -> set[str]:
+    """Returns those of `others` that cost next to nothing beside `of_rest`."""
+    made = {fixture for test in of_rest for fixture in costs.uses[test]}
+
+    def cost(test: str) -> float:
+        new = (fixture for fixture in costs.uses[test] if fixture not in made)
+        return costs.tests[test] + sum(costs.fixtures.get(fixture, 0.0) for fixture in new)
+
+    return {test for test in others if cost(test) < _NEXT_TO_NOTHING}
+
+
+def add_cheap(measured: Sequence[Path]) -> None:
+    """Moves what costs next to nothing to the usual tests, case by case."""
+    costs = _costs(measured)
+    unusual, left_out, costly = rest(EXHAUSTIVE), rest(), rest(COSTLY)
+    others = {test for test in costs.tests if is_left_out(test, unusual)}
+    of_rest = {test for test in costs.tests.keys() - others if is_left_out(test, left_out)}
+    # Not beside those that run in turn.
+    beside = [test for test in of_rest if not is_left_out(test, costly)]
+    cheap = next_to_nothing(costs, beside, others)
+    alone = {test: test for test in costs.tests}
+    _write(REST, _REST_HEAD, of_rest | cheap, alone)
+    _write(EXHAUSTIVE, _EXHAUSTIVE_HEAD, others - cheap, alone)
 
 
 def is_of_each_commit(test: str) -> bool:
@@ -240,7 +276,7 @@ def is_of_each_commit(test: str) -> bool:
 def write_costly(measured: Sequence[Path]) -> None:
     """Writes which tests of the rest are costly, case by case."""
     unusual, left_out = rest(EXHAUSTIVE), rest()
-    seconds = {k: v for folder in measured for k, v in measure_tests.costs(folder).tests.items()}
+    seconds = _costs(measured).tests
     named = [
         test
         for test, took in seconds.items()
@@ -258,17 +294,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["choose", "costly", "seconds"])
+    parser.add_argument("command", choices=["choose", "cheap", "costly", "seconds"])
     parser.add_argument("--measured", type=Path, nargs="+", required=True)
     parser.add_argument("--quick", type=float, default=500.0)
     parser.add_argument("--usual", type=float, default=2400.0)
     given = parser.parse_args()
     if given.command == "choose":
         write_choice(given.measured, given.quick, given.usual)
+    if given.command in ("choose", "cheap"):
+        add_cheap(given.measured)
     if given.command in ("choose", "costly"):
         write_costly(given.measured)
-    choices = choices_of(given.measured)
-    costs = costs_of_choices(given.measured, choices)
+    costs = _costs(given.measured)
     unusual, left_out = rest(EXHAUSTIVE), rest()
     usual = {name for name in costs.tests if not is_left_out(name, unusual)}
     quick = {name for name in usual if not is_left_out(name, left_out)}
@@ -276,8 +313,8 @@ def main() -> None:
     for ring, names in rings.items():
         _, seconds = choose(costs, {}, 0.0, 0.0, names)
         print(
-            f"{ring}: {len(names)} functions and cases, {seconds:.0f} processor seconds, without "
-            "the start of processes"
+            f"{ring}: {len(names)} tests, {seconds:.0f} processor seconds, without the start of "
+            "processes"
         )
 
 

@@ -142,6 +142,15 @@ def test_a_ring_has_what_reaches_most_for_its_seconds(budget, first, chosen, sec
     assert used == pytest.approx(seconds)
 
 
+def test_what_costs_next_to_nothing_beside_the_rest_is_usual():
+    costs = Costs(
+        tests={"a": 3.0, "b": 0.1, "c": 0.1, "d": 0.9},
+        fixtures={"made": 10.0, "other": 10.0},
+        uses={"a": ["made"], "b": ["made"], "c": ["other"], "d": []},
+    )
+    assert choose_ring.next_to_nothing(costs, ["a"], ["b", "c", "d"]) == {"b"}
+
+
 _BUSY = """
 import subprocess, sys, time
 if len(sys.argv) == 1:
