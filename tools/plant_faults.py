@@ -278,8 +278,8 @@ def _run(checkout: Path, tests: Sequence[str], seconds: Mapping[str, float]) -> 
         return "(no end)"
     if done.returncode == 0:
         return None
-    if gone := [test for test in kept if f"::{test.partition('::')[2]}\n" in done.stderr]:
-        # They were measured, and are no more.
+    if gone := [test for test in kept if f"/{test.partition('[')[0]}\n" in done.stderr]:
+        # It was measured, and is no more; pytest names the function only, and so all its cases go.
         return _run(checkout, [test for test in tests if test not in gone], seconds)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return lines[0].split(" ", 1)[1].split(" - ")[0] if lines else f"(exit {done.returncode})"
