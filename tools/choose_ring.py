@@ -1,6 +1,6 @@
 """Which tests are in the quick ring, which are usual, by what they reach for their seconds.
 
-    python tools/choose_ring.py choose --measured FOLDER [FOLDER ...] --quick=500 --usual=2400
+    python tools/choose_ring.py choose --measured FOLDER [FOLDER ...] --quick=450 --usual=2400
     python tools/choose_ring.py cheap --measured FOLDER [FOLDER ...]
     python tools/choose_ring.py costly --measured FOLDER [FOLDER ...]
     python tools/choose_ring.py seconds --measured FOLDER [FOLDER ...]
@@ -296,7 +296,7 @@ def main() -> None:
     )
     parser.add_argument("command", choices=["choose", "cheap", "costly", "seconds"])
     parser.add_argument("--measured", type=Path, nargs="+", required=True)
-    parser.add_argument("--quick", type=float, default=500.0)
+    parser.add_argument("--quick", type=float, default=450.0)
     parser.add_argument("--usual", type=float, default=2400.0)
     given = parser.parse_args()
     if given.command == "choose":
