@@ -301,10 +301,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "choose":
         write_choice(given.measured, given.quick, given.usual)
-    if given.command in ("choose", "cheap"):
-        add_cheap(given.measured)
     if given.command in ("choose", "costly"):
         write_costly(given.measured)
+    # After it: what runs in turn makes no fixture for others.
+    if given.command in ("choose", "cheap"):
+        add_cheap(given.measured)
     costs = _costs(given.measured)
     unusual, left_out = rest(EXHAUSTIVE), rest()
     usual = {name for name in costs.tests if not is_left_out(name, unusual)}
