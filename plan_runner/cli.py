@@ -29,7 +29,7 @@ _LIMIT_HELPS = {
     "bytes: when it needs more it is ended. TensorFlow alone takes about 0.5.",
     "max_round_seconds": "Seconds for each step: reading the export, loading the plan, a round; "
     "one that goes on is ended.",
-    "max_records": "Most examples of a client.",
+    "max_records": "Largest number of examples of a client.",
     "max_unpacked_mb": "What an archive of the export may hold once it is unpacked, in 10^6 bytes.",
     "max_manifest_mb": "Largest manifest, in 10^6 bytes.",
 }

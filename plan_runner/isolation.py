@@ -450,7 +450,7 @@ class Process:
             )
         # Beside the kernel's limit, which does not count files that are mapped into memory.
         if _resident_bytes(self._process.pid) > bounds.memory_bytes:
-            raise IsolationError(self._too_large("it needs more and was ended"))
+            raise IsolationError(f"{self._step}: {bounds.on_memory}, it needs more and was ended")
 
     def _ended(self) -> ProcessEnded:
         """Returns the message for a process that has ended without a status."""
@@ -458,13 +458,11 @@ class Process:
         if code < 0:
             name = signal.Signals(-code).name
             return ProcessEnded(
-                self._too_large(f"its process ended by {name}, as for lack of memory")
+                f"{self._step}: its process was ended by {name}; if it ran out of memory, raise "
+                f"--max_memory_gb={self._bounds.max_memory_gb:g}"
             )
         last = self._last_error() or "it said nothing"
         return ProcessEnded(f"{self._step}: its process ended with status {code} ({last})")
-
-    def _too_large(self, found: str) -> str:
-        return f"{self._step}: {self._bounds.on_memory}, {found}"
 
     def _last_error(self) -> str:
         size = os.fstat(self._errors.fileno()).st_size

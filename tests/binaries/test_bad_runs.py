@@ -97,7 +97,7 @@ def test_a_malformed_line_of_adult_is_named(call, folder):
 def test_a_model_that_diverges(call, folder):
     arguments = ["--client_learning_rate=1e20", "--output_dir=run"]
     message = call(train, *_RUN, *arguments).error
-    assert "the model has diverged: no client returned finite numbers" in message
+    assert "the model has diverged: no client's numbers could be used" in message
     assert not (folder / "run" / "result.json").exists()
     message = call(
         compare, *_RUN, "--client_learning_rate=1e20", "--trials=1", "--output_dir=compared"

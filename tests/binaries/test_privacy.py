@@ -89,7 +89,7 @@ def test_an_audit_ends_with_an_error_where_more_is_proved_than_is_claimed(
         privacy, *settings, "--noise_multiplier=1", "--audit", f"--output_dir={tmp_path / 'out'}"
     )
     assert outcome.status == 1
-    assert "error: the claim is wrong: the attack needs an epsilon of at least " in outcome.err
+    assert "error: the claim is wrong: the attack proves that epsilon is at least " in outcome.err
     found = json.loads((tmp_path / "out" / "privacy.json").read_text())["audit"]
     assert found["is_refuted"]
     assert found["claimed"] == pytest.approx(right / 2.4, rel=1e-4)

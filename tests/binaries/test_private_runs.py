@@ -128,7 +128,7 @@ def test_a_folder_whose_epsilon_was_too_small_says_so(call: Caller, tmp_path, mo
     usual = (flag for flag in flags if flag != "--nosecret_participation")
     outcome = call(train, *_DISTRIBUTED, *usual, "--rounds=4", "--output_dir=run", "--resume")
     assert outcome.status == 0, outcome
-    assert "an earlier release claimed too small an epsilon of this run" in outcome.out
+    assert "an earlier release claimed too small an epsilon for this run" in outcome.out
     assert [row["epsilon"] for row in _rows(tmp_path / "run")[:2]] == [r["epsilon"] for r in rows]
     whole = (*_DISTRIBUTED, *flags, "--rounds=4", "--output_dir=whole")
     assert call(train, *whole).status == 0

@@ -353,7 +353,11 @@ def test_delimiters(tmp_path, delimiter, sign):
         (f"{_HEADER}ann,x,45%,2,0\n", {}, "found '45%' in a (write no units)"),
         (f"{_HEADER}ann,x,5A,2,0\n", {}, "found '5A' in a (--categorical_columns is for names)"),
         ("PK\x03\x04", {}, "expected text, found an archive, as spreadsheets are (save the sheet"),
-        (f"{_HEADER}ann,x,1,inf,0\n", {}, "expected finite features, found inf in b"),
+        (
+            f"{_HEADER}ann,x,1,inf,0\n",
+            {},
+            "expected features that are finite as float32 (at most 3.4e38), found inf in b",
+        ),
         (f"{_HEADER}ann,x,1,2,\n", {}, "expected a label, found '' (--bad_records=skip"),
         (f"{_HEADER}José,x,1,2,0\n", {}, "(--encoding=cp1252 is for what Excel"),
         ("\xff\xfew\0", {}, "at offset 0 (it begins as UTF-16 does: --encoding=utf-16 reads it)"),

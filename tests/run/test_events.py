@@ -41,8 +41,8 @@ def _mean(predictions: tf.Tensor) -> tf.Tensor:
 
 def test_a_model_that_was_finite_before_training_has_diverged():
     assert _message() == (
-        "round 3: the model has diverged: no client returned finite numbers (4 of 5 did not); "
-        "lower --client_learning_rate or --server_learning_rate"
+        "round 3: the model has diverged: no client's numbers could be used (those of 4 "
+        "of 5 clients are not finite); lower --client_learning_rate or --server_learning_rate"
     )
 
 
@@ -66,9 +66,9 @@ def test_a_model_that_was_finite_before_training_has_diverged():
 )
 def test_what_was_never_finite_is_named_and_no_learning_rate(changed, what):
     assert _message(**changed) == (
-        "round 3: no client returned finite numbers (4 of 5 did not): with the weights before any "
-        f"training, {what} is not finite either; look at the model, its loss and the data: no "
-        "learning rate mends it"
+        "round 3: no client's numbers could be used (those of 4 of 5 clients are not finite): with "
+        f"the weights before any training, {what} is not finite either; look at the model, its "
+        "loss and the data: no learning rate mends it"
     )
 
 

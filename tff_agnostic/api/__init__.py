@@ -149,7 +149,7 @@ def compare(
         algorithms: What to compare: names, or Python files of yours.
         arms: Instead of `algorithms`: the settings of each row, `algorithm` among them, by what it
             is called: `{"mild": {"algorithm": "q_ffl", "q": 0.1}, ...}`.
-        trials: Trials of each row; trial k has the seed `seed` + k.
+        trials: Trials of each row; their seeds are `seed`, `seed` + 1, and so on.
         data: The client store, for tasks that read one.
         data_dir: The folder of raw files, for tasks that read one.
         output_dir: The folder of all runs, new or empty; a new one in runs/ if not given.

@@ -335,8 +335,8 @@ def check_bounds(step: str, output: Any, bounds: Any) -> None:
     if different:
         raise UserError(
             f"step {step!r}: expected bounds of {', '.join(fields)}, as clients send, "
-            f"found {', '.join(bound_fields) or type(bounds).__name__}: {', '.join(different)} "
-            "is in one of them only"
+            f"found {', '.join(bound_fields) or type(bounds).__name__}: only one of them "
+            f"has {', '.join(different)}"
         )
     for field in fields:
         _check_field(f"step {step!r}, {field}", getattr(output, field), bounds, field)

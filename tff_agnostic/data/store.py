@@ -59,7 +59,7 @@ class Store(ClientStore):
         for client, own in counts.items():
             found = sum(own.values())
             if found != expected.get(client):
-                in_all = f"{counted(expected.get(client, 0), 'example')} in all domains"
+                in_all = f"{counted(expected.get(client, 0), 'example')} in all domains together"
                 raise self._wrong_count(client, split, in_all, found)
         return counts
 

@@ -60,7 +60,8 @@ class ReproduceOptions(DataOptions):
     override: tuple[str, ...] = override_setting("ARM")
     trials: Optional[int] = command_setting(
         None,
-        "Trials of each arm; trial k has seed --seed + k. [as in the paper; scoreboard: 5]",
+        "Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper; "
+        "scoreboard: 5]",
         at_least=1,
         at_most=MAX_TRIALS,
     )

@@ -30,6 +30,8 @@ PIXELS = "pixels"
 VECTOR = "x"
 # Stores hold them as int64, models count them as int32.
 _MAX_LABEL = 2**31 - 1
+# A larger number is infinite as float32.
+_MOST = "at most 3.4e38"
 
 
 def image_of(value: Any, column: str, place: str, max_pixels: int) -> np.ndarray:
@@ -246,7 +248,8 @@ def check_finite(features: np.ndarray, place: str, columns: Sequence[str] = ()) 
         raise RecordError(
             place,
             "feature that is not finite",
-            f"expected finite features, found {features.ravel()[at]} {_at(at, columns)}",
+            f"expected features that are finite as float32 ({_MOST}), found "
+            f"{features.ravel()[at]} {_at(at, columns)}",
         )
     return features
 
@@ -363,7 +366,9 @@ def _real_number(value: Any, place: str) -> float:
     # Stores hold them as float32.
     if not np.isfinite(to_float32(np.asarray(number))):
         raise RecordError(
-            place, "label that is not finite", f"expected a finite label, found {value!r}"
+            place,
+            "label that is not finite",
+            f"expected a label that is finite as float32 ({_MOST}), found {value!r}",
         )
     return number
 

@@ -64,10 +64,14 @@ def check(options: ImportOptions) -> None:
     check_inputs(options)
     if has_features and options.label_column is None:
         raise UserError("--label_column: expected the name of a column, found none")
-    if (options.split_by == "group") != (options.group_column is not None):
+    if options.split_by == "group" and options.group_column is None:
         raise UserError(
-            "--group_column: expected it with --split_by=group, and only then, found "
-            f"--split_by={options.split_by}"
+            "--group_column: expected the name of a column with --split_by=group, found none"
+        )
+    if options.split_by != "group" and options.group_column is not None:
+        raise UserError(
+            f"--group_column has no effect with --split_by={options.split_by}: it needs "
+            "--split_by=group"
         )
     if options.label_column is None:
         for flag, is_given in (

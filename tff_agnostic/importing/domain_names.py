@@ -60,9 +60,9 @@ class DomainNames:
             return
         if name in _RESERVED:
             raise UserError(
-                f"expected domains not called {', '.join(sorted(_RESERVED))}, which results call "
-                f"something else, found {name!r}: --domain_names=VALUE:NAME of every domain, or "
-                "--domain_name of the only one, gives another name"
+                f"expected domains not called {', '.join(sorted(_RESERVED))}, as results have "
+                f"other numbers of these names, found {name!r}: --domain_names=VALUE:NAME of every "
+                "domain, or --domain_name of the only one, gives another name"
             )
         if len(self._seen) == _MAX_DOMAINS:
             some = ", ".join(sorted(self._seen)[:3])

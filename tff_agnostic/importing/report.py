@@ -207,14 +207,14 @@ class ImportReport:
             parts.append(self._overlap_table())
         if classes := self.contents.classes and self.contents.classes.table():
             parts.append(classes)
-        left_out = [[reason, count] for reason, count in self.skipped.items()]
-        if self.clients_without_examples:
-            left_out.append(["clients without a kept example", self.clients_without_examples])
-        if left_out:
+        if self.skipped:
             parts.append(
                 f"Left out, of {counted(self.num_records, 'record')}:\n"
-                + tabulate(left_out, tablefmt="plain")
+                + tabulate(self.skipped.items(), tablefmt="plain")
             )
+        if self.clients_without_examples:
+            left_out = counted(self.clients_without_examples, "client")
+            parts.append(f"Left out, without a kept example: {left_out}")
         if self.vocabulary is not None:
             parts.append(self.vocabulary.text())
         parts += self._about_columns()

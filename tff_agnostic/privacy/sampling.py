@@ -451,8 +451,8 @@ def noise_of_clients(
     if not isinstance(sampling, PoissonCohorts):
         if answering_clients is not None:
             raise UserError(
-                "--answering_clients: expected --cohort_sampling=poisson, with which a secret coin "
-                "of a client decides whether it takes part, found other cohorts"
+                "--answering_clients has no effect without --cohort_sampling=poisson, where a "
+                "secret coin of each client decides whether it takes part"
             )
         assert isinstance(sampling, _WithoutReplacement)
         noise_clients = wanted = sampling.clients_per_round

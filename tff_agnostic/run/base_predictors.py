@@ -32,8 +32,8 @@ class PredictorOptions(TaskOptions):
     task: str = task_setting("unigram")
     group_by: str = command_setting(
         "domain",
-        "Of whom each predictor is: domain, whose counts are sums over its clients; or client, of "
-        "data that the server may see.",
+        "Whose examples each predictor is made from: domain, of which the server sees counts "
+        "summed over clients; or client, of which it sees that client's counts.",
         choices=GROUPINGS,
     )
     smoothing_share: float = command_setting(

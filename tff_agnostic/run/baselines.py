@@ -196,7 +196,8 @@ def _own(
     for k in small:
         print(
             f"note: {task.domain_names[k]} is too small for a reference run ({parts[k].clients} "
-            f"training clients, {parts[k].heldout} held-out examples): its baseline is {TRIVIAL}"
+            f"training clients, {parts[k].heldout} held-out examples): its baseline is the loss of "
+            f"the best constant answer ({TRIVIAL})"
         )
     folders = {k: path / f"domain_{k}" for k in range(len(parts)) if k not in small}
     done = sum(RunFolder(folder).result.exists() for folder in folders.values())
@@ -217,7 +218,7 @@ def _check_all_there(task: Task, totals: np.ndarray) -> None:
     if absent:
         raise UserError(
             f"--domain_baselines: expected training examples of every domain, found none of "
-            f"{', '.join(absent)}: name numbers"
+            f"{', '.join(absent)}: give one number per domain, --domain_baselines=B1,B2,..."
         )
 
 

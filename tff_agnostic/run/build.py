@@ -383,8 +383,9 @@ def _of_keras(file: Path, model: Model, trust: bool) -> ModelWeights:
     except UserError as e:
         if list(map(_shape, plain_keras(own).weights)) == list(map(_shape, values)):
             raise UserError(
-                f"--initial_model: {file} has the layers of Keras that took the place of some when "
-                "it was saved, whose weights cannot be taken back: name the run, or its checkpoint"
+                f"--initial_model: expected the layers of the task's model, found in {file} the "
+                "Keras layers that replaced some of them when it was saved; their weights cannot "
+                "be read back: name the run, or its checkpoint"
             ) from e
         raise
     value_of = {id(weight): value for weight, value in zip(own.weights, values)}

@@ -83,7 +83,7 @@ class EvaluateOptions(TaskOptions):
     adaptation_share: Optional[float] = command_setting(
         None,
         "Also let each client choose its model from a family by this share of its examples, and "
-        "say what the choice is worth on the others.",
+        "report how that model does on the rest of them.",
         positive=True,
         below=1,
     )

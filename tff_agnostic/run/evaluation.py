@@ -366,7 +366,8 @@ def diverged(
         model: The model, of which it is found out whether it was so before any training.
         clients: Some of these clients; few of them are used.
     """
-    found = f"no client returned finite numbers ({num_non_finite} of {num_clients} did not)"
+    of_all = f"{num_non_finite} of {counted(num_clients, 'client')}"
+    found = f"no client's numbers could be used (those of {of_all} are not finite)"
     never_finite = _never_finite(model, itertools.islice(clients, _MAX_CLIENTS))
     if never_finite is not None:
         return UserError(

@@ -75,9 +75,9 @@ class DeviceSettings(Settings):
     )
     max_clients_per_round: Optional[int] = command_setting(
         None,
-        "With --profile=secure: the most clients of a round that the sums have room for, as sums "
-        "of more would wrap around; by default twice --clients_per_round. Twice as many cost a "
-        "bit more for each number that a device sends.",
+        "With --profile=secure: the most clients of a round that sums have room for; sums of more "
+        "would wrap around. By default twice --clients_per_round. Each doubling adds one bit to "
+        "each number that a device sends.",
         at_least=1,
     )
     require_odp_ops: bool = command_setting(

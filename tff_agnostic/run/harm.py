@@ -115,7 +115,7 @@ def mending(algorithm: LambdaOptions) -> str:
     ways = [
         *keeping_absent(algorithm),
         f"a --domain_learning_rate below {algorithm.domain_learning_rate:g} moves it less",
-        "--domain_weight_update=fixed lets all domains weigh alike",
+        "--domain_weight_update=fixed keeps lambda where it begins",
     ]
     return "; ".join(ways)
 
@@ -162,9 +162,8 @@ def never_above(baselines: Mapping[str, float], largest: Mapping[str, float]) ->
     return [
         Remark(
             UNMOVED,
-            "lambda did not move, because in no round did a domain lose more than its baseline: "
-            f"{some_of(listed, _MAX_NAMES)}. A baseline is the least loss that a model can have: "
-            "lower --domain_baselines.",
+            "lambda did not move, because no domain's loss was above its baseline in any round: "
+            f"{some_of(listed, _MAX_NAMES)}. Lower --domain_baselines.",
             {
                 "domains": {
                     name: {"baseline": b, "largest_loss": finite_or_none(largest[name])}

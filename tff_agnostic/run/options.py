@@ -167,7 +167,7 @@ class RunConfig(Settings):
     )
     client_percentiles: tuple[float, ...] = setting(
         DEFAULT_PERCENTILES,
-        "Percentiles of client values to report, comma-separated, between 0 and 100.",
+        "Percentiles of client values to report, comma-separated, above 0 and below 100.",
         may_change="columns of earlier rounds have what was asked for then",
     )
     checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1, may_change="")
@@ -182,7 +182,7 @@ class RunConfig(Settings):
         if outside or not self.client_percentiles:
             found = outside[0] if outside else "none"
             raise UserError(
-                f"--client_percentiles: expected numbers between 0 and 100, found {found}"
+                f"--client_percentiles: expected numbers above 0 and below 100, found {found}"
             )
         # Columns are called so: percentiles that round to one name are one.
         names = list(map(percentile_name, self.client_percentiles))

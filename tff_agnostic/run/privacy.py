@@ -194,9 +194,9 @@ class RunPrivacy:
         is_of_clients = self._noise_of_clients is not None
         if is_of_clients and not is_looked_up and execution.get("xla"):
             raise UserError(
-                "--xla: expected none with --privacy=distributed, or --noise_generator=secure: "
-                "TensorFlow has no Poisson numbers, of which wide noise of clients is made "
-                "otherwise, that XLA compiles"
+                "--xla: expected --noxla, or --noise_generator=secure, with --privacy=distributed, "
+                "found --xla: XLA compiles none of TensorFlow's Poisson numbers, by which another "
+                "generator draws wide noise of clients"
             )
 
     def statement(self, rounds: int) -> PrivacyStatement:

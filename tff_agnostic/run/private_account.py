@@ -386,8 +386,9 @@ class RunAccount:
         )
         if num_evaluations(last, every) != wanted:
             raise UserError(
-                f"{expected}{num_evaluations(last, every)}: a run that may go on has "
-                "--evaluation_noise_multiplier"
+                f"{expected}{num_evaluations(last, every)}: keep the run's --rounds and "
+                "--evaluate_every; a run that is to get more rounds later needs "
+                "--evaluation_noise_multiplier from its start"
             )
         runs = self._evaluations
         assert runs is not None and runs.ledger is not None

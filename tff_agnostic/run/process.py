@@ -133,12 +133,12 @@ def check_given_once(arguments: Sequence[Argument], known: flags.FlagValues) -> 
             continue
         if flag_file:
             raise UserError(
-                f"--{name}: expected after --{_FLAG_FILE}={flag_file}, whose --{name}={value} "
-                f"would replace --{name}={before} before it"
+                f"--{name}={before}: expected after --{_FLAG_FILE}={flag_file}, found before it, "
+                f"so that the file's --{name}={value} would replace it"
             )
         raise UserError(
-            f"--{name}: expected one value, found {before} and {value}; what later flags may "
-            f"replace goes into a flag file, --{_FLAG_FILE}=FILE"
+            f"--{name}: expected one value, found {before} and {value}; only a value in a flag "
+            f"file, --{_FLAG_FILE}=FILE, may be replaced by a later flag"
         )
 
 

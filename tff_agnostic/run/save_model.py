@@ -29,8 +29,8 @@ class SaveOptions(DataOptions):
     )
     quantize: str = command_setting(
         NOT_QUANTIZED,
-        "What weights are stored in by a second file for TensorFlow Lite, beside the plain one: "
-        f"{', '.join(QUANTIZATIONS)}.",
+        "Number format of the weights in a second TensorFlow Lite file; none writes the plain file "
+        f"only. One of {', '.join(QUANTIZATIONS)}.",
     )
     output_dir: Optional[Path] = command_setting(
         None, "Folder to write; new or empty.", required="the folder to write"

@@ -233,9 +233,9 @@ class TrainingRun:
             self._account_from(self.parts.privacy, state)
             if self._saved is not None and self._saved.has_too_small_epsilon:
                 print(
-                    "an earlier release claimed too small an epsilon of this run: everybody learns "
-                    "how many clients a round has where they add the noise. metrics.csv and "
-                    "result.json get the right one"
+                    "note: an earlier release claimed too small an epsilon for this run: it took "
+                    "the number of clients of a round for secret, which is public where clients "
+                    "add the noise. metrics.csv and result.json get the right epsilon"
                 )
                 for row in range(1, int(state.round_num) + 1):
                     self.parts.rows.history.change(

@@ -91,8 +91,10 @@ def draw_frontier(given: GivenRun) -> None:
     points = _mixtures(own, task, len(arms))
     rows = {**_mixture_arms(own, points), **arms}
     if len(rows) < len(points) + len(arms) or _MIXTURES in rows:
+        taken = sorted(arms.keys() & {_MIXTURES, *_mixture_arms(own, points)})
         raise UserError(
-            f"--arms: expected labels that no mixture has, nor {_MIXTURES}, found {', '.join(arms)}"
+            f"--arms: expected labels other than {_MIXTURES} and the mixtures' names, found "
+            f"{', '.join(taken)}"
         )
     specs = trial_specs(given, rows, {mixture.name: _MIXTURES for mixture in points})
     stages = staged(given, rows, specs)

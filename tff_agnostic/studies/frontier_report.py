@@ -80,10 +80,11 @@ _BEST = Look("gold", "-", "*", "")
 _OWN = look(3).color
 _TITLE_WIDTH = 36
 RULE = (
-    "A mixture helps if an interval over other test clients and other seeds says that its worst "
-    "domain is better off than with the training mixture; without an interval nothing is shown. An "
-    "algorithm found it if it is better than the training mixture by the same rule, and not worse "
-    "than the best one; it missed it if it is worse than that."
+    "A mixture helps if its worst domain is better off than with the training mixture: the "
+    "interval of the difference is above 0. Intervals are over other test clients, other seeds, or "
+    "both, as far as the runs show how these vary; without an interval nothing is shown. An "
+    "algorithm found the best mixture if it is better than the training mixture by the same rule, "
+    "and not shown to be worse than the best mixture. It missed it if it is shown to be worse."
 )
 # With more domains than this, a table has the worst one only.
 MAX_DOMAIN_COLUMNS = 5

@@ -253,7 +253,7 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
 
 def override_setting(of: str) -> Any:
     """Declares --override; `of` says what the flags in it are for, in capitals."""
-    help_ = f"A flag for one of them only, as {of}:FLAG=VALUE; may be given several times."
+    help_ = f"A flag for one {of.lower()} only, as {of}:FLAG=VALUE; may be given several times."
     return command_setting((), help_, repeated=True)
 
 
@@ -264,7 +264,8 @@ class ArmOptions(TaskOptions):
     task: str = task_setting("digits")
     algorithms: tuple[str, ...] = command_setting(
         ("fed_avg", "agnostic_fed_avg"),
-        f"What to compare: names ({', '.join(ALGORITHMS)}), or Python files of yours.",
+        f"What to compare: names ({', '.join(ALGORITHMS)}), Python files of yours, or words of "
+        "--arms such as uniform.",
     )
     arms: Optional[str] = command_setting(
         None,
@@ -287,7 +288,7 @@ class TrialOptions(ArmOptions):
 
     trials: int = command_setting(
         3,
-        "Trials of each algorithm; trial k has seed --seed + k.",
+        "Trials of each algorithm; their seeds are --seed, --seed + 1, and so on.",
         at_least=1,
         at_most=MAX_TRIALS,
     )
@@ -314,7 +315,7 @@ def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]
         name, equals, value = assignment.partition("=")
         if not equals or owner not in found or name in ("algorithm", *OF_ALL_ROWS):
             raise UserError(
-                f"--override: expected NAME:FLAG=VALUE with one of {', '.join(names)} "
+                f"--override: expected ROW:FLAG=VALUE with one of {', '.join(names)} "
                 f"and a flag of its training, found {text!r}"
             )
         found[owner][name] = given.options[name].parsed(value)
@@ -324,7 +325,7 @@ def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]
 def trial_specs(
     given: GivenRun, arms: Mapping[str, Arm], called: Optional[Mapping[str, str]] = None
 ) -> dict[str, list[RunSpec]]:
-    """Returns the runs of each row; trial k has the seed that was given, or 0, plus k.
+    """Returns the runs of each row; their seeds are the given one, or 0, and those after it.
 
     Args:
         arms: The rows, by the names of their folders.
@@ -342,8 +343,8 @@ def trial_specs(
         fixed = sorted(making.keys() & more.keys())
         if fixed:
             raise UserError(
-                f"--override: {owners[name]}: expected settings that do not make them, "
-                f"found {fixed[0]}"
+                f"--override: {owners[name]}: expected a flag that {owners[name]} does not set "
+                f"itself, found {fixed[0]}"
             )
         specs[name] = [
             given.spec_of({**arm.settings, **more, "seed": first_seed + k})

@@ -97,11 +97,11 @@ class Audit:
         """Returns the result in one line."""
         if self.is_refuted:
             return (
-                f"the claim is wrong: the attack needs an epsilon of at least {self.proved:.4f}, "
-                f"and {self.claimed:.4f} is claimed"
+                "the claim is wrong: the attack proves that epsilon is at least "
+                f"{self.proved:.4f}, and {self.claimed:.4f} is claimed"
             )
         return (
-            f"the attack does not refute the claim: it needs an epsilon of at least "
+            "the attack does not refute the claim: it proves that epsilon is at least "
             f"{self.proved:.4f}, and {self.claimed:.4f} is claimed"
         )
 

@@ -129,8 +129,8 @@ def answer(options: AccountingOptions) -> Answer:
     if len(missing) != 1:
         given = ", ".join(f"--{name}" for name in _QUESTIONS if name not in missing) or "none"
         raise UserError(
-            "privacy: expected two of --noise_multiplier, --target_epsilon and --rounds, of which "
-            f"the third is the answer, found {given}"
+            "privacy: expected two of --noise_multiplier, --target_epsilon and --rounds, which "
+            f"determine the third, found {given}"
         )
     return _QUESTIONS[missing[0]](options)
 

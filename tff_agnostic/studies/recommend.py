@@ -68,8 +68,8 @@ class RecommendOptions(TaskOptions):
     )
     trials: int = command_setting(
         _TRIALS,
-        "Trials of FedAvg, of the rows that look best, and of the choice; trial k has the seed "
-        "--seed + k.",
+        "Trials of FedAvg, of the rows that look best, and of the choice; their seeds are --seed, "
+        "--seed + 1, and so on.",
         at_least=1,
         at_most=_MAX_TRIALS,
     )

@@ -228,7 +228,9 @@ class Search:
         for name, arm in self.arms.items():
             values, outside = arm.start(seed)
             if outside:
-                print(f"note: {name}: no trial has all that is given: {', '.join(outside)}")
+                print(
+                    f"note: {name}: no trial has exactly the given settings: {', '.join(outside)}"
+                )
             self.studies.add(name, values)
 
     def num_elsewhere(self) -> int:

@@ -30,7 +30,7 @@ _NUMBERS = (int, float)
 _TOLERANCE = 1e-9
 # Of the settings of every run those that say how it trains, not how long or on what it is measured.
 _OF_RUNS = ("clients_per_round", "cohort_sampling", "max_examples")
-_ENTRY = "[ALGORITHM:]SETTING=RANGE, separated by semicolons"
+_ENTRY = "[ROW:]SETTING=RANGE, separated by semicolons"
 # Of plain numbers in tables.
 DECIMALS = 4
 OBJECTIVE_FORM = "[WEIGHT*]NAME[:MEASURE], joined by +"

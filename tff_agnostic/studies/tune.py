@@ -94,7 +94,7 @@ class TuneOptions(ArmOptions):
     )
     repeats: int = command_setting(
         1,
-        "Runs of each trial, whose mean counts; run k has seed --seed + k.",
+        "Runs of each trial, whose mean counts; their seeds are --seed, --seed + 1, and so on.",
         at_least=1,
         at_most=_MAX_REPEATS,
     )
@@ -289,7 +289,10 @@ def report(search: Search, split: str, command: str, title: Optional[str]) -> No
     print(f"\ntrials: {path / TRIALS_CSV}, plots: {path / 'plots'}")
     elsewhere = search.num_elsewhere()
     if elsewhere:
-        print(f"note: {elsewhere} trials have not ended: another process runs them, or did")
+        print(
+            f"note: trials that have not ended: {elsewhere}; another process runs them, or ended "
+            "while it did (--resume goes on with these)"
+        )
     for line in found.harm:
         print(f"note: {line}")
     _write_flags(search, trials, found.best, split)
@@ -343,7 +346,10 @@ def _write_flags(
     remark = f"The best of each by {objective.name} on the {split} clients."
     text = flags_of_all(search.arms, settings, remark)
     if text is None:
-        print("note: rows of a comparison share the options of the task, and these have others")
+        print(
+            f"note: no {COMPARE_FLAGS}: rows of a comparison share the options of the task, in "
+            "which the best trials differ"
+        )
     else:
         write_text(path / COMPARE_FLAGS, text)
         print(f"all of them: ./run compare --flagfile={path / COMPARE_FLAGS}")

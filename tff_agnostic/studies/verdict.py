@@ -186,14 +186,14 @@ def _by_domain(sides: Sides, domains: Sequence[Gain]) -> list[str]:
     for of in domains:
         told[of.told(count)].append(of)
     found = []
-    for direction, text in ((1, "Better off"), (-1, "Worse off, and paying for it")):
+    for direction, text in ((1, "Better off"), (-1, "Worse off")):
         listed = sorted(told[direction], key=lambda g: -abs(g.mean))
         if listed:
             more = f", and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
             names = ", ".join(_change(of, sides.measure, count) for of in listed[:_NAMED])
             found.append(f"{text}: {len(listed)} of {count} domains ({names}{more}).")
     if not told[-1]:
-        found.append("No domain is shown to pay.")
+        found.append("No domain is shown to be worse off.")
     if len(told[0]) == count:
         found.append(f"No single domain of the {count} shows a difference that can be told from 0.")
     elif told[0]:
@@ -251,8 +251,8 @@ def _more_data(sides: Sides, worst: Gain) -> list[str]:
     there = sides.clients.get(sides.worst)
     if needed.both is not None and needed.both > _MANY:
         return [
-            f"to tell a difference of this size takes more than {_MANY} times the data: take it "
-            "for 0"
+            f"to tell a difference of this size takes more than {_MANY} times the data: treat it "
+            "as 0"
         ]
     if needed.clients is not None and (needed.seeds is None or worst.has_clients):
         total = "" if there is None else f": about {_round(there * needed.clients)}, not {there}"

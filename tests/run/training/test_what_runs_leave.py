@@ -55,7 +55,7 @@ def test_result_and_last_row_agree(whole):
 def test_a_run_that_diverges_is_one_line(cohort_runtime, tmp_path):
     message = golden.refusal(train, cohort_runtime, tmp_path, client_learning_rate=1e30)
     assert message.startswith("round ")
-    assert "the model has diverged: no client returned finite numbers" in message
+    assert "the model has diverged: no client's numbers could be used" in message
     assert "lower --client_learning_rate or --server_learning_rate" in message
     assert "\n" not in message
     assert not (tmp_path / "result.json").exists()

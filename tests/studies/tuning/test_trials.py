@@ -60,7 +60,7 @@ def study() -> optuna.Study:
         trial.report(0.5, 10)
         trial.set_user_attr(SECONDS, 1.25)
         if k == 3:
-            trial.set_user_attr(ENDED, "diverged: round 11: no client returned finite numbers")
+            trial.set_user_attr(ENDED, "diverged: round 11: no client's numbers could be used")
             found.tell(trial, state=TrialState.PRUNED)
         else:
             found.tell(trial, trial.params["window"] / 40)
