@@ -32,8 +32,8 @@ class PredictorOptions(TaskOptions):
     task: str = task_setting("unigram")
     group_by: str = command_setting(
         "domain",
-        "Whose examples each predictor is made from: domain, of which the server sees counts "
-        "summed over clients; or client, of which it sees that client's counts.",
+        "Whose examples each predictor is made from: domain, by counts that are summed over its "
+        "clients; or client, by counts of its own, which the server sees.",
         choices=GROUPINGS,
     )
     smoothing_share: float = command_setting(
