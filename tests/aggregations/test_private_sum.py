@@ -46,6 +46,34 @@ def test_without_noise_and_clipping_rounds_are_plain_ones(streaming_runtime, nam
     assert reports[-1]["clients"] == expected_reports[-1]["clients"]
 
 
+def test_a_drawn_half_of_a_cohort_is_averaged_and_clipped_as_clients_that_all_train(
+    streaming_runtime,
+):
+    """FedAvg-Sub: the weight of a round is that of the clients that are drawn, in expectation."""
+    cohort_of_20 = [c for seed in range(20) for c in cohort(seed, sizes=(4,))]
+    counts = np.bincount(np.concatenate([client["domain_id"] for client in cohort_of_20]))
+    problem = Problem(
+        logistic_regression(4, 3), ("0", "1", "2"), 7, expected_counts=tuple(map(float, counts))
+    )
+    spec = CASES["fed_avg_sub"]
+    algorithm = spec.build(problem, spec.options(client_learning_rate=0.3, cohort_share=0.5))
+    private = private_sum(clip_norm=1e6, expected_clients=20.0)
+    (state, (report,)), (plain, _) = (
+        run_rounds(streaming_runtime.training(algorithm, aggregation), [cohort_of_20])
+        for aggregation in (private, PlainSum())
+    )
+    drawn = np.sum(report["client_work"]["train"]["num_examples"])
+    assert 0 < drawn < 80
+    start = algorithm.initialize().weights.trainable
+    for w_0, w, w_plain in zip(start, *(s.algorithm.weights.trainable for s in (state, plain))):
+        # 40 of the 80 examples are expected to be trained on.
+        np.testing.assert_allclose((w - w_0) * 40, (w_plain - w_0) * drawn, rtol=1e-4, atol=1e-5)
+    # Clip norms are those of a client's 4 examples, as where all train.
+    bounds = algorithm.steps[0].bounds(private.limits)
+    (update,) = [group for group in private.groups(bounds) if group.is_update]
+    assert update.limit == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize(
     ("name", "generator"),
     usually(

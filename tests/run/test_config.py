@@ -13,7 +13,7 @@ from tests.algorithms.user_files import write_by_size
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.build import build_lambda_set, training_examples
+from tff_agnostic.run.build import build_algorithm, build_lambda_set, training_examples
 from tff_agnostic.run.options import RunConfig, options_of_runs, settings_of_runs
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.settings import check_effective, flag_of, kind_of
@@ -255,6 +255,38 @@ def test_of_all_mixtures_no_set_is_built_and_no_client_is_read():
 def test_an_algorithm_without_lambda_has_no_set():
     spec = resolve("toy_regression", {"algorithm": "fed_avg"}, {})
     assert build_lambda_set(spec, spec.load_task()) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "cut"),
+    [
+        ({"max_examples": 4}, 4),
+        ({"aggregation": "secure", "secure_max_examples": 3}, 3),
+        ({"privacy": "central", "noise_multiplier": 1.0, "secure_max_examples": 3}, 3),
+        ({"aggregation": "secure", "secure_max_examples": 3, "max_examples": 4}, 3),
+        ({"aggregation": "secure"}, None),
+        ({}, None),
+    ],
+)
+def test_expected_counts_are_of_the_examples_that_clients_use(settings, cut):
+    spec = resolve(
+        "toy_regression", {"algorithm": "fed_avg", "clients_per_round": 10, **settings}, {}
+    )
+    task = spec.load_task()
+    read = [spec.load_task().train.read(client)["domain_id"] for client in task.train.client_ids]
+    used = np.concatenate([domains[:cut] for domains in read])
+    expected = np.bincount(used, minlength=task.num_domains) * (10 / len(read))
+    algorithm = build_algorithm(spec, task)
+    np.testing.assert_allclose(algorithm.problem.expected_counts, expected, rtol=1e-12, atol=1e-5)
+
+
+def test_a_domain_without_clients_adds_nothing_to_the_expected_weight():
+    spec = resolve("toy_regression", {"algorithm": "fed_avg", "clients_per_round": 10}, {})
+    task = spec.load_task()
+    more = dataclasses.replace(task, domain_names=(*task.domain_names, *"abcdefgh"))
+    counts = build_algorithm(spec, more).problem.expected_counts
+    assert counts[:5] == build_algorithm(spec, task).problem.expected_counts
+    assert all(0 < count < 1e-4 for count in counts[5:])
 
 
 def test_the_centre_of_a_ball_is_the_tasks_training_mixture():

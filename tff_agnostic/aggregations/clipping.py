@@ -49,7 +49,7 @@ def scaled_ratios(values: Sequence[tf.Tensor], bounds: Sequence[Bound]) -> list[
     ratios = dict.fromkeys(bound.ratio for bound in bounds if bound.ratio is not None)
     for ratio in ratios:
         members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
-        factor = _whole(_factor(scaled, bounds, members), scaled, bounds, members)
+        factor = whole_factor(_factor(scaled, bounds, members), scaled, bounds, members)
         for i in members:
             scaled[i] = _times(factor, scaled[i])
     return scaled
@@ -67,7 +67,7 @@ def _factor(
     return tf.where(factor < 1.0, factor * _ROOM, factor)
 
 
-def _whole(
+def whole_factor(
     factor: tf.Tensor,
     values: Sequence[tf.Tensor],
     bounds: Sequence[Bound],
@@ -77,7 +77,8 @@ def _whole(
     for i in members:
         if bounds[i].integer:
             count = tf.cast(values[i], tf.float64)
-            # Toward 0: a client may send negative counts, and must gain nothing by that.
+            # Toward 0: a client may send negative counts, and must gain nothing by that. n (1 / n)
+            # may be slightly less than 1.
             whole = tf.sign(count) * tf.floor(tf.abs(count) * factor + 1e-9)
             factor = tf.math.divide_no_nan(whole, count)
     return factor
@@ -212,7 +213,7 @@ def _jointly_clipped(
     for ratio in dict.fromkeys(bound.ratio for bound in bounds):
         members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
         # Counts of a ratio stay whole, and the ratio stays.
-        of_ratio = factor if ratio is None else _whole(factor, values, bounds, members)
+        of_ratio = factor if ratio is None else whole_factor(factor, values, bounds, members)
         for i in positions & {*members}:
             clipped[i] = _times(of_ratio, values[i])
     return clipped
@@ -222,8 +223,8 @@ def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[G
     """Returns the groups of an output; values with a public sum are in none.
 
     Signed values of a ratio are an update: a model delta times the client's weight. The bound of
-    its norm has a factor for the weight: a client's mean weight where the sum of weights is public,
-    the largest weight otherwise.
+    its norm has a factor for the weight: where the sum of weights is public, the mean weight of the
+    clients that add to it, and the largest weight otherwise.
 
     Args:
         bounds: Bounds in the structure of the output, a named tuple.
@@ -242,11 +243,15 @@ def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[G
             alternatives.setdefault(bound.one_of, []).append(i)
         elif bound.public_sum is None:
             groups.append(Group(names[i], (i,), bound.norm))
-    weights = {b.ratio: b.public_sum for b in flat if b.ratio and b.public_sum is not None}
+    means = {
+        bound.ratio: bound.public_sum / (expected_clients * bound.adding)
+        for bound in flat
+        if bound.ratio and bound.public_sum is not None
+    }
     for name, positions in updates.items():
         largest = max(flat[i].limit for i in positions) / max_delta
-        mean = weights[name] / expected_clients if name in weights else largest
-        groups.append(Group(name, tuple(positions), float(mean), is_update=True))
+        limit = float(means.get(name, largest))
+        groups.append(Group(name, tuple(positions), limit, is_update=True))
     for name, positions in alternatives.items():
         largest = max(flat[i].norm for i in positions)
         groups.append(Group(name, tuple(positions), largest))

@@ -15,6 +15,7 @@ from tff_agnostic.aggregations.aggregation import (
     FederatedSums,
     SecurityProperty,
 )
+from tff_agnostic.aggregations.clipping import whole_factor
 from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportField, ReportFields, Unit
 from tff_agnostic.settings import setting
@@ -198,7 +199,7 @@ def scaled_to_bounds(output: Any, bounds: Any) -> Any:
         if bound.ratio is not None:
             by_ratio.setdefault(bound.ratio, []).append(i)
     for positions in by_ratio.values():
-        factor = _common_factor([(values[i], flat_bounds[i]) for i in positions])
+        factor = _common_factor(values, flat_bounds, positions)
         for i in positions:
             scaled = tf.cast(values[i], tf.float64) * factor
             # Rounded: floor(f n) / n times n may be slightly less than a whole number.
@@ -207,19 +208,16 @@ def scaled_to_bounds(output: Any, bounds: Any) -> Any:
     return tf.nest.pack_sequence_as(output, values)
 
 
-def _common_factor(members: Sequence[tuple[tf.Tensor, Bound]]) -> tf.Tensor:
+def _common_factor(
+    values: Sequence[tf.Tensor], bounds: Sequence[Bound], positions: Sequence[int]
+) -> tf.Tensor:
     """Returns the factor in [0, 1] of values of one ratio: a scalar, or one for each entry."""
     factor = tf.constant(1.0, tf.float64)
-    for value, bound in members:
-        size = tf.abs(tf.cast(value, tf.float64))
-        largest = size if bound.entrywise else tf.reduce_max(size)
-        factor = tf.minimum(factor, bound.limit / tf.maximum(largest, bound.limit))
-    for value, bound in members:
-        if bound.integer:
-            count = tf.cast(value, tf.float64)
-            # The smallest share below 1 that leaves a whole number; all of it where nothing is cut.
-            factor = tf.math.divide_no_nan(tf.floor(count * factor), count)
-    return factor
+    for i in positions:
+        size = tf.abs(tf.cast(values[i], tf.float64))
+        largest = size if bounds[i].entrywise else tf.reduce_max(size)
+        factor = tf.minimum(factor, bounds[i].limit / tf.maximum(largest, bounds[i].limit))
+    return whole_factor(factor, values, bounds, positions)
 
 
 def _sent_fields(bounds: Any) -> list[str]:

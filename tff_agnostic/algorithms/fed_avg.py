@@ -88,6 +88,7 @@ def fed_avg(
     name: str = "fed_avg",
     alpha: Optional[Sequence[float]] = None,
     proximal: float = 0.0,
+    taking_part: float = 1.0,
 ) -> core.Algorithm:
     """Returns FedAvg, in which each example weighs what its domain's scale says.
 
@@ -97,6 +98,7 @@ def fed_avg(
         name: Name of the algorithm; variations have their own.
         alpha: Scale of each domain, p numbers; all 1 if None.
         proximal: mu of FedProx.
+        taking_part: The share of a cohort that is expected to train: theta of FedAvg-Sub.
     """
     model, optimizer = problem.model, options.build_server_optimizer()
     scale = np.array(alpha or [1.0] * problem.num_domains, np.float32)
@@ -129,7 +131,10 @@ def fed_avg(
         ),
         bounds=core.training_bounds(
             model,
-            expected_weight=None if expected is None else float(np.dot(scale, expected)),
+            expected_weight=(
+                None if expected is None else taking_part * float(np.dot(scale, expected))
+            ),
+            adding=taking_part,
         ),
     )
     return core.Algorithm(
@@ -303,7 +308,7 @@ def takes_part(seed: tf.Tensor, cohort_share: float) -> tf.Tensor:
 
 def fed_avg_sub(problem: core.Problem, options: FedAvgSubOptions) -> core.Algorithm:
     """Returns FedAvg whose clients each take part with probability theta."""
-    base = fed_avg(problem, options, "fed_avg_sub")
+    base = fed_avg(problem, options, "fed_avg_sub", taking_part=options.cohort_share)
     (training,) = base.steps
     work = core.HashablePartial(
         sub_client_work, train=training.client_work, cohort_share=options.cohort_share

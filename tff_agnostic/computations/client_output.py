@@ -46,7 +46,7 @@ class ClientCounts(NamedTuple):
 
     Attributes:
         contributed: Its update has a positive weight.
-        zero_weight: It has examples, but none of a domain with a positive weight.
+        zero_weight: It has examples, and no weight in this round's average.
         empty: It has no examples.
         non_finite: Its update, weight or losses were not finite, and were dropped.
     """
@@ -63,8 +63,9 @@ class TrainingOutput(NamedTuple):
     Attributes:
         weighted_delta: beta^k (w - w^k), like the trainable weights.
         beta: Weight of the client, float32 scalar.
-        domain_losses: Sum of the losses at w of each domain's examples, float32 [p]. With a holdout
-            these, and counts and metrics, are of the examples that are kept out of training.
+        domain_losses: Sum of the losses at w of each domain's examples, float32 [p]; in FedAvg and
+            its variations those of the first epoch. With a holdout these, and counts and metrics,
+            are of the examples that are kept out of training.
         domain_counts: Number of examples of each domain, int64 [p].
         metric_sums: For each metric its numerator and denominator per domain, float32 [p] each.
         clients: Outcome of the client.
@@ -193,6 +194,7 @@ def training_bounds(
     max_weight: Optional[float] = None,
     expected_weight: Optional[float] = None,
     holdout: Holdout = NO_HOLDOUT,
+    adding: float = 1.0,
 ) -> Callable[[ClientLimits], TrainingOutput]:
     """Returns the function of a client's limits that bounds every value of a `TrainingOutput`.
 
@@ -201,13 +203,16 @@ def training_bounds(
             examples if None.
         expected_weight: What the weights of a round are expected to add up to, if that is known.
         holdout: Which examples clients keep out of training.
+        adding: The share of a round's clients that are expected to have a weight.
     """
 
     def bounds(limits: ClientLimits) -> TrainingOutput:
         most = limits.beta(float(limits.max_examples) if max_weight is None else max_weight)
         # The two form a ratio, the average.
         delta = Bound(most * limits.max_delta, signed=True, ratio="update")
-        beta = Bound(most, ratio="update", denominator=True, public_sum=expected_weight)
+        beta = Bound(
+            most, ratio="update", denominator=True, public_sum=expected_weight, adding=adding
+        )
         deltas = [delta for _ in model.initial_weights.trainable]
         sums = domain_sums_bounds(model, limits, holdout.is_active)
         return _training_output(deltas, beta, sums, client_counts_bounds())

@@ -83,6 +83,13 @@ class FirstExamples:
         """Returns one client's first examples."""
         return first_rows(self.clients.read(client_id), self._max_examples)
 
+    def client_domain_counts(self) -> Optional[np.ndarray]:
+        """Returns the examples of each client by domain, if none has more than are kept."""
+        counts = known_counts(self.clients)
+        if counts is None or np.any(counts.sum(axis=1) > self._max_examples):
+            return None
+        return counts
+
 
 def first_rows(columns: Mapping[str, Any], max_rows: Optional[int]) -> dict[str, Any]:
     """Returns the first rows of a client's columns, or all; they may be mappings of columns."""

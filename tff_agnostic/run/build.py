@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits
 from tff_agnostic.algorithms.user_algorithm import algorithm_named
 from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
 from tff_agnostic.computations.domain_losses import HoldoutOptions
@@ -67,6 +67,8 @@ from tff_agnostic.tasks.task import Task
 MAX_READS = 2000
 # Clients that are read for this, where what they hold is not known otherwise.
 _MAX_READS = 200
+# Of the least count of a domain.
+_NEXT_TO_NONE = 1e-6
 # So many differences are told of a model that differs throughout.
 _MAX_TOLD = 5
 
@@ -215,7 +217,7 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
         model=model_to_start_from(spec.config.initial_model, task.model, spec.config.trust),
         domain_names=task.domain_names,
         seed=spec.config.seed,
-        expected_counts=_expected_counts(task, spec.config.clients_per_round),
+        expected_counts=_expected_counts(spec, task),
     )
     algorithm = algorithm_named(spec.config.algorithm).build(problem, spec.algorithm)
     return with_rate_columns(algorithm, spec.algorithm)
@@ -230,7 +232,7 @@ def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
     if not isinstance(options, LambdaSetOptions) or options.lambda_set == "simplex":
         # Of all mixtures the worst is the worst domain, whatever the domains are.
         return None
-    expected_counts = np.asarray(_expected_counts(task, spec.config.clients_per_round))
+    expected_counts = np.asarray(_expected_counts(spec, task))
     return options.build_lambda_set(task.domain_names, expected_counts / expected_counts.sum())
 
 
@@ -239,11 +241,21 @@ def training_examples(task: Task) -> np.ndarray:
     return domain_counts(task.train, task.num_domains, MAX_READS)
 
 
-def _expected_counts(task: Task, clients_per_round: int) -> tuple[float, ...]:
-    totals = training_examples(task)
-    expected = totals * (clients_per_round / len(task.train.client_ids))
-    # A domain that no training client has never meets its count; any positive number will do.
-    return tuple(float(count) for count in np.where(totals > 0, expected, 1.0))
+def _expected_counts(spec: RunSpec, task: Task) -> tuple[float, ...]:
+    totals = domain_counts(_as_summed(spec, task), task.num_domains, MAX_READS)
+    expected = totals * (spec.config.clients_per_round / len(task.train.client_ids))
+    # A domain that no training client has never meets its count, which has to be positive, and adds
+    # nothing to speak of to sums over domains.
+    least = np.min(expected, initial=1.0, where=expected > 0)
+    return tuple(float(count) for count in np.where(totals > 0, expected, _NEXT_TO_NONE * least))
+
+
+def _as_summed(spec: RunSpec, task: Task) -> ClientDataset:
+    """Returns the training clients with the examples that --secure_max_examples leaves them."""
+    for part in (spec.privacy, spec.update_aggregator, spec.aggregation):
+        if isinstance(part, ClientLimits):
+            return FirstExamples(task.train, part.max_examples)
+    return task.train
 
 
 def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[Remark]:
