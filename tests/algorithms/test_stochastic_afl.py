@@ -1,6 +1,7 @@
 """Twenty rounds of each variant of Stochastic-AFL against their transcription."""
 
 import json
+from collections import OrderedDict
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.computations.harness import make_client, random_client, run_rounds, s
 from tests.domain_weights import solvers
 from tests.selection import exhaustive, usually
 from tff_agnostic.algorithms.saddle_point import draw
-from tff_agnostic.computations import PlainSum
+from tff_agnostic.computations import PlainSum, TrainingOutput
 from tff_agnostic.computations.local_training import gradient_pass
 from tff_agnostic.models import logistic_regression
 
@@ -142,6 +143,52 @@ def test_a_hull_is_climbed_by_the_weights_of_its_mixtures(streaming_runtime, tmp
         theta = solvers.nearest(theta + 0.05 * slopes, [(0, 1)] * 2, None, theta)
         expected = [theta[0] / 2, theta[0] / 2, theta[1]]
         np.testing.assert_allclose(report["domain_weights"]["lambda"], expected, atol=1e-5)
+
+
+# --- Domains that are absent, or not measured
+
+
+def _round(algorithm: Any, state: Any, losses: Any, measured: Any, trained: Any = None) -> Any:
+    """The server's part of a round, from sums over its clients; weights stay."""
+    sums = TrainingOutput(
+        [tf.zeros_like(w) for w in state.weights.trainable],
+        tf.constant(1.0),
+        tf.constant(losses, tf.float32),
+        tf.constant(measured, tf.int64),
+        OrderedDict(),
+        (),
+        () if trained is None else tf.constant(trained, tf.int64),
+    )
+    return algorithm.finish(state, sums)
+
+
+def test_optimistic_steps_do_not_count_a_loss_twice_when_its_domain_is_back():
+    algorithm = build_afl(
+        optimistic=True,
+        domain_losses="ratio",
+        domain_learning_rate=0.1,
+        domain_weight_update="exponentiated_gradient",
+    )
+    state = algorithm.initialize()
+    # Means of 1, 2 and 3 in every round, the last domain in every second one.
+    for round_num in range(1, 10):
+        counts = np.array([1.0, 1.0, round_num % 2])
+        before = np.asarray(state.lambda_, np.float64)
+        state = _round(algorithm, state, [1, 2, 3] * counts, counts)
+        wanted = before * np.exp(0.1 * np.array([1.0, 2.0, 3.0]))
+        if not counts[2]:
+            wanted = np.append(wanted[:2] / wanted[:2].sum() * (1 - before[2]), before[2])
+        np.testing.assert_allclose(state.lambda_, wanted / wanted.sum(), rtol=1e-5)
+
+
+def test_an_unbiased_loss_that_nobody_measured_is_0_like_that_of_an_absent_domain():
+    """All losses are 1; the second domain is measured in two of five rounds, and trained in all."""
+    algorithm = build_afl(2, (100.0, 10.0), domain_loss_share=0.2, domain_learning_rate=0.01)
+    state = algorithm.initialize()
+    for measured in ([20, 5], [20, 0], [20, 5], [20, 0], [20, 0]) * 10:
+        state = _round(algorithm, state, measured, measured, [80, 10 - measured[1]])
+    # 5 in two rounds of five are the 2 that are expected of it, so that lambda comes back.
+    np.testing.assert_allclose(state.lambda_, [0.5, 0.5], atol=1e-5)
 
 
 # --- What Stochastic-AFL draws, enumerated or counted: means and variances of its gradients

@@ -93,6 +93,10 @@ def test_exponentiated_gradient_recovers_a_tiny_weight():
         ([0.0, 0.8, 1.0], [0.0, 0.4, 0.6]),
         ([-5.0, 3.0], [0.0, 1.0]),
         ([7.0], [1.0]),
+        ([4e8, 1e8], [1.0, 0.0]),
+        ([-4e8, -4e8, -5e8], [0.5, 0.5, 0.0]),
+        # Neighbours in float32.
+        ([2.0**25, 2.0**25 + 4, 3e37, 3e37], [0.0, 0.0, 0.5, 0.5]),
     ],
 )
 def test_project_to_simplex(vector, expected):
@@ -105,7 +109,9 @@ def test_projected_gradient_moves_by_the_losses_before_it_projects():
 
 
 def test_fixed_stays():
-    np.testing.assert_array_equal(ascent.fixed(_f32(0.3, 0.7), _f32(9, 0), 1.0), _f32(0.3, 0.7))
+    options = LambdaOptions(domain_weight_update="fixed", domain_learning_rate=1.0)
+    updated = _next(options, _f32(0.3, 0.7), _f32(9, 0), _f32(1, 1))
+    np.testing.assert_array_equal(updated, _f32(0.3, 0.7))
 
 
 # Absent domains
@@ -155,6 +161,26 @@ def test_freeze_absent_compares_negative_losses_of_the_present():
     losses = _f32(-500, -500 + np.log(3), 0)
     updated = _next(options, _f32(0.2, 0.2, 0.6), losses, _f32(1, 1, 0))
     np.testing.assert_allclose(updated, [0.1, 0.3, 0.6], rtol=1e-4)
+
+
+@pytest.mark.parametrize("update", ["exponentiated_gradient", "projected_gradient"])
+@pytest.mark.parametrize(
+    ("mixture", "lambda_", "losses", "counts"),
+    [
+        # By hand: the slope of chi2 in the first domain is -2 (.5 - .0127) / .0127 = -76.7.
+        ((0.0127, 0.9873), (0.5, 0.5), (1.0, 0.0), (3, 0)),
+        ((0.2, 0.3, 0.5), (0.6, 0.3, 0.1), (1.0, 2.0, 0.0), (1, 1, 0)),
+    ],
+)
+def test_freeze_absent_keeps_the_sum_with_a_chi2_term(update, mixture, lambda_, losses, counts):
+    options = LambdaOptions(domain_weight_update=update, domain_learning_rate=1.0, chi2_weight=1.0)
+    steps = lambda_ascent(options, ["abc"[i] for i in range(len(mixture))], mixture)
+    updated = np.asarray(steps.next(_f32(*lambda_), _f32(*losses), _f32(*counts)))
+    _assert_on_simplex(updated)
+    np.testing.assert_allclose(updated[-1], lambda_[-1], rtol=1e-6)
+    if len(mixture) == 3:
+        # The present ones share the rest by the slopes: 1 - 4 and 2 - 0.
+        assert updated[1] > lambda_[1]
 
 
 # Many rounds

@@ -140,6 +140,26 @@ class AflBoostOptions(BoostOptions, LambdaOptions, LossEstimatorOptions):
         "domain", "What an example of domain k counts in AFLBoost.", choices=EXAMPLE_WEIGHTS
     )
 
+    def __post_init__(self) -> None:
+        """Refuses CVaR too, and an estimate that the weight of examples leaves no room for."""
+        super().__post_init__()
+        if self.domain_weight_update == "cvar":
+            raise UserError(
+                "--domain_weight_update: AFLBoost steps along estimates of the losses, and cvar "
+                "has no step: expected another, or --algorithm=agnostic_fed_avg"
+            )
+        if self.example_weight == "cohort" and self.domain_losses != "unbiased":
+            raise UserError(
+                f"--domain_losses={self.domain_losses} has no effect with --example_weight=cohort, "
+                "which divides all losses by the cohort's examples: it needs "
+                "--example_weight=domain"
+            )
+
+    @property
+    def own_absent_domains(self) -> str:
+        """What the estimate of the losses needs."""
+        return self.absent_by_estimate()
+
 
 class AflBoostState(NamedTuple):
     """What the server remembers.
@@ -163,17 +183,7 @@ class AflBoostState(NamedTuple):
 
 def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm:
     """Returns AFLBoost; its models are the ensembles of the last alpha, and of the mean."""
-    if options.domain_weight_update == "cvar":
-        raise UserError(
-            "--domain_weight_update: AFLBoost steps along estimates of the losses, and cvar has no "
-            "step: expected another, or --algorithm=agnostic_fed_avg"
-        )
     is_by_cohort = options.example_weight == "cohort"
-    if is_by_cohort and options.domain_losses != "unbiased":
-        raise UserError(
-            f"--domain_losses={options.domain_losses} has no effect with --example_weight=cohort, "
-            "which divides all losses by the cohort's examples: it needs --example_weight=domain"
-        )
     model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
     lambdas = lambda_ascent(options, problem.domain_names, problem.expected_counts)

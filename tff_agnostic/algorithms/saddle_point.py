@@ -9,6 +9,7 @@ import dataclasses
 from typing import Callable, NamedTuple, Optional
 
 from tff_agnostic.computations import DomainSums
+from tff_agnostic.domain_weights.ascent import FREEZE, ZERO
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
@@ -82,7 +83,7 @@ class LossEstimatorOptions(Settings):
     Attributes:
         domain_losses: Member of `DOMAIN_LOSSES`. "unbiased": sums of losses over the counts that a
             round is expected to have; "ratio": over those that it has. An absent domain counts as 0
-            in both.
+            in both, unless its lambda stays as it is.
     """
 
     domain_losses: str = setting(
@@ -91,6 +92,14 @@ class LossEstimatorOptions(Settings):
         "expected (unbiased), or those of the round (ratio).",
         choices=DOMAIN_LOSSES,
     )
+
+    def absent_by_estimate(self) -> str:
+        """Returns a default of --absent_domains.
+
+        An unbiased loss is 0 where a domain is absent, and too large where it is there: a lambda
+        that moved only where it is there would climb. With "ratio" lambda may stay.
+        """
+        return ZERO if self.domain_losses == "unbiased" else FREEZE
 
 
 @dataclasses.dataclass(frozen=True)

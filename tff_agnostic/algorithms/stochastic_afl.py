@@ -75,8 +75,8 @@ class StochasticAflOptions(
 
     @property
     def own_absent_domains(self) -> str:
-        """Zero with unbiased losses, which are 0 on average where a domain is absent."""
-        return ZERO if self.domain_losses == "unbiased" else FREEZE
+        """What the estimate of the losses needs."""
+        return self.absent_by_estimate()
 
     def __post_init__(self) -> None:
         """Refuses CVaR too: the largest of unbiased estimates is no unbiased estimate of it."""
@@ -208,6 +208,9 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
             trainable = project_to_ball(trainable, options.weights_radius)
         # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
         counts = sums.trained_and_measured()
+        if options.domain_losses == "unbiased" and options.absent_domains == ZERO:
+            # The 0 of a domain that is trained on, and not measured, belongs to the mean, too.
+            counts = tf.cast(sums.counts, tf.float32), None
         lambda_ = steps.next(state.lambda_, directions.losses, *counts, factor)
         # w_A, lambda_A
         mean_weights = [
@@ -215,6 +218,10 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         ]
         mean_lambda = running_mean(state.mean_lambda, steps.mixture(lambda_), t, has_examples)
         if options.optimistic:
+            if options.absent_domains == FREEZE:
+                # Nothing was taken back of a loss whose domain stayed away since: it is the last.
+                last = tf.where(sums.counts > 0, found.losses, before.losses)
+                found = found._replace(losses=last)
             before = tf.nest.map_structure(
                 lambda new, old: tf.where(has_examples, new, old), found, before
             )

@@ -92,12 +92,6 @@ def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: flo
     return project_to_simplex(lambda_ + learning_rate * losses)
 
 
-def fixed(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Tensor:
-    """Returns lambda unchanged."""
-    del losses, learning_rate
-    return lambda_
-
-
 class AscentInput(NamedTuple):
     """What a round has for lambda to move by.
 
@@ -129,7 +123,7 @@ def euclidean_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
 def no_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
     """Returns the coordinates unchanged."""
     del lambda_set
-    return fixed(step.coordinates, step.gradient, step.learning_rate)
+    return step.coordinates
 
 
 # (set, what the round has) -> coordinates.
@@ -315,7 +309,8 @@ class LambdaOptions(LambdaSetOptions):
         None,
         "What becomes of lambda of a domain that is absent from a round: it stays as it is, or in "
         "other sets than the simplex the domain has the mean loss of the others (freeze); or its "
-        "loss counts as 0 (zero). If not given, freeze; zero in Stochastic-AFL, if unbiased.",
+        "loss counts as 0 (zero). If not given, freeze; in Stochastic-AFL and AFLBoost zero, if "
+        "losses are unbiased.",
         choices=ABSENT_DOMAINS,
         as_before=ZERO,
         short="Lambda of an absent domain stays (freeze), or its loss counts as 0 (zero).",
@@ -430,15 +425,16 @@ class LambdaAscent:
         rate: Any,
     ) -> tf.Tensor:
         keeps_weights = keeps_unknown and isinstance(self.lambda_set, Simplex)
-        if keeps_weights:
-            # Updates depend on differences of losses. Beside the 0 of an absent domain, negative
-            # losses could leave the present ones without any weight to share.
-            losses = tf.where(known, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
-        elif keeps_unknown:
+        if keeps_unknown and not keeps_weights:
             # In other sets no weight can be kept alone: what is unknown is taken for the mean.
             losses = tf.where(known, losses, self._mean_of_known(coordinates, losses, known))
         if self.options.chi2_weight:
             losses += self._chi2_slope(coordinates)
+        if keeps_weights:
+            # Updates depend on differences of slopes. Beside the 0 of an absent domain, negative
+            # ones could leave the present domains without any weight to share.
+            losses = tf.where(known, losses, 0.0)
+            losses = tf.where(known, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
         gradient = self.lambda_set.gradient(losses)
         step = AscentInput(coordinates, gradient, rate, known if keeps_weights else None)
         updated = self.update(self.lambda_set, step)

@@ -1,15 +1,12 @@
-"""The set Lambda: simplex, box, hull; its projections, settings and registry.
-
-What a set Lambda is to those who climb in it: coordinates, projections, and its worst mixture.
+"""The set Lambda: simplex, box, hull and ball, with coordinates, projections and worst mixture.
 
 Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning": the agnostic loss is the maximum over
 lambda in Lambda of sum_i lambda_i L_i. It is linear in lambda, so that Lambda and its convex hull
 give the same; every set here is convex and within the simplex of the p domains.
 
-Mixtures within bounds per domain: lower <= lambda <= upper.
-
-Both projections clip a family of points that grows with one number, until the sum is 1: v + nu for
-the Euclidean one, c y for the entropy. As a function of that number the sum is piecewise linear,
+A box has the mixtures within bounds per domain, lower <= lambda <= upper. Its two projections clip
+a family of points that grows with one number, until the sum is 1: v + nu for the Euclidean one, c y
+for the entropy. As a function of that number the sum is piecewise linear,
 and it bends only where a coordinate reaches a bound, so that the piece that holds 1 is found by
 trying all bends, and solved exactly.
 """
@@ -122,6 +119,8 @@ def project_to_simplex(vector: tf.Tensor) -> tf.Tensor:
 
     Source: Duchi et al. 2008, "Efficient projections onto the l1-ball", figure 1.
     """
+    # A common shift changes nothing, and beside an entry of 2^24 float32 has no 1.
+    vector = vector - tf.reduce_max(vector)
     descending = tf.sort(vector, direction="DESCENDING")
     ranks = tf.range(1, tf.size(vector) + 1, dtype=vector.dtype)
     excess = (tf.cumsum(descending) - 1.0) / ranks
