@@ -42,7 +42,7 @@ from tff_agnostic.settings import part_of, setting
 CLIPPINGS = Registry("clipping", {"fixed": False, "adaptive": True})
 # An indicator less one half: its sensitivity to a client that joins is one half.
 _WITHIN = Bound(0.5, signed=True)
-# Largest whole number that fits both float64 and int64.
+# A whole number that is exact in float64, and well within int64.
 _LARGEST = 2.0**62
 _OF_PLAIN_SUMS = (
     "plain sums add float32 numbers, whose roundings depend on every client and are in no account: "

@@ -7,7 +7,7 @@ domain. The server averages the deltas and moves lambda towards the domains with
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -127,21 +127,8 @@ def client_work(
     return core.training_output(weights, trained, beta, sums, clients)
 
 
-def agnostic_fed_avg(
-    problem: core.Problem,
-    options: AgnosticFedAvgOptions,
-    name: str = "agnostic_fed_avg",
-    lambda_losses: Callable[[core.DomainSums], tf.Tensor] = core.DomainSums.mean_losses,
-) -> core.Algorithm:
-    """Returns AgnosticFedAvg.
-
-    Args:
-        problem: What is learned.
-        options: Settings.
-        name: Name of the algorithm; variations have their own.
-        lambda_losses: (the round's sums) -> the losses that lambda ascends, float32 [p]; the
-            domains' mean losses in the paper.
-    """
+def agnostic_fed_avg(problem: core.Problem, options: AgnosticFedAvgOptions) -> core.Algorithm:
+    """Returns AgnosticFedAvg."""
     model, optimizer = problem.model, options.build_server_optimizer()
     holdout = options.holdout(problem.seed)
     steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)
@@ -173,14 +160,15 @@ def agnostic_fed_avg(
     def finish(state: AgnosticFedAvgState, summed: core.TrainingOutput) -> AgnosticFedAvgState:
         # Line 9: w_t = sum_k beta^k w^k / beta_t
         trained = core.average_and_apply(optimizer, state, summed.weighted_delta, summed.beta)
-        # Lines 10 to 12: L = sum_k L^k / N_t,
-        # lambda_t = lambda_{t-1} exp(gamma_lambda L) / sum_i lambda_{t-1}^i exp(gamma_lambda L_i)
+        # Line 10: N_t = sum_k N^k
         sums = summed.domain_sums
-        # L - b in the place of L, where there are baselines; see `excess_losses`.
-        losses = excess_losses(lambda_losses(sums), baselines, sums.counts > 0)
-        lambda_ = steps.next(state.domains.lambda_, losses, *sums.trained_and_measured())
-        # N_t = sum_k N^k
         counts = tf.cast(sums.trained_counts, tf.float32)
+        # Line 11: L = sum_k L^k / N_t, of the examples that are measured; less b where there are
+        # baselines, see `excess_losses`.
+        losses = excess_losses(sums.mean_losses(), baselines, sums.counts > 0)
+        # Line 12:
+        # lambda_t = lambda_{t-1} exp(gamma_lambda L) / sum_i lambda_{t-1}^i exp(gamma_lambda L_i)
+        lambda_ = steps.next(state.domains.lambda_, losses, *sums.trained_and_measured())
         window, mean_counts = slide(state.domains.window, state.domains.mean_counts, counts)
         mean = state.domains.mean_lambda
         if isinstance(mean, MeanLambda):
@@ -207,7 +195,7 @@ def agnostic_fed_avg(
         bounds=core.training_bounds(model, _MAX_BETA, expected_weight=1.0, holdout=holdout),
     )
     return core.Algorithm(
-        name=name,
+        name="agnostic_fed_avg",
         problem=problem,
         initialize=initialize,
         steps=(training,),
@@ -263,6 +251,7 @@ def slide(
         counts: N_t, float32 [p].
     """
     slid = tf.concat([window[1:], counts[tf.newaxis]], axis=0)
+    # (1 / r) sum_{j=t-r+1}^t N_j
     mean = tf.reduce_mean(slid, axis=0)
     mean = tf.where(mean > 0, mean, mean_counts)
     has_examples = tf.reduce_sum(counts) > 0

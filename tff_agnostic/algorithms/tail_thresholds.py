@@ -152,7 +152,7 @@ class LossHistogram(NamedTuple):
 
 
 class TailShare(NamedTuple):
-    """What they say where a threshold is tracked.
+    """What clients send where a threshold is tracked.
 
     Attributes:
         below: Weight of those whose loss is below it, int64 scalar.

@@ -212,9 +212,9 @@ def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, usual_loss: tf.Tens
     """Returns c of the next round: the mean of the F_k by the weights of this one.
 
     With it the same losses would have weights p_k exp(t (F_k - c)) whose sum is at most that of the
-    p_k, and at least the smallest p_k: the logarithm of that quotient is the divergence of the
-    weights from the p_k. Where all weights were lost in the rounding of a secure sum it is the mean
-    loss of the examples.
+    p_k, and at least the smallest p_k: minus the logarithm of (their sum over that of the p_k) is
+    KL(q || p), where q_k is in proportion to p_k exp(t F_k). Where all weights were lost in the
+    rounding of a secure sum it is the mean loss of the examples.
 
     Args:
         weight: Sum of the clients' weights.

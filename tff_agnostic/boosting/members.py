@@ -75,7 +75,7 @@ class DiscreteMembers:
     """Distributions over outcomes without any input, such as unigram models.
 
     They are held by their probabilities, [outcomes, q]: what all of them say of an outcome lies
-    together in memory. Their models have scores, as `models.unigram`.
+    together in memory. Their models have scores, as `models.next_word.unigram_model`.
 
     Attributes:
         with_norm: Whether predictions say |h|^2, which takes all of h.

@@ -1,14 +1,11 @@
-"""Outputs of mixtures, their losses and gradients by alpha.
+"""Losses of mixtures of C predictors on n examples, and gradients by their weights alpha.
 
-What C predictors say of n examples, as far as the losses of their mixtures need it.
-
-A mixture's losses depend on inner products: of its output with the label (the label's own
+Source: Hamer, Mohri, Suresh 2020, sections 2 to 4; d loss / d alpha_k = <grad loss(h), h_k>. A
+mixture's losses depend on inner products: of its output with the label (the label's own
 probability, where outputs are distributions), and of its output with itself and with each
-predictor's. Source: Hamer, Mohri, Suresh 2020, section 4: d loss / d alpha_k = <grad loss(h), h_k>.
+predictor's.
 
-Losses of a mixture, and their gradients by its weights, as pure functions.
-
-Source: Hamer, Mohri, Suresh 2020, sections 2 to 4. Both are Bregman divergences of a distribution
+There are two losses. Both are Bregman divergences of a distribution
 from the mixture, up to what does not depend on the mixture: of F = sum x log x the log loss, which
 of classes is the cross-entropy of the mixed probabilities; of F = |x|^2 the squared loss.
 """

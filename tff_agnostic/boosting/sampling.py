@@ -1,11 +1,10 @@
 """Which predictors a round sends, and estimates of the gradient by alpha that correct for it.
 
-Source: Hamer, Mohri, Suresh 2020, section 4.1, equation (8). Draws have probabilities gamma and a
-fixed size; they are pure functions on vectors [q].
-
-The paper's text on estimates mixes the first two, and section 4.2 prints a bias that is not
-that of either; the third is its corrected form, whose mean over all masks was enumerated. Pure
-functions on float32 [n, C], C predictors that were sent.
+Source: Hamer, Mohri, Suresh 2020, section 4.1, equation (8). Draws have probabilities gamma; they
+are pure functions on vectors [q]. Estimates are pure functions on float32 [n, C], of C predictors
+that were sent. The paper's text mixes the first two of `GRADIENT_ESTIMATORS`, and section 4.2
+prints a bias that neither has; the third is its corrected form, whose mean over all masks was
+enumerated.
 """
 
 from __future__ import annotations
@@ -193,6 +192,7 @@ def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictor
 
     It is that of the squared loss, and draws have to be independent.
     """
+    # b_k of section 4.2, as corrected
     bias = 2.0 * sent.alpha * squared_norms * (1.0 / sent.gamma - 1.0)
     return (gradients - bias) * (sent.is_sampled / sent.gamma)
 

@@ -127,7 +127,8 @@ def domain_sums(
 ) -> DomainSums:
     """CLIENT lines 2 to 6: losses, counts and metric sums of each domain at `weights`.
 
-    Domain ids are in [0, p): others fail in TensorFlow, and datasets refuse them beforehand.
+    Domain ids are in [0, p): datasets refuse others beforehand; here they would count for another
+    client.
 
     Args:
         num_domains: p.
@@ -315,7 +316,10 @@ class Holdout:
         return self.split(clients)[1] if self.is_active else clients
 
     def trained_part(self, counts: Optional[Sequence[float]]) -> Optional[tuple[float, ...]]:
-        """Returns how many of these numbers of examples are expected to be trained on."""
+        """Returns how many of these numbers of examples are expected to be trained on.
+
+        It takes each client to have 1 / (1 - share) examples at least.
+        """
         return None if counts is None else tuple((1.0 - self.share) * n for n in counts)
 
     def measured_part(self, counts: Sequence[float]) -> tuple[float, ...]:

@@ -58,11 +58,10 @@ _FALLING = tuple(name for name in SCHEDULES if name != CONSTANT)
 _WITH_FACTORS = ("exponential", "cosine", "piecewise")
 
 
-def schedule_setting(whose: str, rate: str) -> Any:
+def schedule_setting(rate: str) -> Any:
     """Declares the field WHOSE_schedule, beside WHOSE_schedule_rounds and WHOSE_schedule_factors.
 
     Args:
-        whose: The beginning of the fields' names.
         rate: The rate's symbol.
     """
     return setting(

@@ -134,7 +134,7 @@ def examples_kept_out(
 
     Args:
         sizes: Examples of each training client, [clients].
-        kept_out: The share that each of them keeps out, in [0, 1); see `computations.kept_out`.
+        kept_out: The share that each of them keeps out, in [0, 1); see `computations.Holdout`.
         max_examples: How many of a client are used; None for all.
     """
     if not kept_out:
