@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -140,6 +141,33 @@ def test_a_ring_has_what_reaches_most_for_its_seconds(budget, first, chosen, sec
     found, used = choose_ring.choose(costs, lines, budget, 0.3, first)
     assert found == chosen
     assert used == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("beside", "chosen"),
+    [
+        # Three lines for the second time count more than a new one,
+        (("a",), "b"),
+        # and for the third time less.
+        (("a", "b"), "d"),
+        ((), "b"),
+    ],
+)
+def test_a_second_test_of_a_line_counts_half_and_a_third_a_quarter(beside, chosen):
+    lines = {"a": 0b111, "b": 0b111, "c": 0b111, "d": 0b1000}
+    tests = {name: 1.0 for name in lines if name not in beside and name != "a"}
+    costs = Costs(tests, fixtures={}, uses={name: [] for name in lines})
+    assert choose_ring.choose(costs, lines, 1.0, 0.3, beside=beside) == ({chosen}, 1.0)
+
+
+def test_seconds_of_a_later_folder_replace_those_of_an_earlier_one(tmp_path: Path):
+    name = "tests/setup/test_run_tests.py::test_one"
+    for folder, seconds in (("lines", 9.0), ("seconds", 2.0)):
+        (tmp_path / folder).mkdir()
+        written = {"tests": {name: seconds}, "fixtures": {"made": seconds}, "uses": {name: []}}
+        (tmp_path / folder / "seconds.json").write_text(json.dumps(written))
+    costs = choose_ring.costs_of([tmp_path / "lines", tmp_path / "seconds"])
+    assert costs == Costs({name: 2.0}, {"made": 2.0}, {name: []})
 
 
 def test_what_costs_next_to_nothing_beside_the_rest_is_usual():
