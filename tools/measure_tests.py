@@ -75,7 +75,8 @@ class _Seconds:
         assert isinstance(item, pytest.Function)
         self._inside, before = 0.0, processor_seconds()
         yield
-        took = processor_seconds() - before - self._inside
+        # A process that this one did not start itself takes its seconds along when it ends.
+        took = max(0.0, processor_seconds() - before - self._inside)
         definitions = item._fixtureinfo.name2fixturedefs
         shared = [d[-1] for d in definitions.values() if d[-1].scope != "function"]
         indices = item.callspec.indices if hasattr(item, "callspec") else {}
@@ -177,6 +178,11 @@ def _of_living(pid: int) -> float:
 def lines_file(folder: Path) -> Path:
     """Returns the file of the lines that tests reach."""
     return folder / f"{_LINES}.all"
+
+
+def name_of(path: str) -> str:
+    """Returns a measured file's name from the root of its checkout, whichever that was."""
+    return path[max(path.rfind(f"/{name}/") for name in MEASURED) + 1 :]
 
 
 def costs(folder: Path) -> Costs:

@@ -95,8 +95,8 @@ def test_of_each_file_and_promised_function_the_cheapest_stays_usual():
         "tests/setup/test_a.py::test_two": 7.0,
         "tests/setup/test_b.py::test_three[x]": 5.0,
         "tests/setup/test_b.py::test_three[y]": 6.0,
-        "tests/models/test_c.py::test_four": 1.0,
-        "tests/models/test_c.py::test_five": 2.0,
+        "tests/metrics/test_c.py::test_four": 1.0,
+        "tests/metrics/test_c.py::test_five": 2.0,
         "tests/docs/test_d.py::test_six[x]": 3.0,
         "tests/docs/test_d.py::test_six[y]": 5.0,
     }
@@ -104,7 +104,7 @@ def test_of_each_file_and_promised_function_the_cheapest_stays_usual():
     assert choose_ring.must_be_usual(Costs(tests, {}, {}), of_quick) == {
         "tests/setup/test_a.py::test_one[y]",
         "tests/setup/test_a.py::test_two",
-        "tests/models/test_c.py::test_four",
+        "tests/metrics/test_c.py::test_four",
         "tests/docs/test_d.py::test_six[x]",
         "tests/docs/test_d.py::test_six[y]",
     }
@@ -166,7 +166,7 @@ def test_seconds_of_a_later_folder_replace_those_of_an_earlier_one(tmp_path: Pat
         (tmp_path / folder).mkdir()
         written = {"tests": {name: seconds}, "fixtures": {"made": seconds}, "uses": {name: []}}
         (tmp_path / folder / "seconds.json").write_text(json.dumps(written))
-    costs = choose_ring.costs_of([tmp_path / "lines", tmp_path / "seconds"])
+    costs = choose_ring.costs_of([tmp_path / "lines", tmp_path / "seconds"], {name})
     assert costs == Costs({name: 2.0}, {"made": 2.0}, {name: []})
 
 
