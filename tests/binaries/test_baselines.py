@@ -154,7 +154,7 @@ def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivi
     assert re.search(r"^references: 0 of 2 runs, .* left \(usual\)$", err, re.MULTILINE)
     assert re.search(r"^references: 1 of 2 runs, .* left \(noisy\)$", err, re.MULTILINE)
     assert "note: single is too small for a reference run (1 training clients, 20 held-out" in out
-    assert "its baseline is trivial" in out
+    assert "its baseline is the loss of the best constant answer (trivial)" in out
 
     # A process that was killed in the second reference, after its round 20.
     killed = tmp_path / "domain_1"
