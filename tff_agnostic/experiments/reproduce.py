@@ -57,7 +57,7 @@ class ReproduceOptions(DataOptions):
         + f"; {scoreboard.NAME}: {scoreboard.SUMMARY}",
         required=f"one of {', '.join((*EXPERIMENTS, scoreboard.NAME))}",
     )
-    override: tuple[str, ...] = override_setting("ARM")
+    override: tuple[str, ...] = override_setting()
     trials: Optional[int] = command_setting(
         None,
         "Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper; "

@@ -251,9 +251,9 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
         yield flag, ",".join(values)
 
 
-def override_setting(of: str) -> Any:
-    """Declares --override; `of` says what the flags in it are for, in capitals."""
-    help_ = f"A flag for one {of.lower()} only, as {of}:FLAG=VALUE; may be given several times."
+def override_setting() -> Any:
+    """Declares --override."""
+    help_ = "A flag for one row only, as ROW:FLAG=VALUE; may be given several times."
     return command_setting((), help_, repeated=True)
 
 
@@ -279,7 +279,7 @@ class ArmOptions(TaskOptions):
         "examples in one place).",
         also=Mapping,
     )
-    override: tuple[str, ...] = override_setting("ROW")
+    override: tuple[str, ...] = override_setting()
 
 
 @dataclasses.dataclass(frozen=True)
