@@ -179,7 +179,7 @@ def test_a_model_that_diverged_is_one_line(task, evaluate, weights):
     diverged = ModelWeights([np.full_like(w, np.nan) for w in weights.trainable], [])
     evaluations = _of_run(task, evaluate)
     with pytest.raises(
-        UserError, match=r"^round 4: the model has diverged: no client ret.* \(7 of"
+        UserError, match=r"^round 4: the model has diverged: no client's .* of 7 of"
     ):
         evaluations(RunState({"model": weights, "average": diverged}, (), np.int32(4)))
 

@@ -88,7 +88,7 @@ def test_lambda_that_no_loss_was_above_its_baseline_to_move_is_told():
         )
         assert kind == UNMOVED
     assert "a 20 (largest loss 9), b 10 (largest loss 9), c 9.5 (largest loss 9)" in text
-    assert text.endswith("lower --domain_baselines.")
+    assert text.endswith("Lower --domain_baselines.")
     for baselines in ((20.0, 8.9, 20.0), (0.0, 0.0, 0.0), None):
         algorithm = AgnosticFedAvgOptions(domain_baselines=baselines)
         assert _remarks(algorithm=algorithm, **same) == []
