@@ -10,8 +10,10 @@ import pytest
 
 from tests import golden
 from tests.algorithms.user_files import write_by_size
+from tests.computations.harness import vectorised
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.computations.domain_losses import Holdout, domain_counts
 from tff_agnostic.errors import UserError
 from tff_agnostic.run.build import build_algorithm, build_lambda_set, training_examples
 from tff_agnostic.run.options import RunConfig, options_of_runs, settings_of_runs
@@ -278,6 +280,22 @@ def test_expected_counts_are_of_the_examples_that_clients_use(settings, cut):
     expected = np.bincount(used, minlength=task.num_domains) * (10 / len(read))
     algorithm = build_algorithm(spec, task)
     np.testing.assert_allclose(algorithm.problem.expected_counts, expected, rtol=1e-12, atol=1e-5)
+
+
+def test_of_small_clients_fewer_examples_are_expected_to_be_kept_out():
+    """As many as the clients' own splits keep out, over many seeds; they have one or two."""
+    given = {"domain_loss_share": 0.5, "clients_per_round": 10}
+    spec = resolve("toy_regression", given, {"num_clients": 700})
+    task = spec.load_task()
+    problem = build_algorithm(spec, task).problem
+    clients = [task.train.read(client) for client in task.train.client_ids]
+    num_seeds, found = 20, np.zeros(task.num_domains)
+    for seed in range(num_seeds):
+        kept_out, _ = Holdout(0.5, seed).split(vectorised(clients))
+        found += np.sum(domain_counts(task.num_domains, kept_out), axis=0)
+    found *= 10 / len(clients) / num_seeds
+    np.testing.assert_allclose(problem.expected_kept_out, found, rtol=0.1)
+    assert sum(problem.expected_kept_out) < 0.35 * sum(problem.expected_counts)
 
 
 def test_a_domain_without_clients_adds_nothing_to_the_expected_weight():

@@ -228,8 +228,9 @@ def initial_counts(
             f"--window: expected at most {most_rounds} rounds of {p} domains each, which make "
             f"{_MAX_WINDOW_BYTES // 2**20} MiB, found {options.window}"
         )
-    expected = holdout.trained_part(problem.expected_counts)
-    counts = per_domain("--initial_domain_counts", expected if given is None else given, p, 1.0)
+    if given is None and problem.expected_counts is not None:
+        given = holdout.trained_part(problem.expected_counts, problem.expected_kept_out)
+    counts = per_domain("--initial_domain_counts", given, p, 1.0)
     if np.any(counts <= 0):
         raise UserError(
             f"--initial_domain_counts: expected positive numbers, found {counts.tolist()}"

@@ -148,8 +148,9 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
     holdout = options.holdout(problem.seed)
     expected = problem.expected_counts or (1.0,) * p
     # n_i, of the examples that are trained on, and of those that are measured
-    expected_trained = np.asarray(holdout.trained_part(expected), np.float32)
-    expected_measured = np.asarray(holdout.measured_part(expected), np.float32)
+    of_clients = expected, problem.expected_kept_out
+    expected_trained = np.asarray(holdout.trained_part(*of_clients), np.float32)
+    expected_measured = np.asarray(holdout.measured_part(*of_clients), np.float32)
     decay = STEP_DECAYS[options.step_decay]
     weights_gradient = WEIGHTS_GRADIENTS[options.weights_gradient]
     lambda_gradient = LAMBDA_GRADIENTS[options.lambda_gradient]

@@ -43,12 +43,15 @@ class Problem:
         seed: Of the run; local shuffling and dropout derive from it.
         expected_counts: Examples of each domain that a round is expected to have, from the totals
             over the training clients; None if they are not known.
+        expected_kept_out: Those of them that clients keep out of their training; None for the
+            algorithm's share of all of them.
     """
 
     model: Model
     domain_names: tuple[str, ...]
     seed: int = 0
     expected_counts: Optional[tuple[float, ...]] = None
+    expected_kept_out: Optional[tuple[float, ...]] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", as_model(self.model))

@@ -315,16 +315,27 @@ class Holdout:
         """Returns the clients with the examples that they train on."""
         return self.split(clients)[1] if self.is_active else clients
 
-    def trained_part(self, counts: Optional[Sequence[float]]) -> Optional[tuple[float, ...]]:
+    def trained_part(
+        self, counts: Sequence[float], kept_out: Optional[Sequence[float]] = None
+    ) -> tuple[float, ...]:
         """Returns how many of these numbers of examples are expected to be trained on.
 
-        It takes each client to have 1 / (1 - share) examples at least.
+        Args:
+            counts: Examples of each domain.
+            kept_out: Those of them that are kept out; the share of all if None, which is too much
+                where clients have fewer than 1 / (1 - share) examples.
         """
-        return None if counts is None else tuple((1.0 - self.share) * n for n in counts)
+        if not self.is_active:
+            return tuple(counts)
+        return tuple(n - k for n, k in zip(counts, self.measured_part(counts, kept_out)))
 
-    def measured_part(self, counts: Sequence[float]) -> tuple[float, ...]:
+    def measured_part(
+        self, counts: Sequence[float], kept_out: Optional[Sequence[float]] = None
+    ) -> tuple[float, ...]:
         """Returns how many of them are expected to be measured: without a share all."""
-        return tuple((self.share if self.is_active else 1.0) * n for n in counts)
+        if not self.is_active:
+            return tuple(counts)
+        return tuple(self.share * n for n in counts) if kept_out is None else tuple(kept_out)
 
     def _share_of(self, numbers: tf.Tensor, bits: int = 0) -> tf.Tensor:
         # In integers, which no compiler rounds otherwise.

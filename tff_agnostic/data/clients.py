@@ -189,19 +189,28 @@ def client_domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray
 def domain_counts(
     clients: ClientDataset, num_domains: int, max_reads: Optional[int] = None
 ) -> np.ndarray:
-    """Returns the number of examples of each domain over all clients, [p].
+    """Returns the number of examples of each domain over all clients, [p]; see `some_counts`."""
+    counts = some_counts(clients, num_domains, max_reads)
+    if len(counts) == len(clients.client_ids):
+        return counts.sum(axis=0)
+    return counts.sum(axis=0) * (len(clients.client_ids) / len(counts))
+
+
+def some_counts(
+    clients: ClientDataset, num_domains: int, max_reads: Optional[int] = None
+) -> np.ndarray:
+    """Returns the examples of each client and domain, int64 [clients, p].
 
     Args:
         num_domains: p.
         max_reads: If more clients than this would have to be read, that many are, evenly spaced
-            among the sorted ids, and their counts scaled up.
+            among the sorted ids, and stand for all.
     """
     ids = clients.client_ids
     if max_reads is None or len(ids) <= max_reads or known_counts(clients) is not None:
-        return client_domain_counts(clients, num_domains).sum(axis=0)
+        return client_domain_counts(clients, num_domains)
     chosen = [ids[i] for i in np.linspace(0, len(ids) - 1, max_reads).astype(int)]
-    sample = client_domain_counts(SelectedClients(clients, chosen), num_domains)
-    return sample.sum(axis=0) * (len(ids) / len(chosen))
+    return client_domain_counts(SelectedClients(clients, chosen), num_domains)
 
 
 def checked_examples(

@@ -127,6 +127,22 @@ def examples_beyond(sizes: np.ndarray, max_examples: Optional[int], where: str) 
     ]
 
 
+def expected_kept_out(sizes: np.ndarray, share: float) -> np.ndarray:
+    """Returns how many of its examples each client is expected to keep out of its training.
+
+    A share of n is rounded up or down by chance, but never to all of n.
+
+    Args:
+        sizes: Examples of each client, [clients].
+        share: In [0, 1); see `computations.Holdout`.
+    """
+    n = sizes.astype(np.float64)
+    expected: np.ndarray = np.where(
+        n > 0, share * n - np.maximum(1.0 - n * (1.0 - share), 0.0), 0.0
+    )
+    return expected
+
+
 def examples_kept_out(
     sizes: np.ndarray, kept_out: float, max_examples: Optional[int] = None
 ) -> list[Remark]:
@@ -140,9 +156,7 @@ def examples_kept_out(
     if not kept_out:
         return []
     used = sizes if max_examples is None else np.minimum(sizes, max_examples)
-    # The share of n is rounded up or down by chance, but never to all of n.
-    n = used[used > 0]
-    expected = np.sum(kept_out * n - np.maximum(1.0 - n * (1.0 - kept_out), 0.0))
+    expected = np.sum(expected_kept_out(used, kept_out))
     total, single = int(np.sum(used)), int(np.sum(used == 1))
     text = (
         f"about {share(round(expected), total)} of the examples of train ({round(expected)} of "

@@ -22,6 +22,7 @@ from tff_agnostic.data.clients import (
     client_domain_counts,
     domain_counts,
     known_counts,
+    some_counts,
 )
 from tff_agnostic.data.data_warnings import (
     FEW_EXAMPLES,
@@ -29,6 +30,7 @@ from tff_agnostic.data.data_warnings import (
     domains_without,
     examples_beyond,
     examples_kept_out,
+    expected_kept_out,
     pooled_examples,
     rarely_present,
     small_domains,
@@ -218,6 +220,7 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
         domain_names=task.domain_names,
         seed=spec.config.seed,
         expected_counts=_expected_counts(spec, task),
+        expected_kept_out=_expected_kept_out(spec, task),
     )
     algorithm = algorithm_named(spec.config.algorithm).build(problem, spec.algorithm)
     return with_rate_columns(algorithm, spec.algorithm)
@@ -242,12 +245,27 @@ def training_examples(task: Task) -> np.ndarray:
 
 
 def _expected_counts(spec: RunSpec, task: Task) -> tuple[float, ...]:
-    totals = domain_counts(_as_summed(spec, task), task.num_domains, MAX_READS)
-    expected = totals * (spec.config.clients_per_round / len(task.train.client_ids))
-    # A domain that no training client has never meets its count, which has to be positive, and adds
-    # nothing to speak of to sums over domains.
+    return _of_a_round(spec, some_counts(_as_summed(spec, task), task.num_domains, MAX_READS))
+
+
+def _expected_kept_out(spec: RunSpec, task: Task) -> Optional[tuple[float, ...]]:
+    share = share_kept_out(spec.algorithm)
+    if not share:
+        return None
+    counts = some_counts(_as_summed(spec, task), task.num_domains, MAX_READS)
+    sizes = counts.sum(axis=1)
+    return _of_a_round(
+        spec, counts * (expected_kept_out(sizes, share) / np.maximum(sizes, 1))[:, np.newaxis]
+    )
+
+
+def _of_a_round(spec: RunSpec, counts: np.ndarray) -> tuple[float, ...]:
+    """Returns what a round is expected to have of each domain, from what clients have of it."""
+    expected = counts.sum(axis=0) * (spec.config.clients_per_round / len(counts))
+    # A domain without any never meets its count, which has to be positive, and adds nothing to
+    # speak of to sums over domains.
     least = np.min(expected, initial=1.0, where=expected > 0)
-    return tuple(float(count) for count in np.where(totals > 0, expected, _NEXT_TO_NONE * least))
+    return tuple(float(count) for count in np.where(expected > 0, expected, _NEXT_TO_NONE * least))
 
 
 def _as_summed(spec: RunSpec, task: Task) -> ClientDataset:
