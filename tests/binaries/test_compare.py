@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from binaries import compare
+from binaries import compare, report
 from tests.binaries.harness import TOY, Caller, tree
 from tests.run.harness import is_png
 from tff_agnostic import progress
@@ -123,6 +123,22 @@ def test_resuming_a_complete_comparison_runs_nothing_again(call, folder, compare
     after = tree(folder)
     del before["runs/compare.md"], after["runs/compare.md"]  # It holds the command.
     assert after == before
+
+
+def test_resuming_with_another_evaluation_evaluates_again(call, folder, compared):
+    shutil.copytree(compared[0], folder / "runs")
+    flags = ("--seed=3", "--worst_min_examples=51", "--client_percentiles=5,50")
+    outcome = call(compare, *_SHORT, "--output_dir=runs", *flags, "--resume")
+    assert outcome.status == 0, outcome
+    for path in (folder / "runs").glob("*/trial_*/result.json"):
+        result = json.loads(path.read_text())
+        assert result["worst_min_examples"] == 51
+        assert "p5" in result["overall"]["over_clients"]["loss"]
+    found = json.loads((folder / "runs" / "compare.json").read_text())
+    for row in ("fed_avg", "agnostic_fed_avg"):
+        assert found[row]["(over clients)"]["p5"]["loss"]["mean"] > 0
+    # The page reads what compare.json says back from the trials.
+    assert call(report, "--run=runs").status == 0
 
 
 def _without_pages(files):

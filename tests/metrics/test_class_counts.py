@@ -89,6 +89,9 @@ def test_a_constant_answer_is_as_good_as_the_share_of_the_largest_class():
     assert constant_accuracies(counts) == pytest.approx({"en": 0.945, "es": 0.61})
     found = not_above_constant(counts, {"en": 0.942, "es": 0.9, "none": None, "one class": 0.5})
     assert found == {"en": (0.942, 0.945)}
+    # Three models that always answer the largest class: their mean is rounded to more than .8.
+    mean = np.mean([0.8] * 3)
+    assert mean > 0.8 and list(not_above_constant({"a": [8, 2]}, {"a": mean})) == ["a"]
     assert constant_line(found, 4) == (
         "accuracy is not above that of always answering the most frequent class in 1 of 4 domains "
         "(en 94.2%, 94.5%)"

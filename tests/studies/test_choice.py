@@ -21,6 +21,7 @@ from tff_agnostic.studies.choice import (
     worse,
 )
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
+from tff_agnostic.studies.comparison_report import notes
 from tff_agnostic.studies.gains import Estimates, Gain, difference
 from tff_agnostic.studies.portfolio import Schedule
 from tff_agnostic.studies.recommendation import Found, sentences
@@ -104,8 +105,26 @@ def test_the_surest_gain_is_chosen_and_nothing_where_none_is_shown():
     assert chosen(rows, 0.05) == "sure"
     assert chosen({n: rows[n] for n in ("doubtful", "worse")}) is None
     assert chosen({"unknown": Judged(Gain("", 0.5, 0.9, 0.4, None, math.nan), 0.0)}) is None
+    # A row whose model diverged for some clients is judged on the others alone.
+    rows["costly"] = dataclasses.replace(rows["costly"], is_whole=False)
+    assert chosen(rows) == "sure"
     assert chosen({}) is None
     assert worse(rows) == {"worse"}
+
+
+def test_a_row_that_lost_more_clients_than_fed_avg_is_not_whole():
+    ours, *_ = _trials(np.random.default_rng(1))
+    theirs, *_ = _trials(np.random.default_rng(2))
+    for of_ours, of_theirs, is_whole in ((0, 0, True), (2, 0, False), (2, 3, True)):
+        rows = {
+            "ours": dataclasses.replace(ours, non_finite=of_ours),
+            "fed_avg": dataclasses.replace(theirs, non_finite=of_theirs),
+        }
+        comparison = Comparison(_NAMES, _MEASURES, rows)
+        found = judged(comparison, _objective("worst:accuracy"), "fed_avg")
+        assert found["ours"].is_whole == is_whole
+        said = [line for line in notes(comparison) if "are not finite and count nowhere" in line]
+        assert len(said) == (of_ours > 0) + (of_theirs > 0)
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,11 @@ def test_a_comparison_tells_each_row_and_what_all_have_in_common_once():
     lines = verdicts(_comparison(rows), algorithms)
     assert lines[0].startswith("Ours is better than fed_avg for the worst domain (a)")
     assert sum(line.startswith("Intervals are of 95%") for line in lines) == 1
+    # Two of three rows share a line: each says it of itself.
+    rows["third"] = _row([0.6, 0.8, 0.9], 0.04, seed=3)
+    rows["worse"] = _row([0.3, 0.8, 0.9], 0.04, seed=4)
+    lines = verdicts(_comparison(rows), {**algorithms, "third": "x", "worse": "x"})
+    assert lines.count("No domain is shown to be worse off.") == 3
     assert any(line.startswith("Whether other is better or worse") for line in lines)
     assert verdicts(_comparison({"ours": rows["ours"]}), {"ours": "x"}) == []
 

@@ -74,16 +74,17 @@ _CLIENTS = "clients"
 _VALUES = "values of "
 
 
-def share_interval(share: float, count: float) -> Interval:
+def share_interval(share: float, count: float, tests: int = 1) -> Interval:
     """Returns Wilson's interval of a share of `count` examples.
 
     Args:
         share: In [0, 1].
         count: Examples; with none there is no interval.
+        tests: How many such intervals have to hold at once (Bonferroni).
     """
     if not count > 0 or not 0 <= share <= 1:
         return None
-    z = float(scipy.special.ndtri((1 + LEVEL) / 2))
+    z = float(scipy.special.ndtri(1 - (1 - LEVEL) / 2 / tests))
     center = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count

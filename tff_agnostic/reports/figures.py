@@ -233,7 +233,7 @@ def plot_spread(
         index: Position of the series.
     """
     with np.errstate(invalid="ignore"):  # The spread of what is infinite, as perplexity may be.
-        mean, std = by_trial.mean(axis=0), by_trial.std(axis=0)
+        mean, std = by_trial.mean(axis=0), by_trial.std(axis=0, ddof=len(by_trial) > 1)
     plot_series(axes, x, mean, index, label=plain_text(label))
     known = np.isfinite(mean)
     axes.fill_between(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,8 @@ _MAX_CLASSES = 20
 NOT_FLAGS = ("format", "execution")
 _PLAIN = "plain"
 _NO_PRIVACY = "none"
+# The folders of a path in an argument, which may hold several: "--arms=mine=/home/me/a.py:q=1;...".
+_FOLDERS = re.compile(r"(?<![^=,;:])/(?:[^/,;:=]+/)*(?=[^/,;:=])")
 # Noise that clients add, and not the server.
 _DISTRIBUTED = "distributed"
 REPORT = "report.html"
@@ -309,11 +312,8 @@ def command_blocks(command: Optional[Sequence[str]], is_private: bool) -> list[B
 
 def typed_blocks(command: str) -> list[Block]:
     """Returns a command as somebody typed it, without the folders of files."""
-    parts = [part.partition("=") for part in shlex.split(command)]
-    return [
-        Command(shlex.join(f"{name}{is_}{_without_folder(value)}" for name, is_, value in parts)),
-        Paragraph("Files are named without their folders."),
-    ]
+    parts = [_FOLDERS.sub("", part) for part in shlex.split(command)]
+    return [Command(shlex.join(parts)), Paragraph("Files are named without their folders.")]
 
 
 def versions_blocks(run: RunRecord) -> list[Block]:

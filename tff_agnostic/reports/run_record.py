@@ -187,8 +187,9 @@ def _trivial_losses(folder: Path, config: Mapping[str, Any]) -> dict[str, float]
     """
     found = _domains_of(folder / _BASELINES)
     numbers, losses = config.get("domain_baselines"), config.get("baseline_losses", TRAINING)
-    if not found and numbers:
-        beside = folder.resolve().parents[1] / _BASELINES.parent
+    parents = folder.resolve().parents
+    if not found and numbers and len(parents) > 1:
+        beside = parents[1] / _BASELINES.parent
         for path in sorted(beside.glob(f"**/{_BASELINES.name}")):
             domains = _domains_of(path)
             if [of.get(losses) for of in domains.values()] == numbers:

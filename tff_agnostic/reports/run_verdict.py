@@ -245,5 +245,5 @@ def _interval(
         return combined([value - constant], drawn[np.newaxis], clients).interval(tests)
     if run.measures[name].unit is not Unit.SHARE:
         return None
-    found = share_interval(value, clients)
+    found = share_interval(value, clients, tests)
     return None if found is None else (found[0] - constant, found[1] - constant)

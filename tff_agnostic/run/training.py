@@ -32,7 +32,7 @@ from tff_agnostic.data.sampling import (
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, read_json, tensorflow_writes, write_errors
 from tff_agnostic.later import tf
-from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport, statistic_names
 from tff_agnostic.metrics.metrics_file import Column, Numbers
 from tff_agnostic.models.model import Examples
 from tff_agnostic.progress import is_shown
@@ -42,6 +42,7 @@ from tff_agnostic.run.build import run_parts
 from tff_agnostic.run.evaluation import Reports, diverged, skipped_rounds
 from tff_agnostic.run.folder import RunFolder, adopted, changes, trained_with
 from tff_agnostic.run.harm import remarks_at_end
+from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.privacy import RunPrivacy
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.results import leave_results
@@ -61,6 +62,23 @@ _OVERALL = "all"
 
 def _only_goes_on(round_num: int, report: EvaluationReport) -> None:
     del round_num, report
+
+
+def has_result_of(path: Path, config: RunConfig) -> bool:
+    """Returns whether a result.json is there, of all rounds and with the evaluation asked for.
+
+    Results of releases without superquantiles stay as they are.
+    """
+    if not path.exists():
+        return False
+    result = read_json(path)
+    of_clients = result.get("overall", {}).get("over_clients", {}).values()
+    statistics = statistic_names(config.client_percentiles)
+    return bool(
+        result.get("rounds") == config.rounds
+        and result.get("worst_min_examples") in (None, config.worst_min_examples)
+        and all(name in of for of in of_clients if SUPERQUANTILE in of for name in statistics)
+    )
 
 
 class TrainingRun:
@@ -215,7 +233,7 @@ class TrainingRun:
         if not self._folder.result.exists():
             return False
         self._folder.check(self.spec, resume=True)
-        return bool(read_json(self._folder.result).get("rounds") == self.spec.config.rounds)
+        return has_result_of(self._folder.result, self.spec.config)
 
     def _start(self) -> tuple[RunState, Optional[Reports]]:
         """Returns the state to go on from, and its evaluation if no rounds are left."""

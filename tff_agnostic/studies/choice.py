@@ -35,14 +35,19 @@ class Judged:
     Attributes:
         gain: By the objective.
         loss: What its average loses: of a share in points of 1, otherwise as a share of FedAvg's.
+        is_whole: Whether as many clients had finite numbers as with FedAvg: others count nowhere.
     """
 
     gain: Gain
     loss: float
+    is_whole: bool = True
 
     def may_be_chosen(self, may_lose: Optional[float]) -> bool:
-        """Returns whether its average loses no more than that; any part may be lost if None."""
-        return may_lose is None or self.loss <= may_lose
+        """Returns whether its average loses no more than that; any part may be lost if None.
+
+        Never if it diverged for clients for which FedAvg did not.
+        """
+        return self.is_whole and (may_lose is None or self.loss <= may_lose)
 
 
 def best_attained(comparison: Comparison, measure_name: str) -> dict[str, float]:
@@ -116,7 +121,8 @@ def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[
         ours = attained(comparison, row, objective)
         better, unit = objective.higher_is_better, objective.unit
         gain = difference(objective.name, ours, theirs, better, unit)
-        found[row] = Judged(gain, loss)
+        is_whole = comparison.trials[row].non_finite <= comparison.trials[baseline].non_finite
+        found[row] = Judged(gain, loss, is_whole)
     return found
 
 

@@ -39,7 +39,7 @@ from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.run.training import TrainingRun, has_result_of
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import TEST_SPLIT, Task
 
@@ -88,6 +88,8 @@ class Trials:
         seeds: Of the trials.
         class_counts: Test examples of each class in each domain, of the first trial; empty where
             they were not counted.
+        non_finite: How many test clients of all trials had numbers that are not finite, which are
+            in no value.
     """
 
     values: Mapping[str, Mapping[str, np.ndarray]]
@@ -100,6 +102,7 @@ class Trials:
     num_clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
     seeds: Sequence[int] = ()
     class_counts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    non_finite: int = 0
 
     def mean(self, domain: str, measure: str) -> float:
         """Returns the mean over the trials."""
@@ -426,9 +429,9 @@ def claim(
 
 
 def count_open(specs: Mapping[str, Sequence[RunSpec]], folder: Path) -> int:
-    """Returns how many of the trials have no result of all their rounds in the folder."""
+    """Returns how many of the trials have no result in the folder, or one of other settings."""
     return sum(
-        _rounds_there(trial_folder(folder, row, k).result) != spec.config.rounds
+        not has_result_of(trial_folder(folder, row, k).result, spec.config)
         for row, row_specs in specs.items()
         for k, spec in enumerate(row_specs)
     )
@@ -451,10 +454,6 @@ def _stranger(folder: Path, own: Collection[str]) -> Optional[str]:
         if not is_known and not any(trial.is_dir() for trial in path.glob("trial_[0-9][0-9]*")):
             return path.name
     return None
-
-
-def _rounds_there(result: Path) -> Any:
-    return read_json(result).get("rounds") if result.exists() else None
 
 
 def _content(folder: Path) -> dict[str, Any]:
@@ -539,6 +538,7 @@ def collect(
         resampled=read_resampled([folder.resampled for folder in folders]),
         seeds=[int(r.get("seed", k)) for k, r in enumerate(results)],
         class_counts=results[0].get("class_counts", {}),
+        non_finite=sum(int(r.get("clients", {}).get("non_finite", 0)) for r in results),
         num_clients={
             name: int(count)
             for name, of in results[0]["domains"].items()

@@ -159,6 +159,13 @@ def notes(comparison: Comparison) -> list[str]:
         what = f"{comparison.split} examples in every trial"
         lines.append(not_counted_line(comparison.not_counted, comparison.worst_min_examples, what))
     for row, trials in comparison.trials.items():
+        if trials.non_finite:
+            lines.append(
+                f"{comparison.label(row)}: the numbers of "
+                f"{counted(trials.non_finite, f'{comparison.split} client')} (all trials together) "
+                "are not finite and count nowhere, so the row looks better than it is: lower its "
+                "learning rates"
+            )
         if trials.privacy:
             epsilon, delta = max(trials.privacy)
             lines.append(

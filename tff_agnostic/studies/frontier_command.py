@@ -16,6 +16,8 @@ from tff_agnostic.files import write_json, write_text
 from tff_agnostic.models.model import Measure, main_measure, measures_of
 from tff_agnostic.registry import Registry
 from tff_agnostic.reports.figures import save
+from tff_agnostic.reports.page import title_of as page_title
+from tff_agnostic.reports.run_page import REPORT
 from tff_agnostic.run.build import training_examples
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
 from tff_agnostic.settings import command_setting
@@ -174,7 +176,7 @@ def _report(
     save(reports.figure(frontier), image)
     write_json(json_file, reports.to_json(frontier, command))
     write_text(csv_file, reports.to_csv(frontier))
-    title = own.title or usual_title(own.task)
+    title = page_title(path / REPORT, own.title, usual_title(own.task))
     write_text(page, reports.markdown(frontier, title, command, image.name, harm))
     for line in frontier.sentences:
         print(f"\n{line}")

@@ -45,7 +45,8 @@ PORTFOLIO: Mapping[str, tuple[str, ...]] = {
 }
 # Whose model needs the domain wherever it is used: only where it is named.
 IF_NAMED = ("domain_input",)
-# By what each setting multiplies the two learning rates: neighbours first.
+# By what each setting of a row with one learning rate multiplies it, and of one with two these.
+_OF_ONE = (1.0, 2.0, 0.5, 4.0, 0.25, 1.4, 0.7, 8.0)
 FACTORS = (
     (1.0, 1.0),
     (2.0, 0.3),
@@ -68,14 +69,12 @@ def settings_of(row: str, first: RunSpec, number: int) -> list[dict[str, float]]
         first: The run at its first setting.
         number: How many settings there are.
     """
-    values = first.settings()
+    values, flags = first.settings(), PORTFOLIO[row]
+    # Neighbours come first.
+    tried = FACTORS if len(flags) > 1 else [(factor,) for factor in _OF_ONE]
     return [
-        {
-            flag: values[flag] * factor
-            for flag, factor in zip((_CLIENT, _DOMAIN), factors)
-            if flag in PORTFOLIO[row] and factor != 1.0
-        }
-        for factors in FACTORS[:number]
+        {flag: values[flag] * factor for flag, factor in zip(flags, factors) if factor != 1.0}
+        for factors in tried[:number]
     ]
 
 

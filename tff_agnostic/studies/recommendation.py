@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.files import finite_or_none, write_json
-from tff_agnostic.metrics.formatting import points, signed
+from tff_agnostic.metrics.formatting import points, signed, with_percent
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.page import Bullets, Line, Name, Page, Paragraph, Section, Source, Table
 from tff_agnostic.reports.run_page import REPORT, command_blocks, typed_blocks
@@ -164,7 +164,8 @@ def _gain(gain: Gain, objective: Objective) -> str:
         why = ": too few trials for one" if gain.has_too_few_trials else ""
         return f"{by}, without an interval{why}"
     low, high = (signed(end, objective.unit, _DECIMALS) for end in interval)
-    return f"{by} (95% interval {low} to {high})"
+    alone = "" if gain.has_clients else ", over seeds alone: other clients are not in it"
+    return f"{by} (95% interval {low} to {high}{alone})"
 
 
 def _average(loss: float, objective: Objective) -> str:
@@ -296,9 +297,11 @@ def recommendation_page(content: Mapping[str, Any], title: str) -> Page:
                 status,
             ]
         )
+    objective = with_percent(content["objective"], unit)
+    is_share = unit is Unit.SHARE
     headings = [
-        *("", "best setting", content["objective"], "gain over FedAvg", "95% interval"),
-        *("average loses, %", ""),
+        *("", "best setting", objective, f"gain over FedAvg{', points' if is_share else ''}"),
+        *("95% interval", f"average loses, {'points' if is_share else '%'}", ""),
     ]
     tried: list[Sequence[Line]] = [
         [Name(name), source.number("tried", name, unit=unit)] for name in content["tried"]
@@ -328,7 +331,7 @@ def recommendation_page(content: Mapping[str, Any], title: str) -> Page:
             Section(
                 "tried",
                 "What was tried",
-                [Table("One trial of each setting", ["row-setting", content["objective"]], tried)],
+                [Table("One trial of each setting", ["row-setting", objective], tried)],
             ),
             Section("again", "How to train it again", command_blocks(content["command"], False)),
             Section("search", "How to choose again", typed_blocks(content["called"])),

@@ -16,7 +16,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder, write_errors, write_json, write_text
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.reports.figures import save
-from tff_agnostic.reports.page import TITLE, rendered
+from tff_agnostic.reports.page import TITLE, rendered, title_of
 from tff_agnostic.reports.run_page import REPORT
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
 from tff_agnostic.run.spec import check_given_somewhere
@@ -297,7 +297,7 @@ def report(search: Search, split: str, command: str, title: Optional[str]) -> No
         print(f"note: {line}")
     _write_flags(search, trials, found.best, split)
     if found.best_runs is not None:
-        heading = title or usual_title(record)
+        heading = title_of(path / REPORT, title, usual_title(record))
         page = tuning_page(record, found, trials, sentences, shares, command, heading)
         write_text(path / REPORT, rendered(page))
         print(f"report: {path / REPORT}")

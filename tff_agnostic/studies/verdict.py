@@ -45,6 +45,8 @@ _NAME_WIDTH = 40
 _MANY = 50
 # The flag of `compare` and `frontier` for more seeds.
 TRIALS = "--trials"
+# How the line begins that says what to do.
+_NEXT = "Next: "
 # By what a gain is told to be.
 _BETTER, _WORSE, _UNKNOWN = "better off", "worse off", "cannot be told"
 _MARKERS = {1: "^", -1: "v", 0: "o"}
@@ -117,7 +119,12 @@ def verdicts(
         for row in rows
     ]
     alike = [line for line in by_row[0] if all(line in of for of in by_row)] if by_row else []
-    return [*dict.fromkeys(line for of in by_row for line in of if line not in alike), *alike]
+    found: list[str] = []
+    for line in (line for of in by_row for line in of if line not in alike):
+        # Of a row's own lines others may have some as well; what to do next is said once.
+        if not (line.startswith(_NEXT) and line in found):
+            found.append(line)
+    return [*found, *alike]
 
 
 def _trivial(comparison: Comparison, row: str) -> list[str]:
@@ -236,7 +243,7 @@ def _next(sides: Sides, worst: Gain) -> list[str]:
             "`./run frontier` tells whether any weights of the domains could help; where the worst "
             "domain is hard whatever its weight, --domain_baselines follows excess losses"
         )
-    return [f"Next: {'; '.join(steps)}."] if steps else []
+    return [f"{_NEXT}{'; '.join(steps)}."] if steps else []
 
 
 def _more_data(sides: Sides, worst: Gain) -> list[str]:
