@@ -222,3 +222,16 @@ def test_a_store_after_a_statement(tmp_path, case):
 @golden.values
 def test_a_store_of_tff_after_a_statement(tmp_path, case):
     return golden.refusal(_used, lambda: _of_tff(tmp_path / "s.sqlite", case))
+
+
+def test_domains_that_are_numbers_are_in_their_order(tmp_path):
+    """So that domain k of an array is domain k of lambda."""
+    for names in (["10", "0", "2"], ["b", "10", "2"]):
+        path = write_store(
+            tmp_path / f"{names[0]}.sqlite",
+            [("train", sentence("ann", name, "the cat")) for name in names],
+            "text",
+            vocabulary={"the": 3, "cat": 3},
+        )
+        expected = ("0", "2", "10") if "0" in names else ("10", "2", "b")
+        assert Store(path).description.domains == expected

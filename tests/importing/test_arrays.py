@@ -394,3 +394,19 @@ def test_another_encoding(tmp_path):
 @golden.values
 def test_options_that_are_missing_or_too_many_of_leaf(tmp_path, case):
     return refused("leaf", tmp_path, **case)
+
+
+def test_images_that_are_there_packed_as_well(tmp_path):
+    """As torchvision leaves them."""
+    _pair(tmp_path, [3, 1])
+    packed = _pair(tmp_path, [3, 1], suffix=".gz")
+    assert refused("idx", tmp_path) == (
+        f"{packed}: expected these images once, found train-images-idx3-ubyte as well: name the "
+        "files of images with --input"
+    )
+
+
+@pytest.mark.parametrize("who", [np.array([1.0, np.nan]), np.array(["a", ""])])
+def test_rows_without_a_client(tmp_path, who):
+    path = _file(tmp_path, **{**_arrays(2), "who": who})
+    assert "row 1: expected a name or number as client" in refused("npz", path, **_COLUMNS)

@@ -305,3 +305,14 @@ def test_skewness_is_that_of_equation_4(num_domains):
     for _ in range(100):
         raw = [draw.expovariate(1) for _ in range(num_domains)]
         assert chi_squared([r / sum(raw) for r in raw]) + 1 <= found.value + 1e-9
+
+
+def test_a_report_takes_the_place_of_nothing_that_is_read_or_written(tmp_path):
+    source = tmp_path / "r.csv"
+    source.write_text("who,where,a,y\nann,x,1,0\n")
+    given = {"client_column": "who", "domain_column": "where", "feature_columns": ("a",)}
+    for report in (tmp_path / "s.sqlite", source):
+        options = {**given, "label_column": "y", "report": str(report)}
+        message = golden.refusal(job, "csv", source, tmp_path / "s.sqlite", **options)
+        assert message.startswith("--report: expected a file of its own, found ")
+    assert source.read_text().startswith("who") and not (tmp_path / "s.sqlite").exists()

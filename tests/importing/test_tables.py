@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -372,3 +373,68 @@ def test_what_is_wrong_with_a_table_is_said_with_what_mends_it(
     path = tmp_path / "rows.csv"
     path.write_bytes(content.encode("latin-1"))
     assert expected in refused("csv", path, **{**_NUMBERS, **options})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("हिन्दी भाषा, दो", "हिन्दी भाषा , दो"),
+        ("தமிழ் மொழி", "தமிழ் மொழி"),
+        ("ภาษาไทย ดี", "ภาษาไทย ดี"),
+        ("العَرَبِيَّة لغة", "العَرَبِيَّة لغة"),
+        ("cafe\u0301 la\u0300", "cafe\u0301 la\u0300"),
+        # A joiner that separates no words, in Persian.
+        ("\u0645\u06cc\u200c\u062e\u0648", "\u0645\u06cc\u200c\u062e\u0648"),
+    ],
+)
+def test_letters_keep_their_marks(tmp_path, text, words):
+    path = _write("jsonl", tmp_path, [{"who": "a", "where": "x", "text": text}])
+    ((example,), _) = read("jsonl", path, **_TEXT)
+    assert example.record.features["tokens"] == words
+    for more in ({"punctuation": "drop"}, {"tokenizer": "letters"}):
+        ((example,), _) = read("jsonl", path, **_TEXT, **more)
+        kept = words.replace(" ,", "").replace("\u200c", "" if "tokenizer" in more else "\u200c")
+        assert example.record.features["tokens"] == kept
+
+
+def test_a_client_has_one_id_whether_its_column_is_of_whole_numbers_or_not(tmp_path):
+    """As pandas writes ids beside missing ones."""
+    _write("parquet", tmp_path, [{**row, "who": 17.0, "where": 2.0} for row in _ROWS])
+    (tmp_path / "rows.parquet").rename(tmp_path / "january.parquet")
+    _write("parquet", tmp_path, [{**row, "who": 17, "where": 2} for row in _ROWS])
+    found = [
+        example.record
+        for name in ("january", "rows")
+        for example in read("parquet", tmp_path / f"{name}.parquet", **_NUMBERS)[0]
+    ]
+    assert {(record.client, record.domain) for record in found} == {("17", "2")}
+
+
+@pytest.mark.parametrize("who", [math.nan, " ", ""])
+def test_rows_without_a_client_are_no_client(tmp_path, who):
+    path = _write("jsonl", tmp_path, [_ROWS[0], {**_ROWS[1], "who": who}])
+    assert refused("jsonl", path, **_NUMBERS).startswith(
+        f"{path.name}:2: expected a name or number in who, found {who!r}"
+    )
+
+
+def test_marks_are_missing_values_in_numbers_too(tmp_path):
+    rows = [{**_ROWS[0], "a": -999}, {**_ROWS[1], "a": -999.0}, _ROWS[2]]
+    for format_ in ("jsonl", "csv"):
+        path = _write(format_, tmp_path, rows)
+        examples, _ = read(
+            format_, path, **_NUMBERS, missing_values="mark", missing_marks=("NA", "-999")
+        )
+        # The store has 0 in its place, and a mark.
+        assert [math.isnan(e.record.features["x"][0]) for e in examples] == [True, True, False]
+
+
+def test_no_file_is_read_twice(tmp_path):
+    _write("csv", tmp_path, _ROWS)
+    (tmp_path / "rows.csv").rename(tmp_path / "ROWS.CSV")
+    assert len(read("csv", tmp_path, **_NUMBERS)[0]) == 3
+    (tmp_path / "sub").mkdir()
+    file = _write("csv", tmp_path / "sub", _ROWS)
+    assert refused("csv", [tmp_path, tmp_path / "sub"], **_NUMBERS) == (
+        f"--input: expected each file once, found {file} in several inputs"
+    )

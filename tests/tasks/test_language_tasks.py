@@ -15,6 +15,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tff
 from tff_agnostic.models.next_word import NextWordNetwork
 from tff_agnostic.tasks import language
+from tff_agnostic.tasks.language import TextOptions, known_words
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
@@ -327,3 +328,10 @@ def test_what_is_no_list_of_words_is_one_line(tmp_path, case):
 def test_a_cell_that_is_none(tmp_path):
     message = _error("next_word", text_store(tmp_path / "s.sqlite"), cell="gru")
     assert message == "--next_word_cell: unknown recurrent cell 'gru': valid names: lstm, cifg"
+
+
+def test_a_word_list_of_windows_begins_with_its_first_word(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_bytes(b"\xef\xbb\xbfthe 5\r\ncat 2\r\n")
+    options = TextOptions(vocabulary=str(path), vocabulary_size=5)
+    assert known_words(options, "next_word", lambda size: []) == ["the", "cat"]

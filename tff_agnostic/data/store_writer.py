@@ -378,8 +378,11 @@ class StoreContents:
                 self._widen_label_range(label)
 
     def domains(self) -> tuple[str, ...]:
-        """Returns the domains, in alphabetical order."""
-        return tuple(sorted({domain for _, domain in self.counts}))
+        """Returns the domains, in alphabetical order; if all are whole numbers, by these."""
+        names = {domain for _, domain in self.counts}
+        if all(name.isascii() and name.isdecimal() for name in names):
+            return tuple(sorted(names, key=lambda name: (int(name), name)))
+        return tuple(sorted(names))
 
     def lengths(self) -> Iterable[tuple[str, str, int, int]]:
         """Returns (split, domain, words, sentences), in ascending order."""

@@ -282,14 +282,19 @@ class MissingValues:
 
     def __init__(self, options: ImportOptions) -> None:
         self._marks = frozenset({"", *options.missing_marks})
+        self._numbers = frozenset(map(number_in, options.missing_marks)) - {None}
         self.are_refused = options.missing_values == "fail"
         self.are_marked = options.missing_values == "mark"
 
     def is_missing(self, value: Any) -> bool:
         """Returns whether a cell has no value: it is null, NaN, empty, or one of the marks."""
-        if isinstance(value, str):
-            return value.strip() in self._marks
-        return value is None or (isinstance(value, float) and math.isnan(value))
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return True
+        if isinstance(value, str) and value.strip() in self._marks:
+            return True
+        # JSON and Parquet have numbers, and CSV -999.0 for -999.
+        is_plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+        return bool(self._numbers) and is_plain and number_in(value) in self._numbers
 
 
 class Labels:
@@ -371,6 +376,24 @@ def _real_number(value: Any, place: str) -> float:
             f"expected a label that is finite as float32 ({_MOST}), found {value!r}",
         )
     return number
+
+
+def name_in(value: Any, place: str) -> Optional[str]:
+    """Returns the name of a client, a domain or a group that a value is; None if it is none.
+
+    A whole number has one name, in columns of real numbers too: 17.0 is "17".
+    """
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError as e:
+            found = f"expected UTF-8, found byte 0x{value[e.start]:02x}"
+            raise RecordError(place, "text that is not UTF-8", found) from None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None if math.isnan(value) else value
+    if value is None or isinstance(value, (dict, list)) or not str(value).strip():
+        return None
+    return str(value)
 
 
 def number_in(value: Any) -> Optional[float]:

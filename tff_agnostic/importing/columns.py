@@ -27,6 +27,7 @@ from tff_agnostic.importing.cells import (
     MissingValues,
     check_shape,
     image_of,
+    name_in,
     number_in,
     vector_of,
 )
@@ -241,14 +242,15 @@ class _TextCheck:
 def _text(row: Mapping[str, Any], name: str | None, place: str) -> str:
     assert name is not None
     value = cell(row, name, place)
-    if value is None or value == "" or isinstance(value, (dict, list)):
+    text = name_in(value, place)
+    if text is None:
         raise RecordError(
             place,
             f"empty {name}",
-            f"expected a name or number in {name}, found {value!r} (--bad_records=skip leaves out "
-            "records without one)",
+            f"expected a name or number in {name}, found {value!r} (--bad_records=skip leaves "
+            "out records without one)",
         )
-    return str(value)
+    return text
 
 
 @dataclasses.dataclass(frozen=True)

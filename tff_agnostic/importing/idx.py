@@ -105,6 +105,12 @@ def _pairs(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
         plain = name[: -len(".gz")] if name.endswith(".gz") else name
         labels = [images.with_name(n) for n in (plain, f"{plain}.gz")]
         there = [path for path in labels if path.is_file()]
+        packed = images.with_name(f"{images.name}.gz")
+        if packed in found:
+            raise UserError(
+                f"{packed}: expected these images once, found {images.name} as well: name the "
+                "files of images with --input"
+            )
         if not there:
             raise UserError(f"{images}: expected labels in {plain} next to it, found none")
         pairs.append((images, there[0]))

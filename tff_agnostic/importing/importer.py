@@ -208,7 +208,12 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
     if output.exists():
         raise UserError(f"--output: {output} is there already: stores are not overwritten")
     if options.report is not None:
-        check_can_be_made(Path(options.report).parent, "report")
+        report = Path(options.report)
+        check_can_be_made(report.parent, "report")
+        if report.resolve() in {path.resolve() for path in (output, *format_.find_inputs(paths))}:
+            raise UserError(
+                f"--report: expected a file of its own, found {report}, which is read or written"
+            )
     if options.split_by == "group" and not format_.has_groups:
         raise UserError(f"--split_by=group: {options.format} has no groups")
     parse_shares(options.split)

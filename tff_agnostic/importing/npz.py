@@ -24,6 +24,7 @@ from tff_agnostic.importing.cells import (
     Labels,
     check_finite,
     is_images,
+    name_in,
     to_float32,
     unit_interval,
 )
@@ -210,10 +211,10 @@ def _examples(
         place = f"{part} row {start + i}"
         client = None
         try:
-            client = _text(rows["client"][i], place)
+            client = _name(rows["client"][i], "client", place)
             domain = str(options.domain_name)
             if "domain" in rows:
-                domain = _text(rows["domain"][i], place)
+                domain = _name(rows["domain"][i], "domain", place)
             label = labels.number_of(_plain(rows["label"][i], place), place)
             record = Record(
                 client, domain, {name: check_finite(values[i], place), LABEL: label}, split
@@ -246,8 +247,16 @@ def _plain(value: Any, place: str) -> Any:
         ) from None
 
 
-def _text(value: Any, place: str) -> str:
-    return str(_plain(value, place))
+def _name(value: Any, what: str, place: str) -> str:
+    name = name_in(_plain(value, place), place)
+    if name is None:
+        raise RecordError(
+            place,
+            f"empty {what}",
+            f"expected a name or number as {what}, found {value!r} (--bad_records=skip leaves out "
+            "records without one)",
+        )
+    return name
 
 
 FORMAT = Format(

@@ -476,16 +476,21 @@ def input_paths(names: Sequence[str]) -> list[Path]:
 
 def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     """Returns the given files, and the files with these suffixes in the given folders, sorted."""
+    endings = tuple(suffix.lower() for suffix in suffixes)
     files: list[Path] = []
     for path in paths:
         found = [path]
         if path.is_dir():
-            found = sorted(f for f in path.rglob("*") if f.name.endswith(tuple(suffixes)))
+            found = sorted(f for f in path.rglob("*") if f.name.lower().endswith(endings))
             if not found:
                 raise UserError(f"{path}: expected files {' or '.join(suffixes)}, found none")
         files += found
+    seen: set[Path] = set()
     for file in files:
         check_is_file(file)
+        if file.resolve() in seen:
+            raise UserError(f"--input: expected each file once, found {file} in several inputs")
+        seen.add(file.resolve())
     return files
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from html import unescape
@@ -21,15 +22,16 @@ from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, 
 _MAX_WORDS = 2_000_000
 # The word for any other word in texts with replaced rare words, as in the Penn Treebank.
 UNKNOWN = "<unk>"
-# A word that stands for something, such as <unk>; one with apostrophes or hyphens inside; a run of
-# one sign such as "..."; or a single sign.
-_WORD = re.compile(r"</?\w+>|\w+(?:['\u2019-]\w+)*|(\S)\1*")
+# The last plane of scripts that are written, and the selectors of variants beyond it.
+_WITH_MARKS = (*range(0x20000), *range(0xE0100, 0xE01F0))
+# Within a word of Persian or Hindi, between letters that are joined or not.
+_JOINERS = "\u200c\u200d"
 _LITERAL = re.compile(r"</?\w+>")
 _END = re.compile("[.?!\u2026]+")
 _CASES: dict[str, Callable[[str], str]] = {"keep": str, "lower": str.lower, "upper": str.upper}
 _TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
     "spaces": str.split,
-    "words": lambda text: [match.group() for match in _WORD.finditer(text)],
+    "words": lambda text: [match.group() for match in _word().finditer(text)],
     "letters": lambda text: list(filter(None, map(_letters, text.split()))),
 }
 URL = "<url>"
@@ -193,8 +195,29 @@ class VocabularySummary:
         return line
 
 
+@functools.cache
+def _word() -> re.Pattern[str]:
+    """Returns the pattern of a word in the rule "words".
+
+    That is one that stands for something, such as <unk>; one with apostrophes or hyphens inside; a
+    run of one sign such as "..."; or a single sign. Letters keep their marks, which Python does not
+    count among word characters: words of Hindi, Thai or vocalised Arabic would fall apart.
+    """
+    marks = [chr(c) for c in _WITH_MARKS if unicodedata.category(chr(c)).startswith("M")]
+    ranges: list[list[str]] = []
+    for mark in marks:
+        if ranges and ord(mark) == ord(ranges[-1][1]) + 1:
+            ranges[-1][1] = mark
+        else:
+            ranges.append([mark, mark])
+    inside = rf"[\w{_JOINERS}{''.join(f'{first}-{last}' for first, last in ranges)}]"
+    return re.compile(rf"</?\w+>|\w{inside}*(?:['\u2019-]\w{inside}*)*|(\S)\1*")
+
+
 def _letters(word: str) -> str:
-    return "".join(filter(str.isalpha, word))
+    if _LITERAL.fullmatch(word):
+        return word
+    return "".join(c for c in word if c.isalpha() or unicodedata.category(c).startswith("M"))
 
 
 def is_sentence_end(word: str) -> bool:
@@ -221,7 +244,7 @@ class Normalizer:
         self._tokenize = _TOKENIZERS[tokenizer]
         # What `StoredColumns.words` says.
         self.rule = {
-            "pattern": _WORD.pattern if tokenizer == "words" else None,
+            "pattern": _word().pattern if tokenizer == "words" else None,
             "letters": tokenizer == "letters",
             "case": options.case,
             "punctuation": options.punctuation,

@@ -106,13 +106,13 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, Optional[str]]]:
     """Yields what a file's name is relative to, the file, and its domain's folder."""
     for root in paths:
         if not root.is_dir():
-            if root.suffix != _SUFFIX:
+            if root.suffix.lower() != _SUFFIX:
                 raise UserError(f"{root}: expected a folder, or a text {_SUFFIX}, found neither")
             source.check_is_file(root)
             yield root.parent, root, None
             continue
         entries = sorted(root.iterdir())
-        outside = [path for path in entries if path.suffix == _SUFFIX and not path.is_dir()]
+        outside = [path for path in entries if path.suffix.lower() == _SUFFIX and not path.is_dir()]
         folders = [path for path in entries if path.is_dir()]
         if not outside and not folders:
             raise UserError(

@@ -127,7 +127,8 @@ def known_words(
         content = path.read_bytes()
         if content.startswith(_SQLITE):
             return Store(path).vocabulary(size)
-        lines = content.decode().splitlines()
+        # Windows' editors begin a file with a mark.
+        lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{flag}: expected a list of words, cannot read {path} ({e})") from e
     words = [line.split()[0] for line in lines if line.strip()][:size]
