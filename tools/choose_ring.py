@@ -98,11 +98,11 @@ def costs_of(measured: Sequence[Path], there: Collection[str]) -> Costs:
         measured: The folders.
         there: The tests that there are; others may have been measured.
     """
-    both = Costs({}, {}, {})
-    for folder in measured:
-        found = measure_tests.costs(folder)
-        both = Costs(*({**earlier, **later} for earlier, later in zip(both, found)))
-    return both._replace(tests={name: of for name, of in both.tests.items() if name in there})
+    found = [measure_tests.costs(folder) for folder in measured]
+    tests = {name: of for each in found for name, of in each.tests.items() if name in there}
+    fixtures = {name: of for each in found for name, of in each.fixtures.items()}
+    uses = {name: of for each in found for name, of in each.uses.items()}
+    return Costs(tests, fixtures, uses)
 
 
 def choices_of(costs: Costs) -> dict[str, str]:

@@ -31,7 +31,7 @@ _END = re.compile("[.?!\u2026]+")
 _CASES: dict[str, Callable[[str], str]] = {"keep": str, "lower": str.lower, "upper": str.upper}
 _TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
     "spaces": str.split,
-    "words": lambda text: [match.group() for match in _word().finditer(text)],
+    "words": lambda text: _by_pattern(text),
     "letters": lambda text: list(filter(None, map(_letters, text.split()))),
 }
 URL = "<url>"
@@ -212,6 +212,10 @@ def _word() -> re.Pattern[str]:
             ranges.append([mark, mark])
     inside = rf"[\w{_JOINERS}{''.join(f'{first}-{last}' for first, last in ranges)}]"
     return re.compile(rf"</?\w+>|\w{inside}*(?:['\u2019-]\w{inside}*)*|(\S)\1*")
+
+
+def _by_pattern(text: str) -> list[str]:
+    return [match.group() for match in _word().finditer(text)]
 
 
 def _letters(word: str) -> str:
