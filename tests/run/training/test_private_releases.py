@@ -368,7 +368,7 @@ def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
         account.check_plan((9, 4))
     # Planned are as many, but after other rounds than the one that is over.
     account.go_on_from(4, 0.8, evaluations)
-    with pytest.raises(UserError, match=r"expected 2 evaluations, .* found 3: a run that may go"):
+    with pytest.raises(UserError, match=r"expected 2 evaluations, .* found 3: keep the run"):
         account.check_plan((9, 5))
 
 
