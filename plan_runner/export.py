@@ -118,6 +118,7 @@ class Manifest:
     metrics: Mapping[str, TensorType]
     conformance: Conformance
     max_clients: Optional[int]
+    min_clients: int
     has_noise: bool
     domains: tuple[str, ...]
 
@@ -398,17 +399,16 @@ def parse_manifest(content: bytes) -> Manifest:
         server_state=server_state,
         metrics=_tensors(tensors, "metrics", f"{NAME}: tensors"),
         conformance=_conformance(_part(top, "conformance", dict, NAME)),
-        max_clients=_max_clients(top),
+        max_clients=_clients_per_round(top, "maximum_clients_per_round"),
+        min_clients=_clients_per_round(top, "minimum_clients_per_round") or 0,
         has_noise="differential_privacy" in top.get("privacy", {}),
         domains=tuple(_names(top, "domains", NAME)) if "domains" in top else (),
     )
 
 
-def _max_clients(top: Mapping[str, Any]) -> Optional[int]:
+def _clients_per_round(top: Mapping[str, Any], name: str) -> Optional[int]:
     privacy = _checked(top.get("privacy", {}), dict, f"{NAME}: privacy")
-    if "maximum_clients_per_round" not in privacy:
-        return None
-    return _part(privacy, "maximum_clients_per_round", int, f"{NAME}: privacy")
+    return _part(privacy, name, int, f"{NAME}: privacy") if name in privacy else None
 
 
 def _files(value: Mapping[str, Any]) -> dict[str, FileEntry]:

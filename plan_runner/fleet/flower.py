@@ -256,7 +256,8 @@ class _Task:
             reply = Message(_record(answer(_content(message))), reply_to=message)
             push_message(self._client, reply, context)
             status, details = "completed", ""
-        except (httpx.HTTPError, RuntimeError) as e:
+        # Whatever it is, other tasks are not concerned.
+        except Exception as e:
             _log().warning("a task is lost: %s", reason(e))
         finally:
             self._end(context, status, details)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Optional, Protocol
 
 from plan_runner.errors import PlanError
-from plan_runner.fleet.wire import Kind, Message, decoded, identity_text, tagged
+from plan_runner.fleet.wire import Kind, Message, decoded, identity_text, tagged, words_of
 from plan_runner.secure_aggregation.primitives import is_signed
 from plan_runner.secure_aggregation.sum_plan import Identities
 
@@ -151,7 +151,7 @@ class Members:
                     continue
                 try:
                     if message.kind == Kind.REFUSED:
-                        raise PlanError(f"it answers: {message.get('words', str)}")
+                        raise PlanError(f"it answers: {words_of(message)}")
                     take(identity, message)
                 except PlanError as e:
                     failed.add(identity)
@@ -217,7 +217,7 @@ class Members:
 
     def _welcome(self, node: str, message: Message) -> None:
         if message.kind == Kind.REFUSED:
-            raise PlanError(f"it answers: {message.get('words', str)}")
+            raise PlanError(f"it answers: {words_of(message)}")
         if message.kind != Kind.WELCOME:
             raise PlanError(f"expected WELCOME, found {message.kind.name}")
         identity, challenge = message.digest("identity"), self._asked[node][1]

@@ -26,7 +26,15 @@ from plan_runner.fleet.settings import (
     read_identity,
     read_roster,
 )
-from plan_runner.fleet.wire import Kind, Message, decoded, identity_text, refused, tagged
+from plan_runner.fleet.wire import (
+    Kind,
+    Message,
+    checked_tag,
+    decoded,
+    identity_text,
+    refused,
+    tagged,
+)
 from plan_runner.private_sums.account import NodeAccount
 from plan_runner.private_sums.noise import check_sum_plan, noise_of_export
 from plan_runner.private_sums.skellam import Draw, skellam
@@ -91,7 +99,7 @@ class Node:
         try:
             with self._lock:
                 message = decoded(request, _SERVER)
-                tag = message.get("tag", str)
+                tag = checked_tag(message)
                 if message.kind not in self._answers:
                     raise PlanError(f"{_SERVER}: expected a request, found {message.kind.name}")
                 answer = self._answers[message.kind](message, self._plan(message))
@@ -189,7 +197,7 @@ class _Plan:
         if message.get("sums", str) == own:
             return
         for name in ("min_clients", "checks_survivors"):
-            value = getattr(self._settings, name)
+            value = getattr(self._sums or self._settings, name)
             found = message.get(name, type(value))
             if found != value:
                 raise PlanError(

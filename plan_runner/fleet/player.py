@@ -250,9 +250,10 @@ def sum_plan(manifest: str, about: About, min_clients: int, checks_survivors: bo
     Args:
         manifest: SHA-256 of the export's manifest, as hexadecimal digits.
         about: What the plan is, of the profile of secure sums.
-        min_clients: The fewest clients whose sum may be opened.
+        min_clients: The fewest clients whose sum may be opened; the plan's number if that is more.
         checks_survivors: See `SumPlan`.
     """
+    min_clients = max(min_clients, about.min_clients)
     if about.max_clients is None or about.max_clients < min_clients:
         raise PlanError(
             f"min_clients: expected at most {about.max_clients}, which the plan has room for, "

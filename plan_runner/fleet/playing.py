@@ -98,7 +98,7 @@ class _Playing:
             manifest.profile,
             tuple(self._secure_values()),
             manifest.max_clients,
-            max(self._profile.client.minimum, 0 if manifest.has_noise else 1),
+            max(self._profile.client.minimum, manifest.min_clients, 0 if manifest.has_noise else 1),
         )
         (results / worker.ABOUT_FILE).write_text(json.dumps(dataclasses.asdict(about)), "utf-8")
 

@@ -253,7 +253,7 @@ class _Plan:
                 self.account = ServerAccount(path, noise, settings.target_epsilon)
             head = {
                 "sums": self.sums.digest().hex(),
-                "min_clients": settings.min_clients,
+                "min_clients": self.sums.min_clients,
                 "checks_survivors": settings.checks_survivors,
             }
         self.manifest = bytes.fromhex(pinned)

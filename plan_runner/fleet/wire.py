@@ -22,6 +22,8 @@ _START = len(_MARK) + 2 + _LENGTH_BYTES
 _LONGEST_HEAD = 1 << 16
 _MOST_PARTS = 4
 _LONGEST_WORDS = 1000
+# The server's have 16 characters.
+_LONGEST_TAG = 64
 _SIZES = "sizes"
 _T = TypeVar("_T")
 
@@ -131,12 +133,33 @@ def decoded(data: bytes, where: str) -> Message:
 
 def tag_of(request: bytes) -> str:
     """Returns the tag of a request; see `tagged`."""
-    return decoded(request, "request").get("tag", str)
+    return checked_tag(decoded(request, "request"))
+
+
+def checked_tag(request: Message) -> str:
+    """Returns the tag of a request, for which each answer has room."""
+    tag = request.get("tag", str)
+    if len(tag) > _LONGEST_TAG or not tag.isascii():
+        raise PlanError(
+            f"{request.where}: tag: expected at most {_LONGEST_TAG} ASCII characters, found others"
+        )
+    return tag
 
 
 def refused(words: str) -> Message:
     """Returns an answer in words."""
-    return Message(Kind.REFUSED, {"words": " ".join(words.split())[:_LONGEST_WORDS]})
+    return Message(Kind.REFUSED, {"words": _in_line(words)})
+
+
+def words_of(message: Message) -> str:
+    """Returns the words of a REFUSED, for terminals and logs, whoever wrote them."""
+    return _in_line(message.get("words", str))
+
+
+def _in_line(words: str) -> str:
+    # Neither what moves a terminal's cursor nor what no encoding has is printable.
+    printable = "".join(c if c.isprintable() else " " for c in words)
+    return " ".join(printable.split())[:_LONGEST_WORDS]
 
 
 def tagged(message: Message, tag: Optional[str]) -> bytes:

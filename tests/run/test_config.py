@@ -14,6 +14,7 @@ from tests.computations.harness import vectorised
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations.domain_losses import Holdout, domain_counts
+from tff_agnostic.data.sampling import turns
 from tff_agnostic.errors import UserError
 from tff_agnostic.run.build import build_algorithm, build_lambda_set, training_examples
 from tff_agnostic.run.options import RunConfig, options_of_runs, settings_of_runs
@@ -22,7 +23,12 @@ from tff_agnostic.settings import check_effective, flag_of, kind_of
 from tff_agnostic.studies.methods import Arm, arms_of_algorithms, parsed_arms
 from tff_agnostic.tasks.registry import TASKS
 
-_PARTS = [RunConfig, *(options for _, _, options in settings_of_runs())]
+# Others refuse some values of the settings that they have in common with AgnosticFedAvg.
+_PARTS = [
+    RunConfig,
+    ALGORITHMS["agnostic_fed_avg"].options,
+    *(options for _, _, options in settings_of_runs()),
+]
 
 
 def _settings() -> Iterator[tuple[type, dataclasses.Field]]:
@@ -280,6 +286,18 @@ def test_expected_counts_are_of_the_examples_that_clients_use(settings, cut):
     expected = np.bincount(used, minlength=task.num_domains) * (10 / len(read))
     algorithm = build_algorithm(spec, task)
     np.testing.assert_allclose(algorithm.problem.expected_counts, expected, rtol=1e-12, atol=1e-5)
+
+
+def test_cohorts_in_turns_are_expected_to_have_the_clients_that_they_have():
+    """50 clients and 30 a round make one cohort of all."""
+    given = {"algorithm": "fed_avg", "cohort_sampling": "turns"}
+    for in_turns, in_round in ((30, 50), (25, 25), (20, 25), (10, 10)):
+        spec = resolve("toy_regression", {**given, "clients_per_round": in_turns}, {})
+        task = spec.load_task()
+        drawn = turns(task.train.client_ids, in_turns, 0)
+        assert np.mean([len(cohort) for cohort in drawn]) == in_round
+        counts = build_algorithm(spec, task).problem.expected_counts
+        assert sum(counts) == pytest.approx(sum(training_examples(task)) * in_round / 50)
 
 
 def test_of_small_clients_fewer_examples_are_expected_to_be_kept_out():

@@ -21,7 +21,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import evaluation_report
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism, TreeNoise
-from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts
+from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts, StratifiedCohorts
 from tff_agnostic.privacy.tree import Participations
 from tff_agnostic.run.private_evaluation import (
     PrivateEvaluation,
@@ -230,13 +230,15 @@ def test_with_training_it_composes_as_one_gaussian_does(task, z):
     ("training", "sensitivity"),
     [
         (FixedSizeCohorts(40, 4), 2.0),
+        # A client of a stratum takes the place of another: both are in every evaluation's sum.
+        (StratifiedCohorts((30, 10), 4), 2.0),
         (TreeNoise(3.0, Participations(2, 5)), 1.0),
         (CentralNoise(3.0, PoissonCohorts(40, 4)), 1.0),
     ],
 )
 def test_fleets_are_neighbours_as_in_training(task, training, sensitivity):
     mechanism: Mechanism = (
-        CentralNoise(3.0, training) if isinstance(training, FixedSizeCohorts) else training
+        training if isinstance(training, (CentralNoise, TreeNoise)) else CentralNoise(3.0, training)
     )
     noise = _private(task, 6.0, mechanism)
     assert noise.mechanism.adjacency == mechanism.adjacency

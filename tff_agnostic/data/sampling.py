@@ -130,8 +130,8 @@ class SecretCoins:
 def turns(client_ids: Sequence[str], clients_per_round: int, seed: Seed) -> list[list[str]]:
     """Returns cohorts that take turns: every client is in exactly one of them.
 
-    Round t has number (t - 1) mod N // c, so that a client's rounds are N // c apart. Sizes are c,
-    or one more where c does not divide N.
+    Round t has number (t - 1) mod N // c, so that a client's rounds are N // c apart. Sizes are c
+    where it divides N, and otherwise `mean_cohort_size`, rounded up or down.
 
     Args:
         client_ids: The clients, sorted.
@@ -147,6 +147,17 @@ def turns(client_ids: Sequence[str], clients_per_round: int, seed: Seed) -> list
 def num_turns(num_clients: int, clients_per_round: int) -> int:
     """Returns how many rounds lie between two of the same client that takes its turns."""
     return num_clients // clients_per_round
+
+
+def mean_cohort_size(cohort_sampling: str, num_clients: int, clients_per_round: int) -> float:
+    """Returns how many clients a round has on average: in turns more than c, if N / c is not whole.
+
+    Args:
+        cohort_sampling: Member of `COHORT_SAMPLINGS`.
+    """
+    if cohort_sampling == "turns":
+        return num_clients / num_turns(num_clients, clients_per_round)
+    return float(clients_per_round)
 
 
 def check_cohort_size(num_clients: int, clients_per_round: int) -> None:

@@ -181,6 +181,11 @@ class DistributedNoise(Mechanism):
         return self.sampling.adjacency
 
     @property
+    def sensitivity(self) -> float:
+        """Returns the sampling's."""
+        return self.sampling.sensitivity
+
+    @property
     def assumption(self) -> str:
         """Returns the sampling's, and the least number of clients."""
         return (

@@ -56,6 +56,10 @@ class Mechanism(Protocol):
         """How neighbouring client populations differ."""
 
     @property
+    def sensitivity(self) -> float:
+        """By how many clip norms neighbouring populations may differ in the sum of everybody."""
+
+    @property
     def assumption(self) -> str:
         """The assumption, a sentence without full stop."""
 
@@ -100,6 +104,11 @@ class CentralNoise:
     def adjacency(self) -> str:
         """Returns the sampling's."""
         return self.sampling.adjacency
+
+    @property
+    def sensitivity(self) -> float:
+        """Returns the sampling's: 2 where a client takes another one's place."""
+        return self.sampling.sensitivity
 
     @property
     def assumption(self) -> str:
@@ -153,6 +162,7 @@ class TreeNoise:
 
     accountants = (RDP, PLD)
     adjacency = "exchange all contributions of one client for zeros"
+    sensitivity = 1.0
 
     @property
     def assumption(self) -> str:

@@ -35,7 +35,7 @@ from tff_agnostic.data.data_warnings import (
     rarely_present,
     small_domains,
 )
-from tff_agnostic.data.sampling import PooledExamples, check_cohort_size
+from tff_agnostic.data.sampling import PooledExamples, check_cohort_size, mean_cohort_size
 from tff_agnostic.domain_weights import LambdaSet
 from tff_agnostic.domain_weights.ascent import FREEZE
 from tff_agnostic.domain_weights.sets import LambdaSetOptions
@@ -245,7 +245,7 @@ def training_examples(task: Task) -> np.ndarray:
 
 
 def _expected_counts(spec: RunSpec, task: Task) -> tuple[float, ...]:
-    return _of_a_round(spec, some_counts(_as_summed(spec, task), task.num_domains, MAX_READS))
+    return _of_a_round(spec, task, some_counts(_as_summed(spec, task), task.num_domains, MAX_READS))
 
 
 def _expected_kept_out(spec: RunSpec, task: Task) -> Optional[tuple[float, ...]]:
@@ -255,13 +255,17 @@ def _expected_kept_out(spec: RunSpec, task: Task) -> Optional[tuple[float, ...]]
     counts = some_counts(_as_summed(spec, task), task.num_domains, MAX_READS)
     sizes = counts.sum(axis=1)
     return _of_a_round(
-        spec, counts * (expected_kept_out(sizes, share) / np.maximum(sizes, 1))[:, np.newaxis]
+        spec, task, counts * (expected_kept_out(sizes, share) / np.maximum(sizes, 1))[:, np.newaxis]
     )
 
 
-def _of_a_round(spec: RunSpec, counts: np.ndarray) -> tuple[float, ...]:
+def _of_a_round(spec: RunSpec, task: Task, counts: np.ndarray) -> tuple[float, ...]:
     """Returns what a round is expected to have of each domain, from what clients have of it."""
-    expected = counts.sum(axis=0) * (spec.config.clients_per_round / len(counts))
+    config = spec.config
+    in_round = mean_cohort_size(
+        config.cohort_sampling, len(task.train.client_ids), config.clients_per_round
+    )
+    expected = counts.sum(axis=0) * (in_round / len(counts))
     # A domain without any never meets its count, which has to be positive, and adds nothing to
     # speak of to sums over domains.
     least = np.min(expected, initial=1.0, where=expected > 0)

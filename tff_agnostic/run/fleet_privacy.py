@@ -18,6 +18,7 @@ from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Round
+from tff_agnostic.data.sampling import mean_cohort_size
 from tff_agnostic.deployment.backends import FLOWER
 from tff_agnostic.deployment.privacy import FleetNoise, NodesAccount
 from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
@@ -162,7 +163,10 @@ def _of_training(
 
     config = spec.config
     guarantee = _guarantee(privacy, config.rounds)
-    noise = FleetNoise(noise_key(spec.privacy), guarantee, float(config.clients_per_round))
+    in_round = mean_cohort_size(
+        config.cohort_sampling, len(task.train.client_ids), config.clients_per_round
+    )
+    noise = FleetNoise(noise_key(spec.privacy), guarantee, in_round)
     return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 

@@ -17,7 +17,14 @@ from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.clients import SilentClients
 from tff_agnostic.computations.round import Round
-from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Draw, SecretCoins, Silent, nobody_silent
+from tff_agnostic.data.sampling import (
+    COHORT_SAMPLINGS,
+    Draw,
+    SecretCoins,
+    Silent,
+    mean_cohort_size,
+    nobody_silent,
+)
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.privacy.accountant import (
     PrivacyStatement,
@@ -119,7 +126,11 @@ class RunPrivacy:
         name, options = self._spec.config.privacy, self._spec.privacy
         whose = self._noise_of_clients
         facts = NoiseFacts(
-            float(self._spec.config.clients_per_round),
+            mean_cohort_size(
+                self._spec.config.cohort_sampling,
+                len(self._task.train.client_ids),
+                self._spec.config.clients_per_round,
+            ),
             noise_key(options),
             float(self._noise_multiplier),
             *(() if whose is None else (whose.min_clients, whose.noise_clients)),

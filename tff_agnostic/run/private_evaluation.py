@@ -47,7 +47,7 @@ from tff_agnostic.privacy.accountant import (
     statement,
 )
 from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism
-from tff_agnostic.privacy.sampling import ADD_OR_REMOVE, REPLACE_ONE, EveryClient
+from tff_agnostic.privacy.sampling import EveryClient
 from tff_agnostic.tasks.task import Task
 
 # Instead of a digest, where an earlier version of this package kept no ledger.
@@ -210,8 +210,11 @@ class PrivateEvaluation:
         self.delta = default_delta(num_clients) if options.delta is None else options.delta
         check_delta(self.delta, num_clients)
         self.num_shared = len({*task.test.client_ids} & {*task.train.client_ids})
-        adjacency = ADD_OR_REMOVE if training is None else training.adjacency
-        sampling = EveryClient(adjacency, 2.0 if adjacency == REPLACE_ONE else 1.0)
+        sampling = (
+            EveryClient()
+            if training is None
+            else EveryClient(training.adjacency, training.sensitivity)
+        )
         if multiplier is None:
             assert target is not None
             multiplier = noise_for_epsilon(

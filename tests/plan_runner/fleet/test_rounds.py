@@ -13,7 +13,9 @@ import tensorflow as tf
 from tensorflow.core.util import event_pb2
 
 from plan_runner.errors import PlanError
-from plan_runner.fleet.player import Player
+from plan_runner.export import DEFAULT_LIMITS
+from plan_runner.fleet import wire
+from plan_runner.fleet.player import Player, sum_plan
 from plan_runner.fleet.server import FleetServer
 from plan_runner.fleet.settings import Timeouts, manifest_sha256
 from plan_runner.fleet.wire import Kind, Message, decoded
@@ -267,6 +269,27 @@ def test_nodes_and_servers_with_other_plans_say_so(fleet, tmp_path):
         assert words() == Kind.WELCOME
 
 
+def test_words_of_others_are_one_line_that_every_terminal_shows():
+    words = "\ud800round 9: epsilon 0.01\n\x1b[2Jno \x00 end" + "x" * 5000
+    read = decoded(Message(Kind.REFUSED, {"words": words}).encoded(), "answer")
+    shown = wire.words_of(read)
+    assert shown.startswith("round 9: epsilon 0.01 [2Jno end")
+    assert len(shown.encode()) == 1000 and shown.isprintable()
+
+
+def test_no_sum_of_fewer_than_the_plan_says_is_opened(fleet, tmp_path):
+    """Whatever the settings of servers and nodes say."""
+    if fleet.profile != "secure":
+        pytest.skip("plain sums have no fewest clients")
+    export = shutil.copytree(fleet.export, tmp_path / "export")
+    limits = {"maximum_clients_per_round": 6, "minimum_clients_per_round": 5}
+    rehash(export, privacy=limits)
+    about = fleet.player(export, manifest_sha256(export), DEFAULT_LIMITS, False).about
+    assert about.min_clients == 5
+    assert sum_plan(manifest_sha256(export), about, 3, True).min_clients == 5
+    assert sum_plan(manifest_sha256(export), about, 6, True).min_clients == 6
+
+
 def test_no_log_depends_on_a_clients_integers(fleet, tmp_path, caplog, capfd):
     """Rounds of other examples, as many of each client: whatever is written down is the same.
 
@@ -299,6 +322,9 @@ def test_what_a_server_sends_never_ends_a_node(fleet):
     newer = Message(Kind.HELLO, {}).encoded().replace(b"FLEET\x01", b"FLEET\x02")
     assert "expected version 1 of the fleet's messages, found 2" in words_of(node.answer(newer))
     assert "expected a request, found WELCOME" in words_of(asked(node, Kind.WELCOME))
+    # An answer has its request's tag, and would be longer than a message may be.
+    long = words_of(asked(node, Kind.HELLO, tag="x" * 65_000, manifest=manifest))
+    assert long == "message of the server: tag: expected at most 64 ASCII characters, found others"
     unknown = roster_message(bytes(32), ())
     if fleet.profile == "secure":
         found = words_of(asked(node, Kind.STAGE, unknown, manifest=manifest))
