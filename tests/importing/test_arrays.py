@@ -345,10 +345,15 @@ def test_labels_that_are_numbers_of_leaf(tmp_path):
 
 
 def test_folders_that_say_what_is_for_testing(tmp_path):
-    for name in ("data/train/a.json", "data/test/a.json", "data/b.json"):
+    for name in ("data/train/a.json", "data/test/a.json"):
         _file_of_leaf(tmp_path, _VECTORS, name)
     examples, _ = read("leaf", tmp_path, **_ALL)
-    assert [e.record.split for e in examples] == [None] * 3 + ["test"] * 3 + ["train"] * 3
+    assert [e.record.split for e in examples] == ["test"] * 3 + ["train"] * 3
+    # LEAF's scripts leave all users there as well: those of test would be trained on.
+    other = _file_of_leaf(tmp_path, _VECTORS, "data/all_data/b.json")
+    assert refused("leaf", tmp_path, **_ALL).startswith(
+        f"{other}: expected files in folders train and test only"
+    )
 
 
 def test_domains_of_clients(tmp_path):

@@ -32,7 +32,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """
     converter = _Converter(options)
     for path in find_inputs(paths):
-        split = path.parent.name if path.parent.name in SPLIT_NAMES else None
+        split = _split_of(path)
         name = source.place_of(path, paths)
         for user, data in _users(path, options, log):
             yield from converter.examples(user, data, split, name, log)
@@ -40,7 +40,18 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and those of folders whose names end in .json."""
-    return source.expand(paths, (".json",))
+    found = source.expand(paths, (".json",))
+    other = next((path for path in found if _split_of(path) is None), None)
+    if other is not None and any(map(_split_of, found)):
+        raise UserError(
+            f"{other}: expected files in folders train and test only, as some are: LEAF's scripts "
+            "leave the same users in all_data and sampled_data; name the folders with --input"
+        )
+    return found
+
+
+def _split_of(path: Path) -> Optional[str]:
+    return path.parent.name if path.parent.name in SPLIT_NAMES else None
 
 
 def check(options: ImportOptions) -> None:
