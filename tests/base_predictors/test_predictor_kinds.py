@@ -65,6 +65,21 @@ def test_keras_files_of_any_architecture_are_mixed(digits, tmp_path):
     np.testing.assert_allclose(np.exp(predictions), np.mean(said, axis=0), rtol=1e-5)
 
 
+def test_each_file_has_the_mean_that_it_was_adapted_to(digits, tmp_path):
+    rng = np.random.default_rng(0)
+    models, paths = [], []
+    for k, shift in enumerate((0.0, 5.0)):
+        normalization = layers.Normalization()
+        normalization.adapt(rng.normal(shift, 1 + shift, [50, 64]))
+        paths.append(tmp_path / f"m{k}.keras")
+        models.append(_save(paths[-1], normalization, layers.Dense(10)))
+    model = _mixed(digits, *paths).model
+    x = rng.random([5, 64], np.float32)
+    said = np.mean([tf.nn.softmax(m(x)) for m in models], axis=0)
+    predictions = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
+    np.testing.assert_allclose(np.exp(predictions), said, rtol=1e-5)
+
+
 def test_runs_and_files_are_mixed_and_architectures_are_part_of_the_fingerprint(digits, tmp_path):
     weights = digits.task.model.initial_weights
     CheckpointFolder(tmp_path / "run" / "checkpoints", 1).save(1, weights, {"model": weights})

@@ -19,10 +19,10 @@ from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, architecture_of, ensemble, form_of
 from tff_agnostic.boosting.predictor_store import Architecture
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import digest, read_json, read_npz, write_npz
+from tff_agnostic.files import digest, file_digest, read_json, read_npz, write_npz
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import fixed_from_keras
-from tff_agnostic.models.keras_platform import classes_of
+from tff_agnostic.models.keras_platform import classes_of, layers_of
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.user_model import NUM_ROWS, described
@@ -231,6 +231,9 @@ def keras_predictor(
     else:
         from_scores = _has_scores(path, outputs, takes)
     text = f"{'scores' if from_scores else 'probabilities'} {architecture_text(keras_model)}"
+    # What a layer was adapted to is a constant of what it computes, and not in its configuration.
+    if any(hasattr(layer, "adapt") for layer in layers_of(keras_model)):
+        text += f" of {file_digest(path)}"
     if text in known:
         architecture = known[text]
     else:
