@@ -156,7 +156,7 @@ class BoostOptions(EnsembleOptions):
     returned_alpha: str = setting(
         "last", "Whose ensemble is evaluated first, saved and exported.", choices=RETURNED
     )
-    alpha_schedule: str = core.schedule_setting("eta")
+    alpha_schedule: str = core.schedule_setting("alpha", "eta")
     alpha_schedule_rounds: tuple[int, ...] = core.rounds_setting("alpha")
     alpha_schedule_factors: tuple[float, ...] = core.factors_setting("alpha")
 

@@ -76,7 +76,7 @@ class LocalTrainingOptions(Settings):
         choices=NORMALIZERS,
     )
     shuffle: bool = setting(True, "Whether clients shuffle their examples before each epoch.")
-    client_schedule: str = schedule_setting("gamma_w")
+    client_schedule: str = schedule_setting("client", "gamma_w")
     client_schedule_rounds: tuple[int, ...] = rounds_setting("client")
     client_schedule_factors: tuple[float, ...] = factors_setting("client")
 

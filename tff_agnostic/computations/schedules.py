@@ -58,12 +58,14 @@ _FALLING = tuple(name for name in SCHEDULES if name != CONSTANT)
 _WITH_FACTORS = ("exponential", "cosine", "piecewise")
 
 
-def schedule_setting(rate: str) -> Any:
+def schedule_setting(whose: str, rate: str) -> Any:
     """Declares the field WHOSE_schedule, beside WHOSE_schedule_rounds and WHOSE_schedule_factors.
 
     Args:
+        whose: The beginning of the fields' names, as in the other two functions.
         rate: The rate's symbol.
     """
+    del whose
     return setting(
         CONSTANT,
         f"How {rate} falls from round to round: see docs/reference/algorithms/schedules.md.",

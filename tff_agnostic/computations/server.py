@@ -409,7 +409,7 @@ class ServerOptimizerOptions(Settings):
         positive=True,
         only_with=("server_optimizer", _ADAPTIVE),
     )
-    server_schedule: str = schedule_setting("the server's learning rate")
+    server_schedule: str = schedule_setting("server", "the server's learning rate")
     server_schedule_rounds: tuple[int, ...] = rounds_setting("server")
     server_schedule_factors: tuple[float, ...] = factors_setting("server")
 
