@@ -429,6 +429,13 @@ def test_marks_are_missing_values_in_numbers_too(tmp_path):
         assert [math.isnan(e.record.features["x"][0]) for e in examples] == [True, True, False]
 
 
+def test_a_number_that_is_a_mark_of_features_may_be_a_class(tmp_path):
+    path = _write("parquet", tmp_path, [{**row, "a": 0.0} for row in _ROWS])
+    examples, _ = read("parquet", path, **_NUMBERS, missing_values="mark", missing_marks=("0",))
+    assert [e.record.features["label"] for e in examples] == [0, 2, 1]
+    assert all(math.isnan(e.record.features["x"][0]) for e in examples)
+
+
 def test_no_file_is_read_twice(tmp_path):
     _write("csv", tmp_path, _ROWS)
     (tmp_path / "rows.csv").rename(tmp_path / "ROWS.CSV")

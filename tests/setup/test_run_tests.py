@@ -42,6 +42,8 @@ _LISTS = [REST, COSTLY, EXHAUSTIVE, EACH_COMMIT]
 @pytest.mark.parametrize("path", _LISTS, ids=lambda path: path.stem)
 def test_tests_that_are_listed_are_there(path: Path) -> None:
     functions: dict[str, set[str]] = {}
+    # A case of long values has an id.
+    assert not [entry[:200] for entry in rest(path) if len(entry) > 500]
     for entry in rest(path):
         file, _, function = entry.partition("[")[0].partition("::")
         assert (ROOT / file).is_file(), f"{path.name}: {entry}"

@@ -106,7 +106,8 @@ class Bound:
             aggregation uses it in place of the sum, and clients do not send the value.
         max_norm: Largest l2 norm of all entries together, to which private sums clip; None if it is
             `limit`.
-        adding: With a public sum the share of a round's clients that are expected to add to it.
+        contributing: With a public sum the share of a round's clients that are expected to add to
+            it.
     """
 
     limit: float
@@ -118,7 +119,7 @@ class Bound:
     one_of: Optional[str] = None
     public_sum: Optional[float] = None
     max_norm: Optional[float] = None
-    adding: float = 1.0
+    contributing: float = 1.0
 
     @property
     def norm(self) -> float:

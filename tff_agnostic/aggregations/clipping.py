@@ -244,7 +244,7 @@ def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[G
         elif bound.public_sum is None:
             groups.append(Group(names[i], (i,), bound.norm))
     means = {
-        bound.ratio: bound.public_sum / (expected_clients * bound.adding)
+        bound.ratio: bound.public_sum / (expected_clients * bound.contributing)
         for bound in flat
         if bound.ratio and bound.public_sum is not None
     }

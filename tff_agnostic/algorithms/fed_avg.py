@@ -134,7 +134,7 @@ def fed_avg(
             expected_weight=(
                 None if expected is None else taking_part * float(np.dot(scale, expected))
             ),
-            adding=taking_part,
+            contributing=taking_part,
         ),
     )
     return core.Algorithm(

@@ -194,7 +194,7 @@ def training_bounds(
     max_weight: Optional[float] = None,
     expected_weight: Optional[float] = None,
     holdout: Holdout = NO_HOLDOUT,
-    adding: float = 1.0,
+    contributing: float = 1.0,
 ) -> Callable[[ClientLimits], TrainingOutput]:
     """Returns the function of a client's limits that bounds every value of a `TrainingOutput`.
 
@@ -203,7 +203,7 @@ def training_bounds(
             examples if None.
         expected_weight: What the weights of a round are expected to add up to, if that is known.
         holdout: Which examples clients keep out of training.
-        adding: The share of a round's clients that are expected to have a weight.
+        contributing: The share of a round's clients that are expected to have a weight.
     """
 
     def bounds(limits: ClientLimits) -> TrainingOutput:
@@ -211,7 +211,11 @@ def training_bounds(
         # The two form a ratio, the average.
         delta = Bound(most * limits.max_delta, signed=True, ratio="update")
         beta = Bound(
-            most, ratio="update", denominator=True, public_sum=expected_weight, adding=adding
+            most,
+            ratio="update",
+            denominator=True,
+            public_sum=expected_weight,
+            contributing=contributing,
         )
         deltas = [delta for _ in model.initial_weights.trainable]
         sums = domain_sums_bounds(model, limits, holdout.is_active)

@@ -286,11 +286,18 @@ class MissingValues:
         self.are_refused = options.missing_values == "fail"
         self.are_marked = options.missing_values == "mark"
 
+    def has_no_value(self, value: Any) -> bool:
+        """Returns whether a cell is null, NaN, empty, or the text of one of the marks.
+
+        A label that is a number is none of them: 0 may be a mark of features, and is a class.
+        """
+        if isinstance(value, str):
+            return value.strip() in self._marks
+        return value is None or (isinstance(value, float) and math.isnan(value))
+
     def is_missing(self, value: Any) -> bool:
-        """Returns whether a cell has no value: it is null, NaN, empty, or one of the marks."""
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            return True
-        if isinstance(value, str) and value.strip() in self._marks:
+        """Returns whether a cell of features has no value, or a number that is one of the marks."""
+        if self.has_no_value(value):
             return True
         # JSON and Parquet have numbers, and CSV -999.0 for -999.
         is_plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
@@ -320,7 +327,7 @@ class Labels:
         Raises:
             RecordError: If there is no such class, or the value is no finite number, or is missing.
         """
-        if self._missing.is_missing(value) and value not in self._names:
+        if self._missing.has_no_value(value) and value not in self._names:
             raise RecordError(
                 place,
                 "missing label",

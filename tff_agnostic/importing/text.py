@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 import unicodedata
 from collections import Counter
@@ -22,8 +23,8 @@ from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, 
 _MAX_WORDS = 2_000_000
 # The word for any other word in texts with replaced rare words, as in the Penn Treebank.
 UNKNOWN = "<unk>"
-# The last plane of scripts that are written, and the selectors of variants beyond it.
-_WITH_MARKS = (*range(0x20000), *range(0xE0100, 0xE01F0))
+# Of scripts that are written, and of selectors of variants.
+_WITH_MARKS = (range(0x20000), range(0xE0100, 0xE01F0))
 # Within a word of Persian or Hindi, between letters that are joined or not.
 _JOINERS = "\u200c\u200d"
 _LITERAL = re.compile(r"</?\w+>")
@@ -203,7 +204,8 @@ def _word() -> re.Pattern[str]:
     run of one sign such as "..."; or a single sign. Letters keep their marks, which Python does not
     count among word characters: words of Hindi, Thai or vocalised Arabic would fall apart.
     """
-    marks = [chr(c) for c in _WITH_MARKS if unicodedata.category(chr(c)).startswith("M")]
+    characters = map(chr, itertools.chain(*_WITH_MARKS))
+    marks = [c for c in characters if unicodedata.category(c).startswith("M")]
     ranges: list[list[str]] = []
     for mark in marks:
         if ranges and ord(mark) == ord(ranges[-1][1]) + 1:

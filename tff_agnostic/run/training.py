@@ -72,12 +72,17 @@ def has_result_of(path: Path, config: RunConfig) -> bool:
     if not path.exists():
         return False
     result = read_json(path)
-    of_clients = result.get("overall", {}).get("over_clients", {}).values()
+    try:
+        of_clients = result["overall"].get("over_clients", {}).values()
+        with_tail = [of for of in of_clients if SUPERQUANTILE in of]
+    except (AttributeError, LookupError, TypeError):
+        # What is damaged is told by whoever reads the numbers.
+        with_tail = []
     statistics = statistic_names(config.client_percentiles)
     return bool(
         result.get("rounds") == config.rounds
         and result.get("worst_min_examples") in (None, config.worst_min_examples)
-        and all(name in of for of in of_clients if SUPERQUANTILE in of for name in statistics)
+        and all(name in of for of in with_tail for name in statistics)
     )
 
 

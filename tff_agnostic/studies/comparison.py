@@ -538,7 +538,7 @@ def collect(
         resampled=read_resampled([folder.resampled for folder in folders]),
         seeds=[int(r.get("seed", k)) for k, r in enumerate(results)],
         class_counts=results[0].get("class_counts", {}),
-        non_finite=sum(int(r.get("clients", {}).get("non_finite", 0)) for r in results),
+        non_finite=sum(map(_non_finite, results)),
         num_clients={
             name: int(count)
             for name, of in results[0]["domains"].items()
@@ -560,6 +560,7 @@ def _read_result(
         for name in measures:
             _client_values(found, name)
         counts = [domain["num_examples"] for domain in domains]
+        _non_finite(found)
         is_result = all(isinstance(_number(value), (int, float)) for value in (*values, *counts))
     except (AttributeError, LookupError, TypeError, ValueError):
         is_result = False
@@ -575,6 +576,11 @@ def _statistic(result: Mapping[str, Any], measure: str, statistic: str) -> float
     """Returns what describes a distribution over clients; NaN of one that did not report it."""
     over_clients = result["overall"].get("over_clients", {})
     return _number(over_clients.get(measure, {}).get(statistic))
+
+
+def _non_finite(result: Mapping[str, Any]) -> int:
+    """Returns how many clients had numbers that are not finite; 0 where nobody counted."""
+    return int(result.get("clients", {}).get("non_finite", 0))
 
 
 def _client_values(result: Mapping[str, Any], measure: str) -> Optional[ClientValues]:

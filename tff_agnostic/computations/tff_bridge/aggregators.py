@@ -109,7 +109,7 @@ class FactorySum(PlacedAggregation):
         """Returns what an unweighted factory takes for a client's weight, from its bound."""
         if self.expected_clients is None or weight.public_sum is None:
             return self.mean_weight
-        return weight.public_sum / (self.expected_clients * weight.adding)
+        return weight.public_sum / (self.expected_clients * weight.contributing)
 
     def of_exchanges(self, bounds: Sequence[Any]) -> tuple[FactorySum, ...]:
         """Returns itself for each communication step, of which one has to have an update."""
