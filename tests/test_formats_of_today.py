@@ -1,0 +1,99 @@
+"""Numbers of a short run of each algorithm, equal to 1e-4 to those that this code once wrote.
+
+Other tests compare algorithms with their papers. These fail if unchanged flags lead to other
+numbers, because of another order of clients, another default or another initial model.
+`pytest --golden tests/test_formats_of_today.py` writes the numbers again.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from binaries import base_predictors, train
+from tests import golden
+from tests.binaries.harness import Caller
+from tests.data.stores import sentence, write_store
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.metrics.metrics_file import read_history
+
+_PINNED = Path(__file__).parent / "golden" / "formats_of_today.json"
+_COLUMNS = ("lambda/", "update_norm", "train/loss/", "first_epoch/loss/", "test/loss/")
+_ROUNDS = ("--rounds=4", "--evaluate_every=2", "--checkpoint_every=2", "--client_mode=streamed")
+_TOY_TASK = (
+    *("--task=toy_regression", "--toy_regression_num_clients=8", "--clients_per_round=4"),
+    *_ROUNDS,
+)
+_TOY = (*_TOY_TASK, "--client_epochs=2", "--client_learning_rate=0.05")
+_TEXTS = (
+    *("--task=unigram", "--data=texts.sqlite", "--base_predictors=p.npz"),
+    *("--clients_per_round=3", *_ROUNDS),
+)
+_OTHER_FLAGS = {
+    "afl_boost": _TEXTS,
+    "fed_boost": (*_TEXTS, "--budget=1"),
+    "fed_avg_target_only": (*_TOY, "--target_domain=center +1.0"),
+    "stochastic_afl": _TOY_TASK,
+}
+_RUNS = {
+    **{name: (f"--algorithm={name}", *_OTHER_FLAGS.get(name, _TOY)) for name in ALGORITHMS},
+    "secure sums": ("--algorithm=fed_avg", *_TOY, "--aggregation=secure"),
+}
+
+
+@pytest.fixture(scope="module")
+def call(cohort_runtime) -> Caller:
+    return Caller({"cohort": cohort_runtime})
+
+
+@pytest.fixture(scope="module")
+def texts(call: Caller, tmp_path_factory) -> Path:
+    """A folder with a store of two domains and the base predictors of its domains."""
+    folder = tmp_path_factory.mktemp("texts")
+    records = []
+    for k in range(12):
+        words = " ".join(f"w{k * i * i % (3 if k % 2 else 7)}" for i in range(1, 13))
+        records.append((("train", "train", "test")[k // 4], sentence(f"u{k}", "ab"[k % 2], words)))
+    write_store(folder / "texts.sqlite", records, "text", vocabulary={f"w{k}": 9 for k in range(7)})
+    flags = (f"--data={folder / 'texts.sqlite'}", f"--output={folder / 'p.npz'}")
+    assert call(base_predictors, *flags).status == 0
+    return folder
+
+
+def _train(call: Caller, name: str, folder: Path, *flags: str) -> dict[str, np.ndarray]:
+    """Trains, and returns the pinned columns of metrics.csv."""
+    outcome = call(train, *_RUNS[name], f"--output_dir={folder}", *flags)
+    assert outcome.status == 0, outcome
+    history = read_history(folder / "metrics.csv")
+    return {name: values for name, values in history.items() if name.startswith(_COLUMNS)}
+
+
+def _assert_pinned(name: str, columns: dict[str, np.ndarray]) -> None:
+    pinned = json.loads(_PINNED.read_text())[name]
+    assert columns.keys() == pinned.keys()
+    for column, texts in pinned.items():
+        expected = [float(text) for text in texts.split()]
+        np.testing.assert_allclose(columns[column], expected, rtol=1e-4, atol=1e-6, err_msg=column)
+
+
+@pytest.mark.parametrize("name", _RUNS)
+def test_short_run_keeps_its_numbers(call, texts, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(texts)
+    columns = _train(call, name, tmp_path / "run")
+    if golden.writes:
+        pinned = json.loads(_PINNED.read_text()) if _PINNED.exists() else {}
+        pinned[name] = {
+            column: " ".join(f"{value:.6g}" for value in values)
+            for column, values in columns.items()
+        }
+        _PINNED.write_text(json.dumps(pinned, indent=1) + "\n")
+    _assert_pinned(name, columns)
+
+
+def test_stopped_run_resumes_to_its_numbers(call, tmp_path):
+    name = "agnostic_fed_avg"
+    _train(call, name, tmp_path)
+    for written_last in ("checkpoints/round_00000004.npz", "result.json"):
+        (tmp_path / written_last).unlink()
+    _assert_pinned(name, _train(call, name, tmp_path, "--resume"))
