@@ -15,7 +15,6 @@ from tests import golden
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import sentence, write_store
 from tests.plan_runner.harness import call as run_plan
-from tests.releases.kept import KEPT
 from tests.selection import exhaustive
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -87,9 +86,13 @@ def test_what_is_printed_is_what_travels(exported, tmp_path):
     assert f"3 clients, {down:,} bytes down, {up:,} up" in outcome.out
 
 
-def test_noise_of_nodes_is_not_the_flags(call, tmp_path):
-    path = tmp_path / "fleet"
-    flags = (f"--checkpoint={KEPT / 'private_of_clients'}", f"--output_dir={path}")
+def test_export_rejects_noise_generator_where_nodes_add_noise(call, tmp_path):
+    path, run = tmp_path / "fleet", tmp_path / "run"
+    bounds = ("--aggregation=secure", "--secure_max_examples=40", "--secure_max_loss=10")
+    noise = ("--privacy=distributed", "--noise_multiplier=0.8", "--cohort_sampling=poisson")
+    outcome = call(train, *TOY, *bounds, *noise, "--rounds=1", f"--output_dir={run}")
+    assert outcome.status == 0, outcome
+    flags = (f"--checkpoint={run}", f"--output_dir={path}")
     outcome = call(export, *flags, "--backend=flower", "--noise_generator=philox")
     assert outcome.status == 2 and not path.exists()
     assert outcome.err.splitlines()[-1].endswith(

@@ -8,7 +8,6 @@ import pytest
 
 from binaries import compare, report, train
 from tests.binaries.harness import TOY, Caller, tree
-from tests.releases.old_runs import copy_of
 from tests.reports.made_up import Reader, at, reads_as
 
 
@@ -85,17 +84,6 @@ def test_a_title_stays_until_there_is_another(call, compared, folder):
     # Runs are called as before.
     one = (folder / "runs" / "fed_avg" / "trial_00" / "report.html").read_text()
     assert "<title>FedAvg (uniform) on toy_regression</title>" in one
-
-
-def test_a_run_of_the_first_release_has_a_report_of_what_is_known(call, tmp_path):
-    run = copy_of("digits_plain", tmp_path)
-    outcome = call(report, f"--run={run}")
-    assert outcome.status == 0, outcome
-    page = Reader((run / "report.html").read_text())
-    result = json.loads((run / "result.json").read_text())
-    shown = {datum.value for datum in page.data}
-    assert {of["accuracy"] for of in result["domains"].values()} <= shown
-    assert "not recorded by the release that wrote this run" in page.text
 
 
 def test_a_report_that_cannot_be_written_leaves_the_results(call, folder):

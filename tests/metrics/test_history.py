@@ -15,9 +15,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import Column, History, read_history
 from tff_agnostic.report_fields import ReportField
 
-# Real runs of the first release.
-_RELEASE = Path(__file__).parents[1] / "releases" / "0.1.0"
-
 _AWKWARD = ('comma, "quoted"', "line\nbreak", "a/b", "b", " spaces ", "ünï", "", "'", ";\t")
 
 
@@ -253,28 +250,3 @@ def test_what_one_column_is_called_now_is_not_what_another_was_called(tmp_path):
     found = _go_on(path, columns, 1)
     np.testing.assert_array_equal(found["a"], [1.0, 0.5])
     np.testing.assert_array_equal(found["b"], [np.nan, 0.5])
-
-
-def test_rows_of_a_real_run_of_the_first_release_are_taken_over(tmp_path):
-    there = read_history(_RELEASE / "digits_fed_avg_secure" / "metrics.csv")
-    path = tmp_path / "metrics.csv"
-    path.write_bytes((_RELEASE / "digits_fed_avg_secure" / "metrics.csv").read_bytes())
-    digits = list(map(str, range(10)))
-    loss = ReportField("first_epoch/loss", "loss", per_domain=True, formerly=("train/loss",))
-    share = ReportField("share", "share", per_domain=True, formerly=("lambda",))
-    clipped = [Column(ReportField(f"clipped/{f}", f)) for f in ("weighted_delta", "examples")]
-    columns = [Column(q, d) for q in (loss, share) for d in digits] + clipped
-    found = _go_on(path, columns, 12)
-    taken = {f"{name}/{digit}" for name in ("train/loss", "lambda") for digit in digits}
-    names = ["round", *(column.name for column in columns)]
-    assert list(found) == [*names, *(n for n in there if n not in taken and n not in names)]
-    for digit in digits:
-        np.testing.assert_array_equal(
-            found[f"first_epoch/loss/{digit}"][:-1], there[f"train/loss/{digit}"]
-        )
-        np.testing.assert_array_equal(found[f"share/{digit}"][:-1], there[f"lambda/{digit}"])
-        np.testing.assert_array_equal(found[f"test/loss/{digit}"][:-1], there[f"test/loss/{digit}"])
-    np.testing.assert_array_equal(
-        found["clipped/weighted_delta"][:-1], there["clipped/weighted_delta"]
-    )
-    assert np.isnan(found["clipped/examples"][:-1]).all()

@@ -11,19 +11,30 @@ import pytest
 
 from tests import golden
 from tests.run.harness import measures
+from tests.run.training.harness import train
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import FORMAT
+from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.studies.comparison import collect
 
-_RELEASE = Path(__file__).parents[1] / "releases" / "0.1.0" / "texts"
+_DOMAINS = ("center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0")
+_RESULT = {"loss": 1.0, "num_examples": 3}
+
+
+@pytest.fixture(scope="module")
+def trained(cohort_runtime: CohortRuntime, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    train(cohort_runtime, path, rounds=2)
+    return path
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    """The folder of a run, as release 0.1.0 left it."""
-    return RunFolder(Path(shutil.copytree(_RELEASE, tmp_path / "run")))
+def folder(trained: Path, tmp_path: Path) -> RunFolder:
+    """A copy of that folder, to be damaged."""
+    return RunFolder(Path(shutil.copytree(trained, tmp_path / "run")))
 
 
 def _error(read: Callable[[], Any]) -> str:
@@ -49,8 +60,9 @@ def test_a_fingerprint_that_is_none(folder, there):
 
 @pytest.mark.parametrize("cell", ["9" * 200_000, '"' + "9,\n" * 100_000], ids=["number", "quote"])
 def test_a_cell_of_metrics_that_never_ends(folder, cell):
-    text = folder.metrics.read_text()
-    folder.metrics.write_text(text.replace("3.637702", cell, 1))
+    header, row, *rows = folder.metrics.read_text().splitlines()
+    round_num, _, others = row.split(",", 2)
+    folder.metrics.write_text("\n".join([header, f"{round_num},{cell},{others}", *rows]))
     message = _error(lambda: read_history(folder.metrics))
     assert message.startswith(f"{folder.metrics}: expected CSV, found: field larger than")
 
@@ -80,9 +92,9 @@ def test_a_header_that_is_none(tmp_path, header):
         {"domains": {}},
         {"domains": []},
         {"domains": None},
-        {"domains": {"north": {"loss": 1.0, "num_examples": 3}, "south": [1]}},
-        {"domains": {k: {"loss": "1", "num_examples": 3} for k in ("north", "south")}},
-        {"domains": {k: {"loss": 1.0, "num_examples": None} for k in ("north", "south")}},
+        {"domains": {**dict.fromkeys(_DOMAINS, _RESULT), _DOMAINS[1]: [1]}},
+        {"domains": {key: {**_RESULT, "loss": "1"} for key in _DOMAINS}},
+        {"domains": {key: {**_RESULT, "num_examples": None} for key in _DOMAINS}},
         {"overall": {}},
         {"overall": 3},
     ],
@@ -90,8 +102,8 @@ def test_a_header_that_is_none(tmp_path, header):
 def test_a_result_that_is_none(folder, changed):
     result = json.loads(folder.result.read_text())
     folder.result.write_text(json.dumps({**result, **changed}))
-    domains, loss = ("north", "south"), measures("loss")
-    assert _error(lambda: collect([folder], domains, loss, [1])) == (
-        f"{folder.result}: expected the result of a run with loss of north, south, found something "
-        "else"
+    message = _error(lambda: collect([folder], _DOMAINS, measures("loss"), [1]))
+    assert message == (
+        f"{folder.result}: expected the result of a run with loss of {', '.join(_DOMAINS)}, found "
+        "something else"
     )

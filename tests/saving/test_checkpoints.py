@@ -20,9 +20,6 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 
-# Real runs of the first release.
-_RELEASE = Path(__file__).parents[1] / "releases" / "0.1.0"
-
 
 def _state(value: float = 1.0, features: int = 3) -> Any:
     """A structure like a server state: nested, several dtypes, empty parts, scalars."""
@@ -203,18 +200,6 @@ def test_the_models_alone_can_be_restored(tmp_path):
         "my run: expected the weights of this model (float32[9, 2], float32[]), found "
         "float32[3, 2], float32[]"
     )
-
-
-def test_a_checkpoint_of_the_first_release_has_one_model():
-    path = _RELEASE / "digits_plain" / "checkpoints" / "round_00000012.npz"
-    checkpoint = read_checkpoint(path)
-    assert (checkpoint.round_num, len(checkpoint.leaves)) == (12, 7)
-    template = ModelWeights([np.zeros([64, 10], np.float32), np.zeros([10], np.float32)], [])
-    models = checkpoint.models(template, "here")
-    assert list(models) == ["model"]
-    _assert_same(models["model"], ModelWeights(list(checkpoint.leaves[:2]), []))
-    with pytest.raises(UserError, match="expected the weights of this model"):
-        checkpoint.models(ModelWeights([np.zeros([64, 3], np.float32)], []), "here")
 
 
 @pytest.mark.parametrize("content", [(), ("a file",)])

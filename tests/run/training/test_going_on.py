@@ -1,6 +1,5 @@
 """Going on with a run changes nothing, whatever interrupted it."""
 
-import dataclasses
 import json
 import shutil
 import types
@@ -21,7 +20,6 @@ from tests.run.training.harness import (
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -184,23 +182,3 @@ def test_a_complete_run_is_recognised(cohort_runtime, whole, tmp_path):
     assert is_complete(whole)
     assert not is_complete(whole, rounds=ROUNDS + 1)
     assert not is_complete(tmp_path / "new")
-
-
-def test_a_run_of_the_first_release_goes_on(cohort_runtime, tmp_path):
-    release = Path(__file__).parents[2] / "releases" / "0.1.0" / "digits_plain"
-    path = tmp_path / "run"
-    shutil.copytree(release, path)
-    before = read_history(path / "metrics.csv")
-    spec = RunFolder(path).spec()
-    longer = dataclasses.replace(spec, config=dataclasses.replace(spec.config, rounds=13))
-    run = TrainingRun(longer, RunFolder(path), cohort_runtime, resume=True)
-    run.run(StopRequest(), show_progress=False)
-    after = read_history(path / "metrics.csv")
-    # What that release did not know of is a column of its own.
-    of_clients = {name for name in after if " over clients/" in name}
-    assert len(of_clients) == 2 * len(("mean", "p10", "p50", "p90", "p95", "superquantile"))
-    assert set(after) == {*before, *of_clients, "skipped"}
-    for name, values in before.items():
-        np.testing.assert_array_equal(after[name][:-1], values)
-    assert after["round"][-1] == 13
-    assert abs(after["train/loss/0"][-1] - after["train/loss/0"][-2]) < 0.5
