@@ -35,7 +35,7 @@ MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Regi
     "mirror map", {"entropy": exponentiated_gradient, "euclidean": projected_gradient}
 )
 _SAMPLED = ("uniform", "weighted")
-# What does best against exact optima, by loss: docs/results/fed_boost_estimators.md has the table.
+# The best estimator on problems with known optima: docs/reference/algorithms/fed_boost.md.
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
 # What a run evaluates and exports: the last alpha, or alpha^A.
 RETURNED: Registry[str] = Registry(

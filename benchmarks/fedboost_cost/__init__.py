@@ -1,1 +1,0 @@
-"""What a round of FedBoost costs, whatever the number of its predictors."""

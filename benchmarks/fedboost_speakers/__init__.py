@@ -1,1 +1,0 @@
-"""FedBoost on the words of a text, with draws of many seeds."""

@@ -1,0 +1,117 @@
+"""Steps of alpha, without clients, compared with NumPy and with optima that are known exactly.
+
+The point masses are those of figure 3 of Hamer et al. 2020: each predictor is certain of one
+outcome, and outcomes follow a power law, so that the optimal alpha is the power law itself.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_agnostic.boosting.alpha import BoostOptions, alpha_steps
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
+from tff_agnostic.boosting.sampling import GRADIENT_ESTIMATORS
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
+
+_Q, _ROUNDS, _ETA = 100, 2000, 0.01
+_POWER_LAW = 1 / np.arange(1, _Q + 1) / np.sum(1 / np.arange(1, _Q + 1))
+
+
+def _mixture(predictors: np.ndarray, loss: str) -> EnsembleModel:
+    with np.errstate(divide="ignore"):
+        scores = np.log(np.asarray(predictors, np.float32))
+    rows = [ModelWeights([row], []) for row in scores]
+    return ensemble(unigram_model(predictors.shape[1]), rows, loss=loss)
+
+
+def _trained(model: EnsembleModel, shares: np.ndarray, rounds: int, **settings: Any) -> np.ndarray:
+    """Returns alpha after rounds in which all outcomes take part, weighted by their shares."""
+    steps = alpha_steps(model, BoostOptions(**settings), 0)
+    weights, outcomes = tf.constant(shares, tf.float32), tf.range(len(shares))
+    stacks = [tf.constant(stack) for stack in model.initial_weights.non_trainable]
+    loss = MIXTURE_LOSSES[model.mixture_loss]
+    estimator = GRADIENT_ESTIMATORS[steps.options.estimator(model)]
+
+    def next_alpha(t: tf.Tensor, alpha: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        message = steps.broadcast(ModelWeights([alpha], stacks), tf.ones([1]), t)
+        outputs = model.members.outputs(message.weights.non_trainable, outcomes)
+        mixed = loss.at(outputs, message.weights.trainable[0], outcomes)
+        estimates = estimator.estimate(mixed.gradients, outputs.squared_norms(), message.sent)
+        gradient = tf.linalg.matvec(estimates, weights, transpose_a=True)
+        return t + 1, steps.next(alpha, gradient, tf.constant(1.0), t)
+
+    @tf.function
+    def run() -> tf.Tensor:
+        start = (tf.constant(0), tf.constant(model.initial_weights.trainable[0]))
+        return tf.while_loop(lambda t, _: t < rounds, next_alpha, start)[1]
+
+    return np.asarray(run(), np.float64)
+
+
+def _distance(sampling: str, estimator: str) -> float:
+    """Returns the squared loss above its optimum after training on point masses."""
+    alpha = _trained(
+        _mixture(np.eye(_Q), "squared"),
+        _POWER_LAW,
+        _ROUNDS,
+        predictor_sampling=sampling,
+        budget=None if sampling == "none" else 32,
+        predictor_draw="independent",
+        gradient_estimator=estimator,
+        uniform_share=0.0,
+        alpha_learning_rate=_ETA,
+    )
+    return float(np.sum((alpha - _POWER_LAW) ** 2))
+
+
+def test_steps_of_whole_ensemble_match_numpy():
+    alpha = np.full(_Q, 1 / _Q)
+    for _ in range(_ROUNDS):
+        alpha = alpha * np.exp(-_ETA * 2 * (alpha - _POWER_LAW))
+        alpha /= alpha.sum()
+    expected = np.sum((alpha - _POWER_LAW) ** 2)
+    assert _distance("none", "masked") == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_masked_gradients_have_order_of_figure_3():
+    start = np.sum((1 / _Q - _POWER_LAW) ** 2)
+    assert start == pytest.approx(0.05076, abs=5e-6)
+    full, weighted, uniform = (_distance(s, "masked") for s in ("none", "weighted", "uniform"))
+    assert full < weighted < uniform < start
+    # Without its bias, sampling costs next to nothing.
+    assert _distance("weighted", "unbiased") == pytest.approx(full, rel=0.1)
+
+
+def test_default_estimator_ends_nearer_than_figures():
+    """The optimum of the log loss is the limit of expectation maximisation."""
+    rng = np.random.default_rng(1)
+    predictors = rng.dirichlet(np.full(20, 0.4), 8) * 0.98 + 0.02 / 20
+    mixture = np.append(rng.dirichlet(np.full(3, 2.0)), np.zeros(5))
+    shares = 0.9 * mixture @ predictors + 0.1 * rng.dirichlet(np.ones(20))
+    alpha = np.full(8, 1 / 8)
+    for _ in range(20_000):
+        alpha = alpha * (predictors @ (shares / (alpha @ predictors)))
+    # The duality gap of a convex function on the simplex.
+    gradient = -predictors @ (shares / (alpha @ predictors))
+    assert alpha @ gradient - gradient.min() < 1e-6
+
+    def excess(weights: np.ndarray) -> float:
+        return float(shares @ np.log((alpha @ predictors) / (weights @ predictors)))
+
+    figure = {
+        "gradient_estimator": "masked",
+        "predictor_draw": "independent",
+        "uniform_share": 0.0,
+    }
+    model = _mixture(predictors, "log")
+    figures, default = (
+        excess(_trained(model, shares, 400, budget=3, alpha_learning_rate=0.1, **settings))
+        for settings in (figure, {})
+    )
+    start = excess(np.full(8, 1 / 8))
+    assert default < start / 2 < start < figures
