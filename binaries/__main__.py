@@ -52,26 +52,14 @@ def module_command() -> None:
 
 
 def console_script() -> None:
-    """Runs the command that the installed program is called after, or that is its first argument.
-
-    They are tff-agnostic COMMAND, and tff-agnostic-import-data and others like it.
-    """
+    """Runs the command that the installed program's first argument names."""
     with watched():
         _prepare()
-        name = os.path.basename(sys.argv[0])
-        if name == PROGRAM:
-            first = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
-            if first in _HELP:
-                print(_usage())
-                return
-            _start(_named(first))
-        else:
-            command_name = name.replace(f"{PROGRAM}-", "", 1)
-            print(
-                f"note: {name} goes with the next release: {PROGRAM} {command_name} does the same",
-                file=sys.stderr,
-            )
-            _start(_named(command_name))
+        first = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
+        if first in _HELP:
+            print(_usage())
+            return
+        _start(_named(first))
 
 
 def _named(text: str) -> str:

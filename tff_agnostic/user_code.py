@@ -32,8 +32,6 @@ _LONG_SECONDS = 30.0
 _PACKAGE = "user_file_"
 _OTHERS = (Path(__file__).resolve().parents[1], Path(sysconfig.get_path("stdlib")).resolve())
 
-# What a file of an earlier release imports may have another place today.
-_PACKAGE = __name__.partition(".")[0]
 # How Keras 3 refuses a function of TensorFlow in a functional model; its advice takes 20 lines.
 _SYMBOLIC = "A KerasTensor cannot be used as input to a TensorFlow function"
 _INSTEAD = (
@@ -43,7 +41,6 @@ _INSTEAD = (
 # Colours, for terminals.
 _ESCAPES = re.compile("\x1b\\[[0-9;]*m")
 _ARGUMENTS = re.compile(r" (Call arguments received|Arguments received by) ")
-_MOVED = "CHANGELOG.md says where modules and names are now, in its table 'before / now'"
 
 
 class UserFile:
@@ -185,8 +182,6 @@ class UserFile:
             lines.append(_INSTEAD)
         else:
             lines += traceback.format_exception_only(type(error), error)
-        if isinstance(error, ImportError) and (error.name or "").split(".")[0] == _PACKAGE:
-            lines.append(_MOVED)
         return "".join(lines).rstrip()
 
     def _frames(self, error: BaseException) -> list[traceback.FrameSummary]:

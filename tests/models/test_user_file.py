@@ -96,21 +96,6 @@ def test_a_file_that_fails_shows_its_own_lines_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "statement",
-    ["import tff_agnostic.quantities", "from tff_agnostic.settings import no_such_name"],
-)
-def test_a_file_that_imports_what_has_moved_is_shown_the_table(tmp_path, statement):
-    lines = error_lines(model_file(tmp_path, f"{statement}\n"))
-    assert lines[-1] == (
-        "CHANGELOG.md says where modules and names are now, in its table 'before / now'"
-    )
-    table = (Path(__file__).parents[2] / "CHANGELOG.md").read_text()
-    assert (
-        "| before | now |\n|---|---|\n| `tff_agnostic.quantities` | `tff_agnostic.report_" in table
-    )
-
-
-@pytest.mark.parametrize(
     ("statement", "last"),
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),

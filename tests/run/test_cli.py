@@ -141,8 +141,8 @@ def test_the_command_to_go_on_works_in_the_folder_where_it_was_given(
 
 
 def test_the_command_to_go_on_with_an_installed_package(monkeypatch, tmp_path):
-    found = _command(monkeypatch, Path("/usr/bin/tff-agnostic-train"))
-    assert found == ["tff-agnostic-train", *_GO_ON]
+    found = _command(monkeypatch, Path("/usr/bin/tff-agnostic"))
+    assert found == ["tff-agnostic", "train", *_GO_ON]
     found = _command(monkeypatch, tmp_path / "tff_agnostic" / "binaries" / "train.py")
     assert found == [sys.executable, "-m", "tff_agnostic.binaries.train", *_GO_ON]
 

@@ -37,22 +37,12 @@ def version():
     raise AssertionError("no literal __version__ in tff_agnostic/__init__.py")
 
 
-def test_the_version_is_the_next_one_after_the_release_that_is_cited():
-    released, date = re.findall(r"^## \[([\d.]+)\] - (\S+)$", text_of("CHANGELOG.md"), re.M)[0]
-    assert f"version: {released}\ndate-released: {date}\n" in text_of("CITATION.cff")
-    number, is_next, rest = version().partition(".dev")
-    if is_next:
-        assert rest == "0" and _numbers(number) > _numbers(released)
-    else:
-        assert number == released
-
-
-def text_of(name):
-    return (ROOT / name).read_text()
-
-
-def _numbers(number):
-    return tuple(map(int, number.split(".")))
+def test_version_matches_changelog_and_citation():
+    (number, date), *_ = re.findall(
+        r"^## \[([\d.]+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M
+    )
+    assert version() == (f"{number}.dev0" if date == "unreleased" else number)
+    assert f"version: {version()}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_what_people_know_by_its_place_stays():
@@ -191,19 +181,14 @@ def test_the_wheel_says_what_it_is(wheel, project):
     assert len(plain) == len(project["project"]["dependencies"])
 
 
-def test_every_console_command_has_its_function(wheel):
+def test_wheel_has_one_console_program(wheel):
     parser = configparser.ConfigParser()
     parser.read_string(metadata_file(wheel, "entry_points.txt"))
-    commands = dict(parser["console_scripts"])
-    public = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
-    # Commands that are new are the program's only.
-    public -= {"completion", "fleet"}
-    of_each = {f"tff-agnostic-{name.replace('_', '-')}" for name in public}
-    assert set(commands) == {"tff-agnostic", *of_each}
-    for target in commands.values():
-        module, function = target.split(":")
-        tree = ast.parse(wheel.read(module.replace(".", "/") + ".py"))
-        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    ((name, target),) = parser["console_scripts"].items()
+    assert name == "tff-agnostic"
+    module, function = target.split(":")
+    tree = ast.parse(wheel.read(module.replace(".", "/") + ".py"))
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def imported(folder):

@@ -26,7 +26,6 @@ from typing import Any, Callable, NoReturn, Optional
 
 from absl import app, flags, logging
 
-from tff_agnostic.commands import PROGRAM
 from tff_agnostic.errors import ExecutionError, UserCodeError, UserError
 from tff_agnostic.files import named_path, read_text
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
@@ -321,8 +320,8 @@ def resume_command(name: str, output_dir: Path) -> str:
     program = Path(sys.argv[0]).absolute()
     script = program.parent.parent / "run"
     if program.suffix != ".py":
-        # The wheel's program, or one that is called after the command.
-        start = [program.name, *([name] if program.name == PROGRAM else [])]
+        # The wheel's program.
+        start = [program.name, name]
     elif script.exists():
         start = ["./run" if script.parent == Path.cwd() else str(script), name]
     else:

@@ -24,7 +24,6 @@ from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
 from tff_agnostic.run.command import Group, groups_of, own_groups, without_repeated
 from tff_agnostic.run.command_line import DataOptions, RunCommand, defaults_elsewhere
-from tff_agnostic.run.completion import SHELLS
 from tff_agnostic.run.options import (
     RunConfig,
     options_of_runs,
@@ -37,7 +36,7 @@ from tff_agnostic.tasks.registry import TASKS
 
 FOLDER = "reference/commands"
 # They describe their arguments in ways of their own.
-OTHERS = ("completion", "fleet", "run_plan")
+OTHERS = ("fleet", "run_plan")
 _KINDS = {"bool": "true or false", "int": "whole number", "float": "number", "str": "text"}
 _ITEMS = {"int": "whole numbers", "float": "numbers", "str": "texts"}
 _FLAG = re.compile(r"--[a-z][\w-]*(?:=[\w./:;,=*-]*[\w*/])?")
@@ -153,11 +152,7 @@ def pages() -> dict[str, str]:
     made = {f"{FOLDER}/index.md": _index(shared.values())}
     for name in COMMANDS:
         made[f"{FOLDER}/{name}.md"] = _command_page(name, shared)
-    for name, text in (
-        ("completion", _completion()),
-        ("fleet", _fleet()),
-        ("run_plan", _run_plan()),
-    ):
+    for name, text in (("fleet", _fleet()), ("run_plan", _run_plan())):
         made[f"{FOLDER}/{name}.md"] = text
     for page in shared.values():
         entries = _groups(page.name, page.groups)
@@ -408,15 +403,6 @@ def _sentence(text: str) -> str:
     first = text.partition(" ")[0]
     text = text[:1].upper() + text[1:] if first.isalpha() else text
     return _markdown(text if text.endswith((".", ")")) else f"{text}.")
-
-
-def _completion() -> str:
-    blocks = [f"```text\nsource <(./run completion {shell})\n```" for shell in SHELLS]
-    about = (
-        "The script completes commands, the flags that apply to what is typed so far, and their "
-        "values. It holds all that it needs: the shell answers without starting Python."
-    )
-    return "\n\n".join(["# completion", _markdown(_summary("completion")) + ".", *blocks, about])
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
