@@ -29,13 +29,12 @@ from tests.plan_runner.harness import call as run_plan
 from tests.plan_runner.harness import isolated_here
 from tests.selection import usually
 from tff_agnostic.experiments import reproduce
-from tools.write_stubs import stub, stubs
 
 DOCS = ROOT / "docs"
 PAGES = sorted(
     [
         *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
-        *(set(DOCS.glob("**/*.md")) - stubs().keys()),
+        *DOCS.glob("**/*.md"),
     ]
 )
 
@@ -210,9 +209,6 @@ def _run(
     What it would have made is missing then as well.
     """
     program, *arguments = shlex.split(line)
-    if program.startswith("tools/"):
-        subprocess.run([ROOT / program, *arguments], stdin=subprocess.DEVNULL, check=True)
-        return None
     assert program == "./run", f"{page.name}: a block of commands holds {line!r}"
     command, *arguments = arguments
     if command in COVERED_ELSEWHERE:
@@ -267,14 +263,4 @@ def test_readme_is_short() -> None:
 def test_the_index_leads_to_every_page(folder: Path) -> None:
     linked = re.findall(r"\]\(([^)#:]*)", (folder / "index.md").read_text())
     pages = {page.name for page in folder.glob("*") if page.is_file()} - {"index.md"}
-    old = {page.name for page in stubs() if page.parent == folder}
-    assert {page for page in pages - old if not page.endswith(".toml")} <= set(linked)
-
-
-def test_old_paths_lead_to_where_their_sections_are(tmp_path: Path) -> None:
-    stale = [str(page) for page, text in stubs().items() if page.read_text() != text]
-    assert not stale, "run tools/write_stubs.py"
-    with pytest.raises(ValueError, match=r"old.md: no page has the heading 'Elsewhere'"):
-        stub("old.md", ["concepts.md"], ["A round", "Elsewhere"])
-    with pytest.raises(ValueError, match=r"old.md: 'Lost' leads to lost.md"):
-        stub("old.md", ["concepts.md"], ["Lost -> lost.md"])
+    assert pages <= set(linked)

@@ -2,8 +2,6 @@
 
 import pydoc
 import re
-import subprocess
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,6 @@ _ALGORITHMS = (
     *("agnostic_fed_avg", "cvar", "delta_fl", "fed_avg", "fed_boost", "fed_prox", "q_ffl"),
     *("stochastic_afl", "term"),
 )
-_OF_ALGORITHM = re.compile(r"^ *\w+: \d+ lines in .*\n(?: +\w+/.*\n)+", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", [f"reference/algorithms/{name}" for name in _ALGORITHMS])
@@ -55,15 +52,3 @@ def test_walks_stop_at_code_that_is_there() -> None:
     for file, name in stops:
         code = (ROOT / file).read_text()
         assert re.search(rf"^ *(def|class) {name}\b", code, re.MULTILINE), f"{file}: {name}"
-
-
-def test_what_is_said_of_algorithms_files_is_what_the_tool_prints() -> None:
-    tool = [str(ROOT / "tools" / "algorithm_files")]
-    printed = subprocess.run(
-        tool, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
-    ).stdout
-    expected = [textwrap.indent(block, "    ") for block in _OF_ALGORITHM.findall(printed)]
-    shown = _OF_ALGORITHM.findall((DOCS / "how_to" / "extend.md").read_text())
-    assert len(shown) == 3
-    for block in shown:
-        assert block in expected, f"expected one of\n{''.join(expected)}"

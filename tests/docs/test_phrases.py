@@ -9,12 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tools.write_stubs import stubs
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
-# Pages at old paths repeat the headings of a release.
-PAGES += sorted(set((ROOT / "docs").glob("**/*.md")) - stubs().keys())
+PAGES += sorted((ROOT / "docs").glob("**/*.md"))
 # What to write, and what not: words in a row, whatever stands between them.
 PHRASES = {
     "repeat the noun, or whose": ["of which"],

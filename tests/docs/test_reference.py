@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -93,8 +92,8 @@ def test_commands_that_describe_flags_in_their_own_way_have_theirs(pages):
     assert "%(default)s" not in fleet
 
 
-def _page(path, links=(), text="# A page\n", is_stub=False):
-    return sources.Page(path, text, tuple(links), is_stub)
+def _page(path, links=(), text="# A page\n"):
+    return sources.Page(path, text, tuple(links))
 
 
 def _order(text):
@@ -110,7 +109,6 @@ def test_pages_stand_in_the_order_of_their_folders_links():
         _page("how_to/y.md"),
         _page("how_to/z.md"),
         _page("how_to/not_linked.md"),
-        _page("old.md", is_stub=True),
         _page("results.md", ["results/two.md"]),
         _page("results/one.md"),
         _page("results/two.md"),
@@ -120,13 +118,6 @@ def test_pages_stand_in_the_order_of_their_folders_links():
     assert _order(texts["how_to/index.md"]) == ["z.md", "y.md", "not_linked.md"]
     # A folder without an index has the page of its name.
     assert _order(texts["results.md"]) == ["results/two.md", "results/one.md"]
-    assert texts["old.md"].startswith("---\norphan: true")
-
-
-def test_pages_that_the_tool_wrote_for_old_paths_are_stubs():
-    docs = ROOT / sources.DOCS
-    stubs = {p for p in docs.rglob("*.md") if sources.is_stub(p.read_text())}
-    assert stubs == {docs / old for old in tomllib.loads((docs / "moved.toml").read_text())}
 
 
 def test_the_reference_of_python_has_every_public_name_once():
@@ -146,24 +137,20 @@ def test_the_reference_of_python_has_every_public_name_once():
     assert [type(node) for node in compare.body] == [ast.Expr]
 
 
-def test_what_the_public_api_is_compared_by_has_defaults_and_no_help(tmp_path):
+def test_api_declarations_have_signatures_and_no_bodies(tmp_path):
     package = tmp_path / "tff_agnostic"
-    (package / "api").mkdir(parents=True)
-    (package / "api" / "__init__.py").write_text(
-        "from tff_agnostic.options import Options, LIMIT\n__all__ = ['Options', 'LIMIT']\n"
-    )
+    package.mkdir()
     (package / "options.py").write_text(
-        "LIMIT = 3\n_HALF = 0.5\n@dataclasses.dataclass(frozen=True)\nclass Options(Base):\n"
-        "    share: float = setting(_HALF, 'A help text.', at_least=0)\n"
-        "    def _own(self): ...\n    def shown(self, n: int = _HALF) -> int:\n        return n\n"
+        "__all__ = ['Options']\n_HALF = 0.5\n@dataclasses.dataclass\nclass Options(Base):\n"
+        "    'The options.'\n    share: float = setting(_HALF, 'A help text.', at_least=0)\n"
+        "    def _mean(self): ...\n    def shown(self, n: int = _HALF) -> int:\n        return n\n"
     )
     found = api.Sources(tmp_path)
-    every = [found.definition("tff_agnostic.api", name) for name in ("Options", "LIMIT")]
-    assert [one.module for one in every] == ["tff_agnostic.options"] * 2
-    text = api.declarations(found, every, with_fields=True)
-    assert "share: float = 0.5" in text and "n: int=0.5) -> int" in text
-    assert "help" not in text and "_own" not in text and "LIMIT = 3" in text
-    assert "@dataclasses.dataclass(frozen=True)" in text
+    definition = found.definition("tff_agnostic.options", "Options")
+    text = api.declarations(found, [definition])
+    assert "class Options(Base):" in text and "The options." in text
+    assert "n: int=0.5) -> int" in text
+    assert "help" not in text and "_mean" not in text and "return" not in text
 
 
 def test_sequence_diagrams_are_tables_of_messages_where_they_are_understood():

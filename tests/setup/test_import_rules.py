@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,14 +57,6 @@ def test_imports_point_down_only():
             if own is None or heights[other] >= heights[own]:
                 wrong.append(f"{name} imports {module}")
     assert not wrong
-
-
-def test_the_picture_of_imports_is_that_of_the_code():
-    script = _ROOT / "tools" / "draw_imports.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def _binaries() -> dict[str, Path]:

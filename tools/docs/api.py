@@ -14,8 +14,6 @@ from typing import Any
 
 PACKAGE = "tff_agnostic"
 FOLDER = "reference/api"
-# Its classes are results: callers read them, and make none.
-OF_RESULTS = "tff_agnostic.api"
 # Modules whose `__all__` is public, with the page of each: its file, heading and first sentence.
 PUBLIC = {
     "tff_agnostic.api": (
@@ -175,7 +173,8 @@ def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
             if one not in entries
         ]
         page_of |= {(one.module, one.name): page for one in entries}
-        files[file_of(module)] = declarations(sources, entries)
+        path = f"{module.replace('.', '/')}.py"
+        files[path] = declarations(sources, entries)
         parts = [f"# {title}", intro]
         if others:
             parts.append(f"It also has {', '.join(others)}.")
@@ -203,57 +202,29 @@ def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     return texts, files
 
 
-def file_of(module: str) -> str:
-    """Returns the path of the file of a module's declarations."""
-    return f"{module.replace('.', '/')}.py"
-
-
-def declarations(
-    sources: Sources, definitions: Iterable[Definition], with_fields: bool = False
-) -> str:
-    """Returns Python that has the signatures and docstrings of definitions, and does nothing.
+def declarations(sources: Sources, definitions: Iterable[Definition]) -> str:
+    """Returns Python code with the signatures and docstrings of functions and classes.
 
     Args:
-        sources: Where they are from.
-        definitions: Functions, classes, and others, which stay as they are.
-        with_fields: Whether classes have their fields, which docstrings describe, too.
+        sources: The checkout that defines them.
+        definitions: The functions and classes.
     """
     lines = ["from __future__ import annotations"]
     for one in definitions:
-        made = _declared(one.node, with_fields)
+        made = _declared(one.node)
         lines.append(ast.unparse(_WithValues(sources, one.module).visit(made)))
     return "\n\n\n".join(lines) + "\n"
 
 
-def _declared(node: ast.stmt, with_fields: bool) -> ast.stmt:
+def _declared(node: ast.stmt) -> ast.stmt:
     if isinstance(node, ast.FunctionDef):
         kept = [d for d in node.decorator_list if getattr(d, "id", "") in _DECORATORS]
         return _with(node, body=_docstring(node), decorator_list=kept)
     if isinstance(node, ast.ClassDef):
         methods = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
-        fields = [
-            n for n in node.body if with_fields and isinstance(n, (ast.Assign, ast.AnnAssign))
-        ]
-        body = [
-            *_docstring(node),
-            *map(_with_default, fields),
-            *(_declared(n, with_fields) for n in methods),
-        ]
-        return _with(node, body=body, decorator_list=node.decorator_list if with_fields else [])
+        body = [*_docstring(node), *map(_declared, methods)]
+        return _with(node, body=body, decorator_list=[])
     return node
-
-
-def _with_default(field: ast.stmt) -> ast.stmt:
-    """Returns a field that is a setting with its default alone: its help may change."""
-    value = getattr(field, "value", None)
-    if isinstance(value, ast.Call) and getattr(value.func, "id", "").endswith("setting"):
-        return _with(field, value=value.args[0])
-    return field
-
-
-def without_constructor(node: ast.stmt) -> ast.stmt:
-    """Returns a class as one that callers do not make."""
-    return _with(node, decorator_list=[]) if isinstance(node, ast.ClassDef) else node
 
 
 class _WithValues(ast.NodeTransformer):

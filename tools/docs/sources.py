@@ -11,7 +11,7 @@ import dataclasses
 import posixpath
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from tools.docs.plain import page_of_notebook, with_tables
@@ -26,7 +26,6 @@ _INDEX = "index.md"
 REFERENCE = "reference/index.md"
 _EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 _NOTEBOOK = ".ipynb"
-_MOVED = "Moved: "
 
 
 class SiteError(Exception):
@@ -41,13 +40,11 @@ class Page:
         path: Its path in the site's sources, with slashes.
         text: Its Markdown, with the links of the site.
         links: The paths of pages that it links to, in order, each once.
-        is_stub: Whether it only says where its content is now.
     """
 
     path: str
     text: str
     links: tuple[str, ...]
-    is_stub: bool
 
 
 def targets(text: str) -> list[str]:
@@ -72,11 +69,6 @@ def site_path(path: str) -> str:
     if inside.parts[0] == DOCS:
         return str(PurePosixPath(*inside.parts[1:]))
     return f"{PROJECT}/{inside}"
-
-
-def is_stub(text: str) -> bool:
-    """Returns whether a page only says where its content is now; see tools/write_stubs.py."""
-    return title_of(text).startswith(_MOVED)
 
 
 def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
@@ -121,7 +113,7 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
             else:
                 files[there] = root / linked
             moved[target] = _relative(site_path(path), there) + (f"#{fragment}" if fragment else "")
-        page = Page(site_path(path), _with_links(text, moved), tuple(links), is_stub(text))
+        page = Page(site_path(path), _with_links(text, moved), tuple(links))
         pages[page.path] = page
     if broken:
         raise SiteError("\n".join(broken))
@@ -140,12 +132,10 @@ def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[
         links = [
             posixpath.normpath(posixpath.join(posixpath.dirname(path), t)) for t in targets(text)
         ]
-        found[path] = Page(path, text, tuple(links), False)
+        found[path] = Page(path, text, tuple(links))
     listed = [path for path in texts if _lister(path) == REFERENCE]
     lines = [f"- [{title_of(texts[p])}]({_relative(REFERENCE, p)})" for p in listed]
-    before = found.get(
-        REFERENCE, Page(REFERENCE, "# Reference\n\nWhere to look things up.\n", (), False)
-    )
+    before = found.get(REFERENCE, Page(REFERENCE, "# Reference\n\nWhere to look things up.\n", ()))
     text = f"{before.text.rstrip()}\n\n## Made from the code\n\n" + "\n".join(lines) + "\n"
     found[REFERENCE] = dataclasses.replace(before, text=text, links=(*listed, *before.links))
     return found
@@ -185,18 +175,14 @@ def with_order(pages: Mapping[str, Page]) -> dict[str, str]:
         pages: The pages by path.
     """
     texts = {path: page.text for path, page in pages.items()}
-    for path, page in pages.items():
-        if page.is_stub:
-            texts[path] = f"---\norphan: true\nnosearch: true\n---\n\n{page.text}"
-    shown = [path for path, page in pages.items() if not page.is_stub]
-    folders = sorted({str(parent) for p in shown for parent in PurePosixPath(p).parents})
-    heads = {folder: _head(folder, shown) for folder in folders}
+    folders = sorted({str(parent) for p in pages for parent in PurePosixPath(p).parents})
+    heads = {folder: _head(folder, pages) for folder in folders}
     for folder, head in heads.items():
         if head not in texts:
             # Files of the project that others link to have no list of their own.
             texts[head] = f"# {_name_of(folder)}\n"
     for folder, head in heads.items():
-        children = [p for p in shown if str(PurePosixPath(p).parent) == folder and p != head]
+        children = [p for p in pages if str(PurePosixPath(p).parent) == folder and p != head]
         children += [
             heads[sub]
             for sub in folders
@@ -211,9 +197,9 @@ def with_order(pages: Mapping[str, Page]) -> dict[str, str]:
     return texts
 
 
-def _head(folder: str, shown: Iterable[str]) -> str:
+def _head(folder: str, pages: Collection[str]) -> str:
     index = _INDEX if folder == "." else f"{folder}/{_INDEX}"
-    return f"{folder}.md" if index not in shown and f"{folder}.md" in shown else index
+    return f"{folder}.md" if index not in pages and f"{folder}.md" in pages else index
 
 
 def _heads_below(heads: Mapping[str, str], folder: str) -> set[str]:
