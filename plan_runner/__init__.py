@@ -6,4 +6,4 @@ the simulation does without, needs `cryptography`.
 """
 
 # Of the package that is installed; the same as tff_agnostic's.
-__version__ = "0.4.0.dev0"
+__version__ = "1.0.0.dev0"

@@ -8,7 +8,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-__version__ = "0.4.0.dev0"
+__version__ = "1.0.0.dev0"
 # The first and the last CPython; pyproject.toml has them, too.
 _FIRST, _LAST = (3, 11), (3, 13)
 
