@@ -36,9 +36,10 @@ _OTHER_FLAGS = {
     "fed_avg_target_only": (*_TOY, "--target_domain=center +1.0"),
     "stochastic_afl": _TOY_TASK,
 }
+_SECURE = "secure sums"
 _RUNS = {
     **{name: (f"--algorithm={name}", *_OTHER_FLAGS.get(name, _TOY)) for name in ALGORITHMS},
-    "secure sums": ("--algorithm=fed_avg", *_TOY, "--aggregation=secure"),
+    _SECURE: ("--algorithm=fed_avg", *_TOY, "--aggregation=secure"),
 }
 
 
@@ -77,7 +78,7 @@ def _assert_pinned(name: str, columns: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(columns[column], expected, rtol=1e-4, atol=1e-6, err_msg=column)
 
 
-@pytest.mark.parametrize("name", _RUNS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, pytest.param(_SECURE, marks=pytest.mark.slow)])
 def test_short_run_keeps_its_numbers(call, texts, tmp_path, monkeypatch, name):
     monkeypatch.chdir(texts)
     columns = _train(call, name, tmp_path / "run")
