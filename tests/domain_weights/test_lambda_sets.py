@@ -126,7 +126,37 @@ def test_a_wide_ball_is_the_simplex():
     for point in _points(10):
         expected = Simplex().project(tf.constant(point))
         np.testing.assert_allclose(ball.project(tf.constant(point)), expected, atol=1e-6)
-    np.testing.assert_array_equal(ball.worst(np.array([0.0, 0, 0, 1])), [0, 0, 0, 1])
+    np.testing.assert_allclose(ball.worst(np.array([0.0, 0, 0, 1])), [0, 0, 0, 1], atol=1e-12)
+
+
+def test_worst_mixture_matches_solver_up_to_vertices():
+    # Radii from a small ball to one that holds every vertex, and losses far from 0 compared with
+    # their spread.
+    rng = np.random.default_rng(12)
+    for _ in range(60):
+        p = int(rng.integers(2, 6))
+        center = rng.dirichlet(np.ones(p))
+        radius = float(rng.choice([0.05, 0.5, 1.0 / center.max() - 1.0, 5.0, 2.0 / center.min()]))
+        losses = rng.normal(size=p) * rng.choice([1e-3, 1.0, 1e3]) + rng.choice([0.0, 50.0, -1e4])
+        mixture = Ball(tuple(center), radius).worst(losses)
+        np.testing.assert_allclose(mixture.sum(), 1.0, rtol=1e-9)
+        assert np.all(mixture >= 0)
+        assert np.sum((mixture - center) ** 2 / center) <= radius * (1 + 1e-9) + 1e-12
+        relative = (losses - losses.min()) / np.ptp(losses)
+        expected = solvers.worst(
+            relative,
+            [(0.0, 1.0)] * p,
+            lambda x, center=center, radius=radius: radius - np.sum((x - center) ** 2 / center),
+            # At the centre itself the constraint has no slope for the solver to follow.
+            0.9 * center + 0.1 * np.full(p, 1 / p) if radius > 0.4 else center,
+        )
+        np.testing.assert_allclose(relative @ mixture, relative @ expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("losses", [(0.0, 2.0, 2.0, 1.0), (-7.0, -7.0, -7.0, -7.0)])
+def test_ball_around_all_vertices_reaches_largest_loss(losses):
+    mixture = Ball(tuple(_CENTER), 1e3).worst(np.array(losses))
+    np.testing.assert_allclose(mixture @ losses, max(losses), rtol=1e-12)
 
 
 def test_thirty_domains():

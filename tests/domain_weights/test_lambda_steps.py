@@ -156,6 +156,19 @@ def test_freeze_absent_stays_on_the_simplex_when_losses_are_negative(update, los
     np.testing.assert_allclose(updated[2], 0.6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("constant", [0.0, 1.0, 100.0, -100.0])
+def test_frozen_projected_gradient_ignores_common_constant(constant):
+    options = LambdaOptions(
+        domain_weight_update="projected_gradient",
+        domain_learning_rate=0.1,
+        absent_domains="freeze",
+    )
+    losses = _f32(constant, constant + 0.1, 0.0)
+    updated = _next(options, _f32(0.1, 0.1, 0.8), losses, _f32(1, 1, 0))
+    # The nearest point to (.1, .11) whose sum is .2.
+    np.testing.assert_allclose(updated, [0.095, 0.105, 0.8], atol=2e-6)
+
+
 def test_freeze_absent_compares_negative_losses_of_the_present():
     options = LambdaOptions(domain_learning_rate=1.0, absent_domains="freeze")
     losses = _f32(-500, -500 + np.log(3), 0)

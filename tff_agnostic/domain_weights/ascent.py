@@ -117,7 +117,12 @@ def entropy_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
 
 def euclidean_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
     """Mirror ascent with half the squared norm as mirror map."""
-    return lambda_set.project(step.coordinates + step.learning_rate * step.gradient)
+    point = step.coordinates + step.learning_rate * step.gradient
+    if step.is_free is None:
+        return lambda_set.project(point)
+    # On a simplex whose other weights are frozen, the free ones share the rest.
+    total = tf.reduce_sum(tf.where(step.is_free, step.coordinates, 0.0))
+    return project_to_simplex(point, total, step.is_free)
 
 
 def no_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:

@@ -68,15 +68,22 @@ class Ball:
     def worst(self, losses: np.ndarray) -> np.ndarray:
         """See `LambdaSet`.
 
-        With the multiplier mu of the ball and nu of the sum, lambda_i is m_i times the part of
-        1 + (L_i - nu) / (2 mu) that is positive.
+        The multiplier mu of the ball and nu of the sum give lambda_i as m_i times the positive part
+        of 1 + (L_i - nu) / (2 mu).
         """
         center = np.array(self.center, np.float64)
+        # The mixture depends neither on a constant nor on a positive factor of all losses. With a
+        # largest loss of 0 its domain keeps its 1 for any mu.
+        below_worst = np.asarray(losses, np.float64) - np.max(losses)
+        span = -np.min(below_worst)
+        if span == 0:
+            return center
+        below_worst /= span
 
         def at(log_multiplier: float) -> np.ndarray:
             # max sum_i lambda_i L_i - mu chi2: a projection of the centre, moved along L.
             mu = 2.0**log_multiplier
-            return _weighted_simplex(center * (1.0 + losses / (2.0 * mu)), center)
+            return _weighted_simplex(center * (1.0 + below_worst / (2.0 * mu)), center)
 
         low, high = _LOG_MULTIPLIERS
         if _chi2_of_arrays(at(low), center) <= self.radius:

@@ -114,16 +114,25 @@ class Simplex:
         return {"set": "simplex"}
 
 
-def project_to_simplex(vector: tf.Tensor) -> tf.Tensor:
-    """Returns the point of the simplex nearest to `vector` [p] in Euclidean distance.
+def project_to_simplex(
+    vector: tf.Tensor, total: Any = 1.0, is_free: Optional[tf.Tensor] = None
+) -> tf.Tensor:
+    """Returns the point of a scaled simplex nearest to `vector` [p] in Euclidean distance.
 
     Source: Duchi et al. 2008, "Efficient projections onto the l1-ball", figure 1.
+
+    Args:
+        vector: The point to project, float [p].
+        total: Sum of the entries of the result, a positive scalar.
+        is_free: Entries that may be positive, bool [p]; all if None.
     """
-    # A common shift changes nothing, and beside an entry of 2^24 float32 has no 1.
+    if is_free is not None:
+        vector = tf.where(is_free, vector, -np.inf)
+    # A common shift changes nothing, and float32 cannot represent 2^24 + 1.
     vector = vector - tf.reduce_max(vector)
     descending = tf.sort(vector, direction="DESCENDING")
     ranks = tf.range(1, tf.size(vector) + 1, dtype=vector.dtype)
-    excess = (tf.cumsum(descending) - 1.0) / ranks
+    excess = (tf.cumsum(descending) - total) / ranks
     support_size = tf.reduce_sum(tf.cast(descending > excess, tf.int32))
     return tf.maximum(vector - excess[support_size - 1], 0.0)
 
