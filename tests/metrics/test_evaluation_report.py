@@ -80,6 +80,29 @@ def report() -> EvaluationReport:
     return _report()
 
 
+def _resampled_losses(shift: float) -> np.ndarray:
+    """Losses in 40 replicates of six clients with one to six examples each in a single domain."""
+    rng = np.random.default_rng(3)
+    weights, sizes = rng.poisson(1.0, (40, 6)), np.arange(1.0, 7.0)
+    losses = sizes * (rng.uniform(0.1, 1.0, 6) + shift)
+    ratio = (np.array([losses.sum()], np.float32), np.array([21]))
+    summed = EvaluationOutput(
+        sums=DomainSums(*ratio, metric_sums=OrderedDict()),
+        over_clients=OrderedDict(loss=_over_clients("loss", [[1.0], [1.0]])),
+        by_size=OrderedDict(loss=_by_size([8], [1.0])),
+        clients=OrderedDict(evaluated=6, empty=0, non_finite=0),
+        resampled=np.stack([weights @ losses, weights @ sizes], 1)[..., np.newaxis],
+    )
+    model = dataclasses.replace(_MODEL, metrics=())
+    return evaluation_report(model, ("phone",), summed).replicates().values["loss"]
+
+
+def test_constant_added_to_losses_shifts_replicates():
+    losses = _resampled_losses(0.0)
+    assert losses.std() > 0.01
+    np.testing.assert_allclose(_resampled_losses(-5.0), losses - 5.0, atol=1e-5)
+
+
 def test_the_distribution_over_clients(report):
     accuracy = report.domains["phone"].measures["accuracy"]
     assert accuracy.num_clients == 2

@@ -55,7 +55,7 @@ def test_models_that_err_alike_on_every_client_differ_by_a_known_number():
     (ours, theirs), _ = _replicates(rng, np.array([right + 1, right]), sizes, 200)
     spread = combined([0.1], (ours - theirs)[np.newaxis] - 0, 12)
     assert ours.std() > 0.01
-    assert spread.total == pytest.approx(0, abs=1e-20)
+    assert spread.total == 0
 
 
 def test_the_variance_is_that_of_two_crossed_samples():
@@ -83,6 +83,23 @@ def test_seeds_alone_have_students_interval():
     assert spread.interval() == pytest.approx(expected)
     assert math.isnan(spread.of_clients)
     assert combined([0.2], None, 50).interval() is None
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e9])
+def test_rounding_errors_have_no_interval(scale):
+    # Each trial gains a tenth, but not in floating point.
+    gains = scale * (np.array([0.8, 0.9, 0.5]) - np.array([0.7, 0.8, 0.4]))
+    assert np.ptp(gains) > 0
+    spread = combined(gains, None, 50, magnitude=0.9 * scale)
+    assert spread.interval() is None
+    assert spread.needed() == (None, None, None)
+    replicates = np.repeat(gains[:, np.newaxis], 8, axis=1)
+    assert combined(gains, replicates, 50, magnitude=0.9 * scale).interval() is None
+
+
+def test_small_differences_of_large_values_keep_their_interval():
+    low, high = combined([1e-6, 2e-6, 4e-6], None, 50, magnitude=100.0).interval()
+    assert low < 2e-6 < high
 
 
 def test_clients_alone_have_students_interval():

@@ -489,14 +489,15 @@ def _resampled(
 ) -> Resampled:
     """Returns the values of replicates from their sums, [B, 2 m, p]."""
     drawn = _with_all(replicates)
-    numerators, denominators = (_with_all(np.stack(of)) for of in zip(*ratios.values()))
-    found = replicate_ratios(numerators, denominators, drawn[:, 0::2], drawn[:, 1::2])
-    # Ratios are none below 0; the first order goes there in few replicates.
-    found = np.maximum(0.0, found)
-    return Resampled(
-        values={n: values_of(measures[n].metric, found[:, i]) for i, n in enumerate(ratios)},
-        clients=effective_clients(denominators[0], drawn[:, 1]),
-    )
+    numerators, denominators = map(_with_all, map(np.stack, zip(*ratios.values())))
+    by_ratio = replicate_ratios(numerators, denominators, drawn[:, 0::2], drawn[:, 1::2])
+    values = {}
+    for i, name in enumerate(ratios):
+        metric = measures[name].metric
+        # A metric's ratio is never negative, but its first-order replicates can be. A loss can be.
+        ratio = by_ratio[:, i] if metric is None else np.maximum(0.0, by_ratio[:, i])
+        values[name] = values_of(metric, ratio)
+    return Resampled(values, effective_clients(denominators[0], drawn[:, 1]))
 
 
 def _with_all(sums: Any) -> np.ndarray:

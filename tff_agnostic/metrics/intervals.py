@@ -69,6 +69,8 @@ LEAST_IN_TAIL = 10
 Interval = Optional[tuple[float, float]]
 # With fewer effective clients the interval, which holds the truth, is wider than any accuracy.
 LEAST_CLIENTS = 3
+# Largest rounding error of an estimate, relative to the values from which it was computed.
+_ROUNDING = 1e-9
 # In files of replicates.
 _CLIENTS = "clients"
 _VALUES = "values of "
@@ -299,29 +301,39 @@ def combined(
     replicates: Optional[np.ndarray],
     clients: float,
     is_smooth: bool = True,
+    magnitude: float = 0.0,
 ) -> Spread:
     """Returns the mean over seeds, and its variance over test clients and seeds.
 
     Args:
-        estimates: d_k, one a seed, [K].
-        replicates: d_kb, [K, B]; None where the clients are not resampled.
-        clients: n, the effective number of clients; of a difference of two models on the same
-            clients it is that of either.
-        is_smooth: Whether it is a function of sums without a choice in it. That of the worst domain
-            has one: of several that are alike, the unluckiest looks worst.
+        estimates: d_k, one per seed, [K].
+        replicates: d_kb, [K, B]; None if the clients are not resampled.
+        clients: n, the effective number of clients; for a difference of two models on the same
+            clients, the number of either.
+        is_smooth: Whether the estimate is a function of sums without a choice in it. The worst
+            domain's value has a choice: of several equal domains, the unluckiest looks worst.
+        magnitude: Largest absolute value from which the estimates were computed, if that exceeds
+            theirs, as in a difference. Standard deviations that are rounding errors of such values
+            count as 0.
     """
-    found = np.asarray(estimates, np.float64)
-    k = len(found)
-    of_seeds = float(np.var(found, ddof=1)) / k if k > 1 else math.nan
-    mean = float(np.mean(found))
+    changes = np.asarray(estimates, np.float64)
+    rounding = (_ROUNDING * max(magnitude, *np.abs(changes))) ** 2
+
+    def variance(values: np.ndarray, axis: int) -> np.ndarray:
+        spread = np.var(values, axis=axis, ddof=1)
+        return np.where(spread > rounding, spread, 0.0)
+
+    k = len(changes)
+    of_seeds = float(variance(changes, 0)) / k if k > 1 else math.nan
+    mean = float(np.mean(changes))
     if replicates is None or not np.all(np.isfinite(replicates)):
         return Spread(mean, math.nan, of_seeds, of_seeds, k - 1.0)
     if not clients > 1:
         return Spread(mean, math.nan, of_seeds, math.nan, 0.0)
     scale = clients / (clients - 1)
     b = np.shape(replicates)[1]
-    of_clients = scale * float(np.var(np.mean(replicates, axis=0), ddof=1))
-    each = scale * float(np.mean(np.var(replicates, axis=1, ddof=1)))
+    of_clients = scale * float(variance(np.mean(replicates, axis=0), 0))
+    each = scale * float(np.mean(variance(replicates, 1)))
     if k == 1:
         total, seeds = of_clients, 0.0
     else:

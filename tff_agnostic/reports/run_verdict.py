@@ -241,8 +241,10 @@ def _interval(
     if not has_enough(clients):
         return None
     drawn = run.resampled.values[name][:, place]
-    if np.ptp(drawn) > 0:
-        return combined([value - constant], drawn[np.newaxis], clients).interval(tests)
+    magnitude = max(abs(value), abs(constant))
+    spread = combined([value - constant], drawn[np.newaxis], clients, magnitude=magnitude)
+    if spread.total > 0:
+        return spread.interval(tests)
     if run.measures[name].unit is not Unit.SHARE:
         return None
     found = share_interval(value, clients, tests)

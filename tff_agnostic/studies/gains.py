@@ -158,7 +158,8 @@ def difference(
     if drawn is not None and other is not None and drawn.shape == other.shape:
         replicates, clients = sign * (drawn - other), min(ours.clients, theirs.clients)
     changes = sign * (ours.values - theirs.values)
-    spread = combined(changes, replicates, clients, is_smooth=ours.is_smooth)
+    magnitude = float(np.max(np.abs([ours.values, theirs.values])))
+    spread = combined(changes, replicates, clients, ours.is_smooth, magnitude)
     largest = 1.0 if unit is Unit.SHARE else math.inf
     return Gain(name, before, after, mean, spread, clients, largest, len(changes))
 
