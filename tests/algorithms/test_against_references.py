@@ -3,6 +3,7 @@
 The references were written from the papers, without the package's code in sight; see `references`.
 """
 
+import dataclasses
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.selection import usually
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.clients import client_seeds
+from tff_agnostic.errors import UserError
 
 _SEED = 7
 _SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")
@@ -182,6 +184,38 @@ def test_the_unit_of_losses_changes_no_update_of_q_ffl(streaming_runtime, factor
     one, other = (training.next(s, COHORTS[3])[0].algorithm.weights for s in (state, scaled))
     for found, wanted in zip(other.trainable, one.trainable):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("q", [75.0, 100.0])
+def test_huge_powers_equal_float64(streaming_runtime, q):
+    case = _q(q, "equal")
+    algorithm = case.build()
+    training = streaming_runtime.training(algorithm, PlainSum())
+    clients = [{**client, "x": 5 * (1 + k) * client["x"]} for k, client in enumerate(COHORTS[0])]
+    assert max(_losses(clients)) ** q > np.finfo(np.float32).max
+    state, reports = _at(training, algorithm), []
+    # The first round does not know how large losses are; later ones are exact.
+    for _ in range(3):
+        weights = state.algorithm.weights.trainable
+        state, report = training.next(state, clients)
+        reports.append(report)
+        assert report["clients"]["contributed"] == sum(size(client) > 0 for client in clients)
+    assert reports[0]["finalizer"]["capped"] > 0
+    assert reports[-1]["finalizer"]["capped"] == 0
+    expected = case.reference([w.astype(np.float64) for w in weights], clients, 2)
+    for actual, wanted in zip(state.algorithm.weights.trainable, expected):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_q_ffl_reports_clients_with_negative_losses(streaming_runtime):
+    model = _q(2.0).build().problem.model
+    below = dataclasses.replace(model, loss=lambda y, p: model.loss(y, p) - 50.0)
+    algorithm = build("q_ffl", model=below, q=2.0)
+    training = streaming_runtime.training(algorithm, PlainSum())
+    _, report = training.next(training.initialize(), COHORTS[0])
+    assert report["finalizer"]["negative"] == sum(size(client) > 0 for client in COHORTS[0])
+    with pytest.raises(UserError, match="expected losses of at least 0"):
+        algorithm.check_report(report)
 
 
 def test_large_powers_do_not_overflow(streaming_runtime):

@@ -3,23 +3,33 @@
 It minimises f_q(w) = sum_k p_k / (q + 1) F_k(w)^(q+1): the larger q, the more a client with a large
 loss weighs. q = 0 is FedAvg; q towards infinity is agnostic over clients.
 
-Losses are measured in units of c, the cohort's mean loss of the round before, so that no power
-overflows. That changes no update: Delta_k and h_k are both c^q times smaller.
+Clients send powers of F_k / c, so that no power overflows: Delta_k and h_k are both c^q times
+smaller, and the update is the same. c is the mean loss of the round before, weighted by its h_k;
+with a large q, that is close to the largest loss. A power beyond exp(`HIGHEST`) is cut to it, which
+the round reports; it can happen before the first c is known.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tff_agnostic import computations as core
+from tff_agnostic.errors import UserError, counted
 from tff_agnostic.later import tf
 from tff_agnostic.settings import part_of, setting
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.
 _TINY_LOSS = 1e-10
-# In secure sums a client whose loss is more than this many times the cohort's mean, or whose h_k
-# is more than this many times its weight, is scaled down as a whole.
+# Powers (F_k / c)^q are cut to exp of this range, so that sums over a cohort stay finite, and a
+# round in which all losses fell far below c still averages its clients.
+LOWEST, HIGHEST = -60.0, 50.0
+# In secure sums a client whose loss is more than this many times c, or whose h_k is more than this
+# many times its weight, is scaled down as a whole.
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
 # With more, that ratio to the power of q is beyond float32 when it is summed. Papers have up to 15.
@@ -53,7 +63,7 @@ class QFflState(NamedTuple):
     Attributes:
         weights: w^t.
         optimizer_state: State of the server optimizer.
-        unit_loss: c, the cohort's mean loss of the last round with examples; 1 at first.
+        unit_loss: c, the mean of the F_k by the h_k of the last round with examples; 1 at first.
     """
 
     weights: core.ModelWeights
@@ -74,12 +84,18 @@ class QFflOutput(NamedTuple):
     Attributes:
         delta: Delta_k / L, like the trainable weights.
         h: h_k / L, float32 scalar.
+        weighted_loss: F_k times h_k / L.
+        capped: 1 if the power is beyond exp(`HIGHEST`), int64 scalar.
+        negative: 1 if the loss is below 0 and has no power, int64 scalar.
         sums: Losses, counts and metric sums per domain at w^t.
         clients: Outcome of the client.
     """
 
     delta: list[tf.Tensor]
     h: tf.Tensor
+    weighted_loss: tf.Tensor
+    capped: tf.Tensor
+    negative: tf.Tensor
     sums: core.DomainSums
     clients: core.ClientCounts
 
@@ -109,19 +125,21 @@ def client_work(
     # w_k: E epochs of SGD with step 1 / L from w^t.
     trained, _ = core.local_sgd(model, options, weights, training, alpha, n)
 
-    def delta_and_h(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
+    def weighted(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
         # A client that measures nothing counts as one of the usual loss.
         loss = sums.mean_loss(otherwise=unit_loss)
         change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
         # At a rate of 0 nothing changes, and h_k / L is F^q: the limit.
         lipschitz = options.client_rate.inverse_at(clients.round_num)
         weight = core.CLIENT_WEIGHTINGS[client_weighting](n)
-        return weighted_update(change, loss, unit_loss, weight, q, lipschitz)
+        delta, h, is_capped = weighted_update(change, loss, unit_loss, weight, q, lipschitz)
+        is_negative = (loss < 0) & (q > 0)
+        return delta, h, h * loss, tf.cast(is_capped, tf.int64), tf.cast(is_negative, tf.int64)
 
-    delta, h = clients.map(delta_and_h, trained, sums, n)
-    output: QFflOutput = core.zero_if_not_finite(
-        QFflOutput(delta, h, sums, core.UNCOUNTED), h, clients
-    )
+    values = clients.map(weighted, trained, sums, n)
+    _, h, *_ = values
+    sent = QFflOutput(*values, sums, core.UNCOUNTED)
+    output: QFflOutput = core.zero_if_not_finite(sent, h, clients)
     return output
 
 
@@ -132,8 +150,8 @@ def weighted_update(
     weight: tf.Tensor,
     q: float,
     lipschitz: float,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns Delta_k / L and h_k / L of one client, both times its weight.
+) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    """Returns a client's Delta_k / L and h_k / L, times its weight, and whether they are capped.
 
     With Dw_k = L (w^t - w_k) and F = F_k(w^t), the paper has Delta_k = F^q Dw_k and
     h_k = q F^(q-1) ||Dw_k||^2 + L F^q. Here F is in units of c, which puts 1 / c before the norm.
@@ -146,12 +164,23 @@ def weighted_update(
         q: The power.
         lipschitz: L.
     """
-    loss = (mean_loss + _TINY_LOSS) / unit_loss
-    powered = weight * tf.pow(loss, q)
+    ratio = (mean_loss + _TINY_LOSS) / unit_loss
+    is_capped = tf.constant(False)
+    if q > 0:
+        lowest, highest = (_float32_exp(exponent / q) for exponent in (LOWEST, HIGHEST))
+        is_capped = ratio > highest
+        ratio = tf.clip_by_value(ratio, lowest, highest)
+    powered = weight * tf.pow(ratio, q)
     delta = [powered * x for x in change]
     squared_norm = tf.add_n([tf.reduce_sum(tf.square(x)) for x in change])
-    curvature = weight * q * tf.pow(loss, q - 1.0) * lipschitz * squared_norm / unit_loss
-    return delta, powered + curvature
+    curvature = weight * q * tf.pow(ratio, q - 1.0) * lipschitz * squared_norm / unit_loss
+    return delta, powered + curvature, is_capped
+
+
+def _float32_exp(exponent: float) -> float:
+    """Returns exp, at most the largest float32 and at least the smallest normal one."""
+    limits = np.finfo(np.float32)
+    return float(np.clip(math.exp(min(exponent, 700.0)), limits.tiny, limits.max))
 
 
 def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
@@ -167,8 +196,8 @@ def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
 
     def finish(state: QFflState, summed: QFflOutput) -> QFflState:
         trained = core.average_and_apply(optimizer, state, summed.delta, summed.h)
-        of_cohort = summed.sums.mean_loss(otherwise=state.unit_loss)
-        unit_loss = tf.where(of_cohort > 0, of_cohort, state.unit_loss)
+        mean = tf.math.divide_no_nan(summed.weighted_loss, summed.h)
+        unit_loss = tf.where(mean > 0, mean, state.unit_loss)
         next_state: QFflState = trained._replace(unit_loss=unit_loss)
         return next_state
 
@@ -180,6 +209,9 @@ def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
             h=core.Bound(
                 heaviest * (1.0 + options.q * _MAX_CURVATURE), ratio="update", denominator=True
             ),
+            weighted_loss=core.Bound(heaviest * limits.max_loss, ratio="update"),
+            capped=core.Bound(1, integer=True),
+            negative=core.Bound(1, integer=True),
             sums=core.domain_sums_bounds(model, limits, holdout.is_active),
             clients=core.client_counts_bounds(),
         )
@@ -199,6 +231,8 @@ def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
         bounds=bounds,
     )
     unit_loss = core.ReportField("unit_loss", "unit of losses, c")
+    capped = core.ReportField("capped", "clients beyond the largest power", unit=core.Unit.CLIENTS)
+    negative = core.ReportField("negative", "clients with losses below 0", unit=core.Unit.CLIENTS)
     return core.Algorithm(
         name="q_ffl",
         problem=problem,
@@ -208,9 +242,23 @@ def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
         columns=core.training_columns(
             model,
             holdout.is_active,
-            finalizer=[core.Column(unit_loss, lambda r: r.before.unit_loss)],
+            finalizer=[
+                core.Column(unit_loss, lambda r: r.before.unit_loss),
+                core.Column(capped, lambda r: r.sums[0].capped),
+                core.Column(negative, lambda r: r.sums[0].negative),
+            ],
         ),
+        check_report=_check_losses,
     )
+
+
+def _check_losses(report: Mapping[str, Any]) -> None:
+    if (num_clients := int(report["finalizer"]["negative"])) > 0:
+        raise UserError(
+            "--algorithm=q_ffl: expected losses of at least 0, as their powers weigh the clients, "
+            f"found {counted(num_clients, 'client')} with a mean loss below 0; add a "
+            "constant to the loss, or use --algorithm=term, which constants do not change"
+        )
 
 
 ALGORITHM = core.AlgorithmSpec(

@@ -189,6 +189,8 @@ class Algorithm:
         lambda_set: The mixtures of domains whose worst the algorithm minimises; None if it has no
             such set.
         single_step_flags: Flags that give it one step a round; "" if it has one, or no flags do.
+        check_report: Raises a `UserError` if the report of a round without noise shows that the
+            algorithm does not apply.
     """
 
     name: str
@@ -201,6 +203,7 @@ class Algorithm:
     with_weights: Callable[[Any, ModelWeights], Any] = _replace_weights
     lambda_set: Optional[LambdaSet] = None
     single_step_flags: str = ""
+    check_report: Callable[[Report], None] = lambda report: None
 
     @property
     def client_data_spec(self) -> Mapping[str, Any]:

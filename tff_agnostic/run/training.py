@@ -339,6 +339,7 @@ class TrainingRun:
         if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
             model, num_non_finite = self.parts.task.model, clients["non_finite"]
             raise diverged(round_num, num_non_finite, len(cohort), model, cohort)
+        self.parts.algorithm.check_report(report)
         return state, report
 
     def _record(self, state: RunState, report: Report, reports: Optional[Reports]) -> Numbers:
