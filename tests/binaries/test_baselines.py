@@ -50,6 +50,56 @@ def test_of_numbers_it_is_the_variance():
     assert trivial_loss(task.model, clients) == pytest.approx(expected, rel=1e-5)
 
 
+def _with_loss(loss, outputs=3):
+    """A model of two features whose loss is another one than the cross-entropy of its classes."""
+    return dataclasses.replace(logistic_regression(2, outputs), loss=loss)
+
+
+def test_trivial_loss_scales_with_cross_entropy():
+    model = logistic_regression(2, 3)
+    tenfold = _with_loss(lambda y, p: 10.0 * model.loss(y, p))
+    clients = _labels([0, 0, 1], [2, 0, 0, 1, 2])
+    assert trivial_loss(tenfold, clients) == pytest.approx(15 * np.log(2), rel=1e-4)
+
+
+def test_trivial_loss_of_squared_error_is_variance():
+    # Integer labels, 0/1 with a share of .36 and numbers.
+    model = _with_loss(lambda y, p: tf.square(tf.cast(y, tf.float32) - p[:, 0]), outputs=1)
+    assert trivial_loss(model, _labels([1] * 9 + [0] * 16)) == pytest.approx(0.36 * 0.64, rel=1e-4)
+    assert trivial_loss(model, _labels([3, 5], [9, 11])) == pytest.approx(10.0, rel=1e-4)
+
+
+def test_trivial_loss_of_absolute_error_is_about_median():
+    model = _with_loss(lambda y, p: tf.abs(tf.cast(y, tf.float32) - p[:, 0]), outputs=1)
+    assert trivial_loss(model, _labels([0, 1, 1, 100, 5])) == pytest.approx(104 / 5, rel=1e-3)
+
+
+def test_trivial_loss_of_smoothed_labels_has_closed_form():
+    def smoothed(y, p):
+        target = 0.8 * tf.one_hot(y, 3) + 0.2 / 3
+        return tf.nn.softmax_cross_entropy_with_logits(target, p)
+
+    shares = 0.8 * np.array([0.5, 0.25, 0.25]) + 0.2 / 3
+    expected = -np.sum(shares * np.log(shares))
+    clients = _labels([0, 0, 1], [2, 0, 0, 1, 2])
+    assert trivial_loss(_with_loss(smoothed), clients) == pytest.approx(expected, rel=1e-4)
+
+
+def test_trivial_loss_of_probabilities_stays_on_simplex():
+    logits = logistic_regression(2, 3)
+
+    def predict(*inputs):
+        return tf.nn.softmax(logits.predict(*inputs))
+
+    def brier(y, p):
+        return tf.reduce_sum(tf.square(tf.one_hot(y, 3) - p), axis=-1)
+
+    model = dataclasses.replace(logits, predict=predict, loss=brier)
+    expected = 1.0 - np.sum(np.square([0.5, 0.25, 0.25]))
+    clients = _labels([0, 0, 1], [2, 0, 0, 1, 2])
+    assert trivial_loss(model, clients) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("length", [None, 4.0])
 def test_of_words_it_is_the_best_unigram(length):
     """No scores that are the same everywhere have a smaller loss."""

@@ -21,7 +21,7 @@ from tff_agnostic.data.clients import ClientDataset, ClientsOfDomain, client_dom
 from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, BaselineOptions
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import make_folder, read_json, write_json
-from tff_agnostic.later import tf
+from tff_agnostic.later import scipy, tf
 from tff_agnostic.metrics.constant_answers import entropy
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.metrics import SentenceLoss
@@ -44,7 +44,9 @@ _REFERENCE = "fed_avg"
 _EVALUATIONS = 20
 # With fewer clients, or held-out examples, a domain is too small for a reference of its own.
 FEWEST_CLIENTS, FEWEST_HELDOUT = 2, 10
-_OF_TRIVIAL = "classes, numbers with one output, or texts"
+_OF_TRIVIAL = "classes, numbers or texts"
+# Number of outputs and made-up examples that show what a model's outputs and loss are.
+_PROBES = 32
 
 
 def with_baselines(
@@ -305,11 +307,11 @@ def _examples_of(task: Task, domain: int) -> list[Any]:
 def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     """Returns the mean loss of the best constant prediction, over all examples of some clients.
 
-    Of classes it is the entropy of their shares, of a sentence's words that of the unigram, each
-    from counts; of numbers it is the loss at their mean. Regularizers do not count.
+    For a cross-entropy it is the entropy of the labels, for a language model's the unigram's, both
+    from counts. For any other loss the constant is found numerically. Regularizers do not count.
 
     Args:
-        model: Its loss and its labels say which it is.
+        model: The model, whose loss and labels say which it is.
         clients: Their examples.
     """
     spec = model.example_spec["y"]
@@ -318,18 +320,79 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     if isinstance(model.loss, SentenceLoss):
         return _unigram_loss(model.loss, [c["y"] for c in clients])
     labels = np.concatenate([c["y"] for c in clients])
-    if spec.dtype.is_integer and len(spec.shape) == 1:
-        return entropy(np.bincount(labels))
-    predictions = model.predict(
-        model.initial_weights,
-        tf.nest.map_structure(lambda x: x[:1], clients[0]["x"]),
-        False,
-        tf.zeros([2], tf.int32),
+    inputs = tf.nest.map_structure(lambda x: x[:_PROBES], clients[0]["x"])
+    outputs = np.asarray(
+        model.predict(model.initial_weights, inputs, False, tf.zeros([2], tf.int32))
     )
-    if not spec.dtype.is_floating or int(tf.size(predictions)) != 1:
-        raise UserError(f"--domain_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found others")
-    mean = np.full([len(labels), *predictions.shape[1:]], labels.mean(), np.float32)
-    return float(np.mean(model.loss(tf.constant(labels), tf.constant(mean))))
+    if outputs.dtype.kind != "f" or outputs.ndim > 2 or labels.ndim > 2:
+        raise UserError(
+            f"--domain_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found labels of shape "
+            f"{list(labels.shape[1:])} and outputs of shape {list(outputs.shape[1:])}"
+        )
+    values, counts = np.unique(labels, axis=0, return_counts=True)
+    link = _link_of(outputs)
+    if labels.ndim == 1 and labels.dtype.kind in "iu" and _is_cross_entropy(model, outputs, link):
+        return entropy(counts)
+    return _smallest_constant_loss(model, values, counts / len(labels), outputs, link)
+
+
+def _link_of(outputs: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns the function that maps any numbers to the range of a model's outputs."""
+    has_classes = outputs.ndim == 2 and outputs.shape[1] > 1 and np.all(outputs >= 0)
+    if has_classes and np.allclose(outputs.sum(axis=1), 1.0, atol=1e-4):
+        return tf.nn.softmax
+    return tf.identity
+
+
+def _is_cross_entropy(model: Model, outputs: np.ndarray, link: Callable[..., Any]) -> bool:
+    if outputs.ndim != 2 or (classes := outputs.shape[1]) < 2:
+        return False
+    logits = np.random.default_rng(0).normal(size=[_PROBES, classes]).astype(np.float32)
+    labels = np.arange(_PROBES, dtype=np.dtype(model.example_spec["y"].dtype.as_numpy_dtype))
+    labels %= classes
+    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    losses = model.loss(tf.constant(labels), link(tf.constant(logits)))
+    return bool(np.allclose(losses, expected, rtol=1e-4, atol=1e-5))
+
+
+def _smallest_constant_loss(
+    model: Model,
+    labels: np.ndarray,
+    shares: np.ndarray,
+    outputs: np.ndarray,
+    link: Callable[[tf.Tensor], tf.Tensor],
+) -> float:
+    """Returns min over constant predictions c of sum_i share_i loss(label_i, c).
+
+    Args:
+        labels: Distinct labels [n] or [n, k].
+        shares: The fraction of the examples that have each, float64 [n], of sum 1.
+        outputs: Some outputs of the model.
+        link: Maps free parameters to a prediction.
+    """
+    weights, values = tf.constant(shares, tf.float32), tf.constant(labels)
+
+    @tf.function
+    def loss_and_slope(free: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(free)
+            constant = link(tf.reshape(free, [1, *outputs.shape[1:]]))
+            repeated = tf.repeat(constant, len(labels), axis=0)
+            loss = tf.reduce_sum(weights * model.loss(values, repeated))
+        return loss, tape.gradient(loss, free)
+
+    def objective(free: np.ndarray) -> tuple[float, np.ndarray]:
+        loss, slope = loss_and_slope(tf.constant(free, tf.float32))
+        return float(loss), np.asarray(slope, np.float64)
+
+    size = int(np.prod(outputs.shape[1:]))
+    if size == 1:
+        # Without slopes, which an absolute error does not have at its best constant.
+        bracket = (float(np.min(labels)), float(np.max(labels)) + 1.0)
+        best = scipy.optimize.minimize_scalar(lambda c: objective(np.array([c]))[0], bracket)
+    else:
+        best = scipy.optimize.minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B")
+    return float(best.fun)
 
 
 def _unigram_loss(loss: SentenceLoss, sentences: Sequence[np.ndarray]) -> float:
