@@ -93,7 +93,7 @@ def test_noise_of_nodes_is_not_the_flags(call, tmp_path):
     outcome = call(export, *flags, "--backend=flower", "--noise_generator=philox")
     assert outcome.status == 2 and not path.exists()
     assert outcome.err.splitlines()[-1].endswith(
-        "--noise_generator has no effect on an export whose nodes add noise: they draw their own"
+        "--noise_generator has no effect on an export, whose noise is that of --checkpoint's run"
     )
 
 
