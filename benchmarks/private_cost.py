@@ -1,4 +1,4 @@
-"""Times private rounds beside rounds without noise, for each kind of noise and each generator.
+"""Times private rounds and rounds without noise, for each kind of noise and each generator.
 
     .venv/bin/python -m benchmarks.private_cost
 
@@ -8,7 +8,6 @@ seconds, which other work on the machine changes less.
 """
 
 import argparse
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
@@ -18,6 +17,7 @@ from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.private_sum import DistributedOptions
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS
@@ -59,25 +59,29 @@ def sums_without_and_with_noise(
     """Returns sums without noise, and each kind of noise over plain or secure ones.
 
     Args:
-        clients: Of a cohort.
-        examples: Of each client.
-        kinds: Of noise, by their names.
-        generators: Of noise, by their names.
+        clients: Number of clients of a cohort.
+        examples: Number of examples of each client.
+        kinds: Names of kinds of noise.
+        generators: Names of generators of clients' noise.
     """
     limits: dict[str, Any] = {"max_examples": examples, "max_loss": 4.0}
     sides: dict[str, Aggregation] = {
         _PLAIN: PlainSum(),
         _SECURE: SecureSum(SecureSumOptions(**limits)),
     }
-    for name, generator in itertools.product(kinds, generators):
+    for name in kinds:
         spec = PRIVACIES[name]
         assert spec.build is not None
-        options = spec.options(
-            noise_multiplier=_NOISE_MULTIPLIER, noise_generator=generator, noise_seed=1, **limits
-        )
-        facts = NoiseFacts(float(clients), noise_key(options), _NOISE_MULTIPLIER, clients)
-        inner = sides[_WITHOUT_NOISE[name]]
-        sides[f"{name}, {generator}"] = spec.build(name, inner, options, facts)
+        # A server's noise has one generator.
+        is_of_clients = issubclass(spec.options, DistributedOptions)
+        for chosen in [{"noise_generator": g} for g in generators] if is_of_clients else [{}]:
+            options = spec.options(
+                noise_multiplier=_NOISE_MULTIPLIER, noise_seed=1, **chosen, **limits
+            )
+            facts = NoiseFacts(float(clients), noise_key(options), _NOISE_MULTIPLIER, clients)
+            inner = sides[_WITHOUT_NOISE[name]]
+            side = ", ".join([name, *chosen.values()])
+            sides[side] = spec.build(name, inner, options, facts)
     return sides
 
 
@@ -106,7 +110,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(prog="private_cost", description=__doc__)
     parser.add_argument("--noise", nargs="+", choices=KINDS, default=KINDS)
     generators = list(NOISE_GENERATORS)
-    parser.add_argument("--noise_generator", nargs="+", choices=generators, default=generators)
+    parser.add_argument(
+        "--noise_generator",
+        nargs="+",
+        choices=generators,
+        default=generators,
+        help="of clients' noise",
+    )
     parser.add_argument("--algorithm", default="fed_avg", choices=list(ALGORITHMS))
     parser.add_argument("--features", type=int, default=784, help="of an example")
     parser.add_argument("--classes", type=int, default=10)

@@ -7,7 +7,7 @@ from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 
 # A client's own limits, small enough that adversarial clients exceed all of them.
 LIMITS = {"max_examples": 20, "max_loss": 5.0}
-# A key of each generator of noise.
+# A key of each generator of clients' noise.
 KEYS: dict[str, tuple[int, ...]] = {"philox": (12, 34), "secure": (12, 34, -56, 78)}
 
 
@@ -16,7 +16,7 @@ def private_sum(
     inner: Aggregation = PlainSum(),
     noise_multiplier: float = 0.0,
     expected_clients: float = 4.0,
-    noise_key: tuple[int, ...] = (12, 34),
+    noise_key: tuple[int, ...] = KEYS["secure"],
     least_clients: int = 0,
     noise_clients: int = 0,
     **settings: Any,

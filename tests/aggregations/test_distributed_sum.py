@@ -275,8 +275,7 @@ def test_it_promises_secure_sums_and_no_secret_of_the_server():
 
 
 def test_noise_that_takes_too_many_words_is_refused():
-    settings = {"noise_generator": "secure", "noise_key": KEYS["secure"]}
-    exchange = _exchange(_distributed(noise_multiplier=1.0, integer_clip=2.0**18, **settings))
+    exchange = _exchange(_distributed(noise_multiplier=1.0, integer_clip=2.0**18))
     params = exchange.aggregation.client_params(exchange.initialize())
     with pytest.raises(UserError, match=r"^--integer_clip: .* takes 1\d+ random numbers for each"):
         exchange.aggregation.encode(params, _zeros(exchange.bounds, 3), exchange.bounds, _facts(0))

@@ -25,41 +25,45 @@ def _noise(size: int, nonce: int = 0) -> np.ndarray:
 
 def _digit_probabilities() -> np.ndarray:
     """Of -16383 to 16383, computed one by one."""
-    t = 1664.0
+    t = 1424.0
     weights = np.exp(-(np.arange(-16383, 16384) ** 2) / (2 * t**2))
     return weights / weights.sum()
 
 
-def test_a_digit_has_the_probability_of_every_value_to_2_to_the_minus_80():
+def test_digit_table_is_right_to_2_to_the_minus_99():
     """By the table's own rule, against exponentials of 60 digits."""
     firsts, others = noise_generators._table()
-    size, in_column = 2**15, 2**64
+    size, in_column = 2**15, 2**83
     counts = [0] * size
-    for column, (first, other) in enumerate(zip(map(int, firsts), map(int, others))):
-        own = first + 2**63
+    for column, (first, packed) in enumerate(zip(map(int, firsts), map(int, others))):
+        tie, other = divmod(packed, size)
+        own = ((first + 2**63) << 19) + tie
         assert 0 <= own < in_column
         counts[column] += own
         counts[other] += in_column - own
-    assert sum(counts) == 2**79
+    assert sum(counts) == 2**98
     assert counts[0] == 0, "a value without an opposite"
     half = size // 2
     assert counts[half:0:-1] == counts[half:], "not symmetric"
     with decimal.localcontext() as context:
         context.prec = 60
-        weights = [(Decimal(-(k**2)) / (2 * 1664**2)).exp() for k in range(half)]
-        unit = 2**79 / (2 * sum(weights) - 1)
-        for k in range(1, half):
-            assert abs(counts[half + k] - weights[k] * unit) <= Decimal("0.5000001"), k
-        # What rounding of the others leaves over.
-        assert abs(counts[half] - unit) <= half
-        # Beyond the table there is next to nothing: 2 exp(-z^2 / 2) / (z sqrt(2 pi)).
-        z = half / 1664
-        assert 2 * math.exp(-(z**2) / 2) / (z * math.sqrt(2 * math.pi)) < 2.0**-73
+        weights = [(Decimal(-(k**2)) / (2 * 1424**2)).exp() for k in range(half)]
+        unit = 2**98 / (2 * sum(weights) - 1)
+        errors = [abs(counts[half + k] - weights[k] * unit) for k in range(half)]
+        assert max(errors[1:]) <= Decimal("0.5000001")
+        # The sum of all roundings.
+        assert errors[0] <= half
+        # Beyond the table is less than 2 exp(-z^2 / 2) / (z sqrt(2 pi)).
+        z = half / 1424
+        beyond = 2 * math.exp(-(z**2) / 2) / (z * math.sqrt(2 * math.pi))
+        variation = float(errors[0] + 2 * sum(errors[1:])) / 2 / 2.0**98
+    assert beyond < 2.0**-99
+    assert 3 * (variation + beyond) < noise_generators.VARIATION
 
 
 def test_digits_together_are_a_discrete_gaussian():
-    """With digits of the same shape, small enough to add up: t / m is 3.25 here too."""
-    t, m = 6.5, 2
+    """With digits of the same shape, small enough to add up: t / m is 2.54 here too."""
+    t, m = 2 * 1424 / 560, 2
     digits = np.arange(-70, 71)
     of_digit = np.exp(-(digits**2) / (2 * t**2))
     of_digit /= of_digit.sum()
@@ -74,21 +78,83 @@ def test_digits_together_are_a_discrete_gaussian():
     expected /= expected.sum()
     near = np.abs(values) < 5 * s
     np.testing.assert_allclose(total[near], expected[near], rtol=1e-11)
-    assert pytest.approx(1664 * math.sqrt(1 + 512**2 + 512**4)) == DEVIATION
+    assert pytest.approx(1424 * math.sqrt(1 + 560**2 + 560**4)) == DEVIATION
 
 
 def test_draws_are_normal_with_every_digit_right():
     draws = _noise(_DRAWS)
     assert stats.kstest(draws / DEVIATION, "norm").pvalue > 0.01
     assert np.var(draws / DEVIATION) == pytest.approx(1.0, rel=0.01)
-    # The last digit by itself: what is left of it modulo 512.
-    last = np.zeros(512)
-    np.add.at(last, np.arange(-16383, 16384) % 512, _digit_probabilities())
-    found = np.bincount(draws % 512, minlength=512)
+    # The last digit by itself: what is left of it modulo 560.
+    last = np.zeros(560)
+    np.add.at(last, np.arange(-16383, 16384) % 560, _digit_probabilities())
+    found = np.bincount(draws % 560, minlength=560)
     assert stats.chisquare(found, _DRAWS * last).pvalue > 0.01
     # And the second, which carries hardly any of it.
-    found = np.bincount((draws // 512) % 64, minlength=64)
+    found = np.bincount((draws // 560) % 64, minlength=64)
     assert stats.chisquare(found, np.full(64, _DRAWS / 64)).pvalue > 0.01
+
+
+def _words_of(digits: tuple[int, int, int], ties: int = 0) -> list[int]:
+    """Returns the words of a number with these digits: columns first, then the least choices."""
+    columns = [digit + 2**14 for digit in digits]
+    packed = sum(column << 15 * k for k, column in enumerate(columns)) + (ties << 45)
+    return [packed, *[-(2**63)] * 3]
+
+
+@pytest.mark.parametrize("deviations", [5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
+def test_forced_words_reach_the_tail(deviations):
+    """Words of a quantile of the normal distribution give the whole number that it is."""
+    tail = stats.norm.sf(deviations)
+    value = round(stats.norm.isf(tail) * DEVIATION)
+    assert value / DEVIATION == pytest.approx(deviations, rel=1e-9)
+    # Balanced digits to the base 560.
+    first = (value + 280) % 560 - 280
+    second = ((value - first) // 560 + 280) % 560 - 280
+    third = (value - first - 560 * second) // 560**2
+    words = tf.constant(
+        np.array([_words_of((first, second, third)), _words_of((-first, -second, -third))]).T
+    )
+    found = whole_gaussian(tf.reshape(words, [-1])).numpy()
+    np.testing.assert_array_equal(found, [value, -value])
+
+
+@pytest.mark.parametrize("deviations", [5, 6, 7, 8])
+def test_tail_has_the_normal_probability(deviations):
+    """The sum of the probabilities of digits that lead beyond so many standard deviations.
+
+    The last digit alone decides, but for 560^-1 of a digit's standard deviation: the two others
+    are one normal number of that width.
+    """
+    counts = np.array(noise_generators._counts(), np.float64) / 2.0**98
+    values = np.arange(-(2**14), 2**14)
+    # In units of 560^2: what the last digit has to exceed, and the standard deviation of the rest.
+    bound = deviations * DEVIATION / 560**2
+    rest = 1424 * math.sqrt(1 + 560**2) / 560**2
+    found = float(np.sum(counts * stats.norm.sf((bound - values) / rest)))
+    assert found == pytest.approx(stats.norm.sf(deviations), rel=1e-6)
+
+
+def test_draws_beyond_deviations_are_as_many_as_expected():
+    """Of a million draws; a count beyond its limits has a probability of 1e-6 for a right one."""
+    draws = np.abs(_noise(1_000_000) / DEVIATION)
+    for deviations in (4.0, 4.5, 5.0):
+        count = int(np.sum(draws > deviations))
+        expected = stats.poisson(1_000_000 * 2 * stats.norm.sf(deviations))
+        assert expected.ppf(5e-7) <= count <= expected.isf(5e-7), deviations
+
+
+def test_ties_are_decided_by_further_bits():
+    """At the exact threshold of a column the 19 other bits of the first word choose."""
+    firsts, others = noise_generators._table()
+    tie, other = divmod(int(others[2**14 + 7]), 2**15)
+    assert 0 < tie < 2**19 - 1
+    assert other != 2**14 + 7
+    for ties, expected in ((tie - 1, 7), (tie, other - 2**14)):
+        words = _words_of((7, 0, 0), ties)
+        words[0] -= 2**64 if words[0] >= 2**63 else 0
+        words[1] = int(firsts[2**14 + 7])
+        assert whole_gaussian(tf.constant(words, tf.int64)).numpy() == [expected]
 
 
 def test_another_nonce_has_other_noise():

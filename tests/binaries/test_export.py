@@ -98,7 +98,7 @@ def test_export_rejects_noise_generator_where_nodes_add_noise(call, tmp_path):
     outcome = call(export, *flags, "--backend=flower", "--noise_generator=philox")
     assert outcome.status == 2 and not path.exists()
     assert outcome.err.splitlines()[-1].endswith(
-        "--noise_generator has no effect on an export whose nodes add noise: they draw their own"
+        "--noise_generator has no effect on an export, whose noise is that of --checkpoint's run"
     )
 
 

@@ -74,7 +74,9 @@ def test_what_was_spent_is_said_everywhere(call: Caller, tmp_path, kind):
     assert promised["unit"] == "client"
     assert "domain_counts" in promised["split"]
     assert promised["not_covered"]
-    assert promised["noise_generator"].startswith("Philox")
+    is_of_clients = flags is _DISTRIBUTED
+    assert promised["noise_generator"].startswith("Philox" if is_of_clients else "ChaCha20")
+    assert 0 < promised["noise_tail"] < 0.01 * promised["delta"]
     card = json.loads((tmp_path / "run" / "model" / "model_card.json").read_text())
     assert card["result"]["privacy"] == promised
     total = sum(z**-2 for z in promised["split"].values()) ** -0.5
@@ -90,6 +92,21 @@ def test_what_was_spent_is_said_everywhere(call: Caller, tmp_path, kind):
         assert refused.startswith("--privacy: expected none, central or tree for an export, found ")
     if flags is _TREE:
         assert promised["epsilon"] == pytest.approx(20.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["central", "tree"])
+def test_noise_generator_of_a_server_is_refused(call: Caller, tmp_path, kind):
+    refused = call.refused(tmp_path, train, *_KINDS[kind], "--noise_generator=philox")
+    assert refused.startswith(f"--noise_generator has no effect with --privacy={kind}: it needs ")
+
+
+@pytest.mark.parametrize("kind", ["central", "tree"])
+def test_delta_below_the_tail_is_refused(call: Caller, tmp_path, kind):
+    """Noise of a round is beyond its tail with 2^31 2^-82; a tree has twice as many nodes."""
+    flags = (*_KINDS[kind], "--rounds=3", "--delta=1e-13", f"--output_dir={tmp_path / 'run'}")
+    refused = call.refused(tmp_path, train, *flags)
+    least = (2 if kind == "tree" else 1) * 100 * 3 * 2.0**-51
+    assert refused.startswith(f"--delta: expected at least {least:.3g}, 100 times the probability ")
 
 
 @pytest.mark.parametrize("answering", usually([4], [8, 4]))

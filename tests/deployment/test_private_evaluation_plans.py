@@ -43,7 +43,6 @@ def noise(profile):
     options = ServerNoiseOptions(
         private_evaluation=True,
         evaluation_noise_multiplier=0.05,
-        noise_generator="secure",
         delta=1e-3,
         **_LIMITS,
     )

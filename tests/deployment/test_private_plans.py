@@ -42,16 +42,10 @@ class _Kind(NamedTuple):
     Attributes:
         profile: Its profile.
         aggregation: Its sums.
-        key_numbers: How many of the numbers above are a key.
     """
 
     profile: str
     aggregation: Any
-    key_numbers: int
-
-    @property
-    def fleets_key(self) -> tuple[int, ...]:
-        return _FLEETS_KEY[: self.key_numbers]
 
 
 _KINDS = {
@@ -61,11 +55,9 @@ _KINDS = {
             "tree",
             PlainSum(),
             joint_clipping=True,
-            noise_generator="secure",
             noise_key=_RUNS_KEY,
             **_SETTINGS,
         ),
-        4,
     ),
     "central-secure": _Kind(
         "secure",
@@ -73,10 +65,9 @@ _KINDS = {
             "central",
             SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1)),
             clipping="adaptive",
-            noise_key=_RUNS_KEY[:2],
+            noise_key=_RUNS_KEY,
             **_SETTINGS,
         ),
-        2,
     ),
 }
 
@@ -87,7 +78,7 @@ def _guarantee(state: Any) -> dict[str, Any]:
 
 def _request(kind: _Kind) -> Any:
     return make_request(
-        kind.profile, aggregation=kind.aggregation, noise=FleetNoise(kind.fleets_key, _guarantee)
+        kind.profile, aggregation=kind.aggregation, noise=FleetNoise(_FLEETS_KEY, _guarantee)
     )
 
 
@@ -131,7 +122,7 @@ def folder(exported) -> Path:
 
 def test_the_fleets_key_is_at_no_time_in_a_file_of_others(exported, kind):
     public = CONFORMANCE_KEY[: kind.key_numbers]
-    assert exported.readable == {kind.fleets_key: False, public: True}
+    assert exported.readable == {_FLEETS_KEY: False, public: True}
 
 
 def test_conformance_rounds_have_the_noise_of_the_public_key(folder, kind):
@@ -149,7 +140,7 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
     """Rounds from the exported state are the runtime's with the fleet's key, empty ones too."""
     deployment, request = open_export(folder), _request(kind)
     training = streaming_runtime.training(request.algorithm, request.aggregation)
-    state = with_key(training.initialize(), kind.fleets_key)
+    state = with_key(training.initialize(), _FLEETS_KEY)
     clients = conformance_clients(deployment)
     columns = request.algorithm.client_data_spec
     cohort = list(synthetic_clients(columns, request.column_ranges, request.num_domains).values())
@@ -172,7 +163,7 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
 
 def test_a_secret_key_is_in_the_state_alone(folder, kind):
     state = read_checkpoint(folder / "server_state.ckpt", "the state")
-    assert tuple(state[_KEY_TENSOR]) == kind.fleets_key
+    assert tuple(state[_KEY_TENSOR]) == _FLEETS_KEY
     assert (folder / "server_state.ckpt").stat().st_mode & 0o077 == 0
     public = read_checkpoint(folder / "conformance/server_state.ckpt", "the state")
     assert tuple(public[_KEY_TENSOR]) == CONFORMANCE_KEY[: kind.key_numbers]
@@ -206,7 +197,7 @@ def test_the_manifest_says_what_a_server_must_do(folder, kind):
     assert found["clipped"] == (
         "as one vector" if kind.profile == "daf" else "each group by itself"
     )
-    assert found["noise_generator"].startswith("ChaCha20" if kind.key_numbers == 4 else "Philox")
-    assert ("steps of a grid" in found["noise"]) == (kind.key_numbers == 4)
+    assert found["noise_generator"].startswith("ChaCha20")
+    assert "steps of a grid" in found["noise"]
     if kind.profile == "secure":
         assert {s["tensor"].split("/")[1] for s in manifest["privacy"]["secure_sums"]} >= {"values"}

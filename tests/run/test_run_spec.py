@@ -16,7 +16,7 @@ from scipy import stats
 from binaries import train
 from tests import golden
 from tests.binaries.harness import given
-from tff_agnostic.aggregations.private_sum import PrivacyOptions
+from tff_agnostic.aggregations.private_sum import DistributedOptions
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
 from tff_agnostic.computations.server import ServerOptimizerOptions
@@ -307,7 +307,7 @@ def _state(key: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize("generator", _NUMBERS)
 def test_keys_are_new_unless_they_are_seeded(generator):
-    unseeded = PrivacyOptions(noise_generator=generator)
+    unseeded = DistributedOptions(noise_generator=generator)
     keys = {noise_key(unseeded) for _ in range(20)}
     assert len(keys) == 20
     assert {len(key) for key in keys} == {_NUMBERS[generator]}
@@ -315,16 +315,16 @@ def test_keys_are_new_unless_they_are_seeded(generator):
     assert all(smallest <= number < 2**63 for key in keys for number in key)
     # All bits of a number are used.
     assert min(map(min, keys)) < smallest + 2**61
-    seeded = PrivacyOptions(noise_generator=generator, noise_seed=3)
+    seeded = DistributedOptions(noise_generator=generator, noise_seed=3)
     assert (
         noise_key(seeded)
         == noise_key(seeded)
-        != noise_key(PrivacyOptions(noise_generator=generator, noise_seed=4))
+        != noise_key(DistributedOptions(noise_generator=generator, noise_seed=4))
     )
 
 
 def test_keys_and_cohorts_of_philox_are_those_of_earlier_releases():
-    key = noise_key(PrivacyOptions(noise_seed=3))
+    key = noise_key(DistributedOptions(noise_seed=3))
     assert key == (2963875794002553787, 8040795128286049514)
     assert poisson_cohort(_IDS, 4, cohort_seed(_state(key)), 2) == [
         "125",

@@ -153,7 +153,6 @@ class DistributedDpSum(PrivateAggregation):
                 noise_clients=self.noise_clients or self.expected_clients,
                 bundle=self.bundle,
                 place=(self.exchange << 32) + k,
-                by_tables=self.generator.is_exact,
             )
             for k, (group, factor) in enumerate(pairs)
         )
@@ -194,7 +193,7 @@ class DistributedDpSum(PrivateAggregation):
     ) -> list[ClientNoise]:
         """On a client: returns its random numbers for each group."""
         release = Release(params.noise_key, self.exchange, params.releases)
-        return self.generator.client_draws(release, client.place.number, codecs)
+        return self._options.generator.client_draws(release, client.place.number, codecs)
 
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """Returns modular secure sums of the integers, and one of the number of clients."""

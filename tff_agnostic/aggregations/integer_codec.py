@@ -63,7 +63,6 @@ class IntegerCodec:
         noise_clients: n, number of clients whose noise is in it, at least as many.
         bundle: How many silent clients one entry of a simulated cohort may stand for.
         place: A number that no other group and communication step has.
-        by_tables: Whether noise is looked up however wide it is.
     """
 
     is_rotated: bool
@@ -74,7 +73,6 @@ class IntegerCodec:
     noise_clients: float
     bundle: int
     place: int
-    by_tables: bool = False
 
     @property
     def size(self) -> int:
@@ -84,13 +82,13 @@ class IntegerCodec:
     @property
     def num_words(self) -> int:
         """Number of random words of one client's noise."""
-        num_words = skellam_words(self.variance, self.size, self.by_tables)
+        num_words = skellam_words(self.variance, self.size)
         if num_words > _MAX_WORDS * self.size:
             raise UserError(
                 f"--integer_clip: expected fewer than {self.steps:g} steps with "
-                f"--noise_generator=secure, {self.noise_clients:g} clients and this noise: each "
-                f"client's noise deviates by {math.sqrt(self.variance):.4g} steps, and takes "
-                f"{num_words // self.size} random numbers for each value, more than {_MAX_WORDS}"
+                f"{self.noise_clients:g} clients and this noise: each client's noise deviates by "
+                f"{math.sqrt(self.variance):.4g} steps, and takes {num_words // self.size} random "
+                f"numbers for each value, more than {_MAX_WORDS}"
             )
         return num_words
 
@@ -148,7 +146,7 @@ class IntegerCodec:
             # Skellam noise of a sum is Skellam noise of the sum of the variances.
             variances.append(self.bundle * self.variance)
             which = tf.cast(silent > 1, tf.int64)
-        noise = skellam(draws.words, variances, self.size, which, self.by_tables)
+        noise = skellam(draws.words, variances, self.size, which)
         return residues(integers + noise, self.bits)
 
     def decode(self, summed: tf.Tensor, limit: tf.Tensor, release: tf.Tensor) -> tf.Tensor:

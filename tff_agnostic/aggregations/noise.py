@@ -6,11 +6,10 @@ of a binary tree which cover 1 to t, so that all prefix sums together cost a log
 rounds. `noise_generators` draws the numbers themselves.
 
 Clients add symmetric Skellam noise, the difference of two Poisson numbers of equal means. A sum
-over clients is Skellam noise too, with the sum of the variances. Where the variance is small
-enough, numbers are looked up in a table of the distribution, with one random number of 64 bits for
-each (Walker 1977, Vose 1991: columns of equal probability, which two values share). Wider noise is
-drawn by its definition from TensorFlow's Poisson numbers, which are computed in float64; or, where
-random words alone must decide, as the sum of several numbers of a table.
+over clients is Skellam noise too, with the sum of the variances. Numbers are looked up in a table
+of the distribution, with one random number of 64 bits for each (Walker 1977, Vose 1991: columns of
+equal probability, which two values share). Noise too wide for a table is the sum of several numbers
+of one.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ _WORD_BITS = 64
 _MAX_TABLE_BITS = 16
 # -log of the probability of all values beyond a table.
 _LOG_INVERSE = (_WORD_BITS + 1) * math.log(2)
-# Random words that seed Poisson numbers.
-_SEED_WORDS = 2
 _DIGITS = 40
 
 
@@ -152,15 +149,13 @@ def skellam(
     variances: Sequence[float],
     size: int,
     which: Optional[tf.Tensor] = None,
-    by_tables: bool = False,
 ) -> tf.Tensor:
     """Returns symmetric Skellam noise, int64 [size].
 
     Args:
         words: Numbers of 64 random bits, int64 [`skellam_words` of the first variance].
         variances: The variances to choose from, ascending; of several the last has a table.
-        which: Which of the variances the noise has, an integer scalar; None if there is one.
-        by_tables: Whether noise is looked up however wide it is.
+        which: Index of the noise's variance, an integer scalar; None if there is one.
     """
     table = skellam_table(variances[-1])
     if table is not None:
@@ -169,27 +164,48 @@ def skellam(
             # Tables of equal size, one after the other.
             others_too = [alias_table(variance, table.bits) for variance in variances[:-1]]
             entries = np.concatenate([*others_too, entries])
-        words = words if words.shape[0] == size else words[:size]
         return _looked_up(words, entries, table.bits, which)
     (variance,) = variances
-    if by_tables:
-        # Sums of Skellam numbers are Skellam numbers.
-        parts = _num_parts(variance)
-        of_part = skellam_table(variance / parts)
-        assert of_part is not None
-        numbers = _looked_up(words, *of_part)
-        return tf.reduce_sum(tf.reshape(numbers, [parts, size]), axis=0)
-    means = tf.constant(variance / 2, tf.float64)
-    counts = tf.random.stateless_poisson([2, size], words[:_SEED_WORDS], means, tf.int64)
-    return counts[0] - counts[1]
+    # Sums of Skellam numbers are Skellam numbers.
+    parts = num_parts(variance)
+    of_part = skellam_table(variance / parts)
+    assert of_part is not None
+    numbers = _looked_up(words, *of_part)
+    return tf.reduce_sum(tf.reshape(numbers, [parts, size]), axis=0)
 
 
-def skellam_words(variance: float, size: int, by_tables: bool) -> int:
-    """Returns how many random words noise takes; arguments are those of `skellam`."""
-    return size * _num_parts(variance) if by_tables else max(size, _SEED_WORDS)
+def skellam_words(variance: float, size: int) -> int:
+    """Returns the number of random words that noise takes; arguments are those of `skellam`."""
+    return size * num_parts(variance)
 
 
-def _num_parts(variance: float) -> int:
+def beyond_sums(variance: float, num_clients: int) -> float:
+    """Returns a bound on the probability that a sum of noise is larger than any sum of tables.
+
+    It is Chernoff's bound of the Skellam distribution, for the sums of both signs.
+
+    Args:
+        variance: Variance of the noise of one client.
+        num_clients: Number of clients whose noise is summed.
+    """
+    if variance == 0:
+        return 0.0
+    parts = num_parts(variance)
+    of_part = variance / parts
+    largest = _largest_number(of_part)
+    root = math.hypot(largest, of_part)
+    exponent = largest * math.asinh(largest / of_part) - (root - of_part)
+    return min(1.0, 2 * math.exp(-num_clients * parts * exponent))
+
+
+@functools.lru_cache(maxsize=64)
+def _largest_number(variance: float) -> int:
+    """Returns the largest number of a variance's table: larger ones have no word."""
+    counts = _counts(variance, 2 ** (_table_bits(variance) - 1) - 1)
+    return max(k for k, count in enumerate(counts) if count)
+
+
+def num_parts(variance: float) -> int:
     """Returns the least number of equal parts of a variance that are small enough for a table."""
     largest = 2 ** (_MAX_TABLE_BITS - 1) - 1
     # The variance at which `_table_bits` is largest, solved for it.
@@ -229,7 +245,7 @@ def skellam_table(variance: float) -> Optional[SkellamTable]:
     """Returns the table of a variance; None if it has more than 2^16 columns.
 
     Each value but 0 has a share of the words that is its probability, rounded to a multiple of
-    2^-64; 0 has the rest. Values that the table leaves out have a probability of 2^-64 together.
+    2^-64; 0 has the rest. Values whose probability is below 2^-65 have no word; see `beyond_sums`.
     """
     bits = _table_bits(variance)
     return None if bits > _MAX_TABLE_BITS else SkellamTable(alias_table(variance, bits), bits)

@@ -1,18 +1,17 @@
-"""Generators of noise, by name, from a secret key and the place of the noise.
+"""Noise of servers and of simulated clients, from a secret key and the place of the noise.
 
-- **philox** is TensorFlow's generator: fast, statistically good, and not made to withstand
-  prediction. A server's noise is float32. Clients' noise is looked up, or drawn by TensorFlow's
-  Poisson.
-- **secure** is ChaCha20. A server's noise is in whole steps of a grid, see below, and clients'
-  noise is looked up. Floating point reveals nothing.
+- **A server's noise** is made of ChaCha20's key stream, in whole steps of a grid, see below.
+- **Noise of simulated clients** is looked up in tables, with the random words of one of two
+  generators: **philox** is TensorFlow's, fast, statistically good, and not made to withstand
+  prediction; **secure** is ChaCha20.
 
 No two releases, communication steps, clients and uses of a run share random bits, whatever examples
-clients hold: copies of a client have noise of their own. A round that is run again has the same
-noise.
+clients hold: copies of a client have different noise. A round that is run again has the same noise.
 
 **Why a grid.** A normal number of floating point leaves gaps: given a sum, noise can turn it into
-certain values that it can make of no other sum, so low bits tell sums apart which epsilon treats
-alike (Mironov 2012). Here only a whole number of steps is ever released:
+certain values that it can make of no other sum, so low bits distinguish sums that epsilon treats
+equally (Mironov 2012). It also ends early: a float32 Box-Muller transform has no number beyond 5.68
+standard deviations. Here only a whole number of steps is ever released:
 
 - The sum is rounded to the grid: a number x becomes r = round(x / g), g the step.
 - The noise is whole, a normal number of standard deviation s = `DEVIATION` rounded to a whole
@@ -21,14 +20,16 @@ alike (Mironov 2012). Here only a whole number of steps is ever released:
   their sum, and post-processing costs nothing. For that, a client may change r by at most s / z
   steps; see `_stretch`.
 
-**The noise is drawn as digits.** x_0 + m x_1 + m^2 x_2 has, of independent discrete Gaussians x_k
+**The noise is drawn as digits.** x_0 + m x_1 + m^2 x_2 has, for independent discrete Gaussians x_k
 of standard deviation t, a distribution whose every probability is that of one discrete Gaussian of
-s = t sqrt(1 + m^2 + m^4) to within a factor 1 +- 2^-290: m steps are t / 3.25, and the sums over
-shifted grids that tell the two apart differ by 4 exp(-2 pi^2 (t / m)^2) (Poisson's summation
-formula; Micciancio and Walter 2017 have the general case). Each digit is looked up in an alias
-table (Walker 1977, Vose 1991) with 15 bits for the column and 64 for the choice in it, so that
-probabilities are right to 2^-80. A discrete Gaussian differs from a rounded one by 2^-63. Together
-a number is drawn with a total variation of at most 2^-62 from the one accounted for.
+s = t sqrt(1 + m^2 + m^4) to within a factor 1 +- 2^-180: m steps are t / 2.54, and the sums over
+shifted grids that distinguish the two differ by 4 exp(-2 pi^2 (t / m)^2) (Poisson's summation
+formula; Micciancio and Walter 2017 have the general case). A discrete Gaussian differs from a
+rounded one by a factor 1 +- 2^-54, out to 11.5 standard deviations: that changes no digit of
+epsilon. Each digit is looked up in an alias table (Walker 1977, Vose 1991) with 15 bits for the
+column, and 64 for the choice in it. Where a choice is a tie, once in 2^64 digits, the 19 other bits
+of the columns' word decide. So probabilities are right to 2^-99, and a number is drawn with a total
+variation of at most `VARIATION` from the noise that accounts are of.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import functools
 import math
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,14 +53,20 @@ from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 
 _DIGITS = 3
-# t and m. The largest digit is 9.8 t: those beyond have a probability of 2^-73.
-_DIGIT_DEVIATION, _BASE = 1664, 512
+# t and m. The largest digit is 11.5 t: those beyond have a probability of 2^-99.
+_DIGIT_DEVIATION, _BASE = 1424, 560
 _COLUMN_BITS, _CHOICE_BITS = 15, 64
+_TIE_BITS = 64 - _DIGITS * _COLUMN_BITS
 # s, the standard deviation of `whole_gaussian`: about 2^28.7.
 DEVIATION = _DIGIT_DEVIATION * math.sqrt(sum(_BASE ** (2 * k) for k in range(_DIGITS)))
+# Bound of the total variation of a drawn number from the accounted noise. In each of three digits,
+# 2^15 probabilities are rounded to multiples of 2^-98, and the value 0 takes up the sum of errors.
+VARIATION = 2.0**-82
+# Largest number of values of a release: more do not fit into a tensor of TensorFlow.
+MAX_VALUES = 2.0**31
 # Random words of 64 bits for each number: one for the columns of all digits, and one for each.
 WORDS = 1 + _DIGITS
-# The largest noise multiplier of a group for which `_stretch` is at most 2 with 2^31 values.
+# The largest noise multiplier of a group for which `_stretch` is at most 2 with `MAX_VALUES`.
 MAX_MULTIPLIER = 4096.0
 # A value is cut to so many times its group's bound: more than any sum over clients.
 _MAX_CLIENTS = 2.0**24
@@ -70,8 +77,6 @@ _FLOAT64 = _MAX_CLIENTS * 8 * 2.0**-53
 _LARGEST = 2.0**62
 _PRECISION = 50
 _WORD_BYTES = 8
-# Bits of a seed's first number for levels of a tree, and for values.
-_LEVEL_BITS, _VALUE_BITS = 8, 32
 # The nonce of a stream is three little-endian words. The first has, from its last bit on,
 #
 #     8 bits    level of the node of a tree that the noise is for, otherwise 0
@@ -89,11 +94,15 @@ _PIECE = 2**18
 
 
 class _Table(NamedTuple):
-    """An alias table of a digit: column c stands for c if a word is less than `firsts[c]`.
+    """An alias table of a digit.
+
+    Column c has the value c if the word of its choice is less than `firsts[c]`, or if both are
+    equal and the bits for ties are less than the first bits of `others[c]`.
 
     Attributes:
         firsts: int64 [2^15].
-        others: The value that it stands for otherwise, int16 [2^15].
+        others: The bits for ties, followed by the 15 bits of the column's other value, int64
+            [2^15].
     """
 
     firsts: np.ndarray
@@ -109,14 +118,20 @@ def whole_gaussian(words: tf.Tensor) -> tf.Tensor:
     of_columns, *choices = tf.unstack(tf.reshape(words, [WORDS, -1]))
     table = _table()
     firsts, others = tf.constant(table.firsts), tf.constant(table.others)
-    half = 2 ** (_COLUMN_BITS - 1)
+    size = 2**_COLUMN_BITS
+    ties = tf.bitwise.bitwise_and(
+        tf.bitwise.right_shift(of_columns, tf.constant(_DIGITS * _COLUMN_BITS, tf.int64)),
+        tf.constant(2**_TIE_BITS - 1, tf.int64),
+    )
     total = tf.zeros_like(of_columns)
     for k, choice in enumerate(choices):
         shifted = tf.bitwise.right_shift(of_columns, tf.constant(k * _COLUMN_BITS, tf.int64))
-        column = tf.bitwise.bitwise_and(shifted, tf.constant(2**_COLUMN_BITS - 1, tf.int64))
-        is_first = choice < tf.gather(firsts, column)
-        other = tf.cast(tf.gather(others, column), tf.int64)
-        total += _BASE**k * (tf.where(is_first, column, other) - half)
+        column = tf.bitwise.bitwise_and(shifted, tf.constant(size - 1, tf.int64))
+        first, other = tf.gather(firsts, column), tf.gather(others, column)
+        is_less = ties < tf.bitwise.right_shift(other, tf.constant(_COLUMN_BITS, tf.int64))
+        is_first = (choice < first) | ((choice == first) & is_less)
+        other = tf.bitwise.bitwise_and(other, tf.constant(size - 1, tf.int64))
+        total += _BASE**k * (tf.where(is_first, column, other) - size // 2)
     return total
 
 
@@ -150,6 +165,15 @@ def with_noise(
     return noisy, deviations
 
 
+def beyond_tail(releases: int) -> float:
+    """Returns a bound on the probability that any number of releases is not the accounted noise.
+
+    Args:
+        releases: Number of releases with independent noise; the nodes of a tree are releases.
+    """
+    return releases * MAX_VALUES * VARIATION
+
+
 def values_of(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> int:
     """Returns how many numbers get noise."""
     return sum(values[i].shape.num_elements() for group in groups for i in group.positions)
@@ -173,19 +197,25 @@ def _stretch(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> tf.T
 
 @functools.cache
 def _table() -> _Table:
-    firsts, others = alias_columns(_counts(), 2**_CHOICE_BITS)
-    # Words are signed numbers; a column that is full has itself as the other.
-    signed = [min(first, 2**_CHOICE_BITS - 1) - 2 ** (_CHOICE_BITS - 1) for first in firsts]
-    return _Table(np.array(signed, np.int64), np.array(others, np.int16))
+    in_column = 2 ** (_CHOICE_BITS + _TIE_BITS)
+    columns = zip(*alias_columns(_counts(), in_column))
+    firsts, others = [], []
+    for count, other in columns:
+        # A column without another value has it twice.
+        first, tie = divmod(min(count, in_column - 1), 2**_TIE_BITS)
+        # Words are signed numbers.
+        firsts.append(first - 2 ** (_CHOICE_BITS - 1))
+        others.append((tie << _COLUMN_BITS) + other)
+    return _Table(np.array(firsts, np.int64), np.array(others, np.int64))
 
 
 def _counts() -> list[int]:
-    """Returns how many of 2^79 choices each digit has, in ascending order; the first has none.
+    """Returns the number of 2^98 choices of each digit, in ascending order; the first has none.
 
     The probability of k is proportional to exp(-k^2 / (2 t^2)); 0 has the remainder of rounding.
     """
     half = 2 ** (_COLUMN_BITS - 1)
-    all_choices = 2 ** (_COLUMN_BITS + _CHOICE_BITS)
+    all_choices = 2 ** (_COLUMN_BITS + _CHOICE_BITS + _TIE_BITS)
     with decimal.localcontext() as context:
         context.prec = _PRECISION
         # exp(-(k + 1)^2 q) = exp(-k^2 q) exp(-(2 k + 1) q)
@@ -201,45 +231,53 @@ def _counts() -> list[int]:
     return [0, *counts[:0:-1], *counts]
 
 
+def check_multipliers(multipliers: Sequence[float]) -> None:
+    """Raises a `UserError` for a server's noise so wide that rounding to its grid would count.
+
+    Args:
+        multipliers: Noise multiplier of each group of a sum.
+    """
+    if max(multipliers) > MAX_MULTIPLIER:
+        raise UserError(
+            f"--noise_multiplier: expected at most {MAX_MULTIPLIER:g} a group of values, "
+            f"found {max(multipliers):g}"
+        )
+
+
+def add_noise(
+    noise: Noise, release: Release, values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """On the server: returns sums with noise, and the standard deviation of each sum's noise.
+
+    Args:
+        noise: Kind of noise.
+        values: Sums, float64.
+        groups: Groups of sums that get noise.
+    """
+    size = values_of(values, groups)
+
+    def draw(level: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        nonce = _nonce(_OF_SERVER, release.exchange, level, number)
+        return _whole_gaussian(release.key, nonce, size)
+
+    spec = tf.TensorSpec([size], tf.int64)
+    return with_noise(values, groups, noise(draw, release.number, spec))
+
+
 class NoiseGenerator(abc.ABC):
-    """A generator of noise.
+    """A generator of random words for noise.
 
     Attributes:
-        title: A name and what it is good for, for people.
-        is_exact: Whether floating point reveals nothing about a sum with noise.
-        key_bytes: How many random bytes a key takes.
+        title: Name and use, for reports.
+        key_bytes: Number of random bytes of a key.
     """
 
     title: str
-    is_exact: bool
     key_bytes: int
 
     @abc.abstractmethod
     def key(self, content: bytes) -> tuple[int, ...]:
-        """Returns a key, numbers of an int64 tensor, from as many random bytes as it takes."""
-
-    def check(self, multipliers: Sequence[float]) -> None:
-        """Raises a `UserError` for noise that the generator cannot make; by default it makes any.
-
-        Args:
-            multipliers: The noise multiplier of each group of a server's sum.
-        """
-        del multipliers
-
-    @abc.abstractmethod
-    def add_noise(
-        self,
-        noise: Noise,
-        release: Release,
-        values: Sequence[tf.Tensor],
-        groups: Sequence[NoisedGroup],
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """On the server: returns sums with noise, and the standard deviation of each one's noise.
-
-        Args:
-            values: The sums, float64.
-            groups: Which of them get noise, and how much.
-        """
+        """Returns a key, numbers of an int64 tensor, from `key_bytes` random bytes."""
 
     def client_draws(
         self, release: Release, place: tf.Tensor, codecs: Sequence[IntegerCodec]
@@ -275,31 +313,11 @@ class Philox(NoiseGenerator):
     """TensorFlow's stateless random numbers, whose seed is the key xor the place."""
 
     title = "Philox with a key of 126 bits, a generator for simulations"
-    is_exact = False
     key_bytes = 2 * _WORD_BYTES
 
     def key(self, content: bytes) -> tuple[int, ...]:
         """Returns two numbers of 63 bits."""
         return tuple(int(word >> np.uint64(1)) for word in np.frombuffer(content, np.uint64))
-
-    def add_noise(
-        self,
-        noise: Noise,
-        release: Release,
-        values: Sequence[tf.Tensor],
-        groups: Sequence[NoisedGroup],
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Adds float32 noise; see `NoiseGenerator`."""
-        noisy, deviations = list(values), [tf.constant(0.0, tf.float64)] * len(values)
-        for group in groups:
-            deviation = group.multiplier * group.limit
-            for i in group.positions:
-                spec = tf.TensorSpec(values[i].shape, tf.float32)
-                draw = functools.partial(_philox_normal, release, i, spec.shape)
-                added = noise(draw, release.number, spec)
-                noisy[i] += deviation * tf.cast(added, tf.float64)
-                deviations[i] = deviation
-        return noisy, deviations
 
     def _client_stream(
         self, release: Release, number: tf.Tensor, num_values: int, num_words: int
@@ -316,51 +334,16 @@ class Philox(NoiseGenerator):
         return uniforms, words
 
 
-def _philox_normal(
-    release: Release, value: int, shape: tf.TensorShape, level: tf.Tensor, number: tf.Tensor
-) -> tf.Tensor:
-    of_place = (release.exchange << (_LEVEL_BITS + _VALUE_BITS)) + (value << _LEVEL_BITS)
-    code = tf.stack([tf.constant(of_place, tf.int64) + level, number])
-    seed = tf.bitwise.bitwise_xor(release.key, code)
-    return tf.random.stateless_normal(shape, seed, alg="philox")
-
-
 @dataclasses.dataclass(frozen=True)
 class ChaCha20(NoiseGenerator):
     """ChaCha20: every bit of noise is of its key stream."""
 
     title = "ChaCha20 with a key of 256 bits, a cryptographic generator"
-    is_exact = True
     key_bytes = chacha20.KEY_NUMBERS * _WORD_BYTES
 
     def key(self, content: bytes) -> tuple[int, ...]:
         """Returns four numbers of 64 bits."""
         return tuple(map(int, np.frombuffer(content, np.int64)))
-
-    def check(self, multipliers: Sequence[float]) -> None:
-        """Refuses noise so wide that rounding to its grid would count; see `NoiseGenerator`."""
-        if max(multipliers) > MAX_MULTIPLIER:
-            raise UserError(
-                f"--noise_multiplier: expected at most {MAX_MULTIPLIER:g} a group "
-                f"of values with --noise_generator=secure, found {max(multipliers):g}"
-            )
-
-    def add_noise(
-        self,
-        noise: Noise,
-        release: Release,
-        values: Sequence[tf.Tensor],
-        groups: Sequence[NoisedGroup],
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Adds whole steps to sums on a grid; see `NoiseGenerator`."""
-        size = values_of(values, groups)
-
-        def draw(level: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-            nonce = _nonce(_OF_SERVER, release.exchange, level, number)
-            return _whole_gaussian(release.key, nonce, size)
-
-        spec = tf.TensorSpec([size], tf.int64)
-        return with_noise(values, groups, noise(draw, release.number, spec))
 
     def _client_stream(
         self, release: Release, number: tf.Tensor, num_values: int, num_words: int
@@ -403,17 +386,8 @@ def _nonce(use: int, exchange: int, level: tf.Tensor, number: tf.Tensor) -> tf.T
     return tf.stack([tf.cast(first, tf.uint32), *chacha20.halves(number)])
 
 
-def key_like(noise_key: Any, content: bytes) -> tuple[int, ...]:
-    """Returns a key of the same generator as another one.
-
-    Args:
-        content: Random bytes; the key is made of the first ones.
-    """
-    num_bytes = len(noise_key) * _WORD_BYTES
-    generator = next(g for g in NOISE_GENERATORS.values() if g.key_bytes == num_bytes)
-    return generator.key(content[:num_bytes])
-
-
+# The generator of a server's noise.
+SECURE = ChaCha20()
 NOISE_GENERATORS: Registry[NoiseGenerator] = Registry(
-    "noise generator", {"philox": Philox(), "secure": ChaCha20()}
+    "noise generator", {"philox": Philox(), "secure": SECURE}
 )

@@ -30,7 +30,13 @@ from tff_agnostic.aggregations.clipping import (
     without_noise_below,
 )
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, gaussian
-from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, NoiseGenerator
+from tff_agnostic.aggregations.noise_generators import (
+    NOISE_GENERATORS,
+    SECURE,
+    NoiseGenerator,
+    add_noise,
+    check_multipliers,
+)
 from tff_agnostic.later import tf
 from tff_agnostic.privacy.mechanisms import LEAST_NOISE, update_share_setting
 from tff_agnostic.privacy.sampling import answering_clients_setting, secret_participation_setting
@@ -66,7 +72,6 @@ class PrivacyOptions(ClientLimits):
         update_share: Share of a round's budget for updates.
         absent_below: Number of standard deviations of its noise below which a denominator, such as
             a domain's number of examples, counts as zero.
-        noise_generator: Generator of the noise.
         noise_seed: Seed in place of a secret key, so that noise can be repeated.
     """
 
@@ -115,18 +120,16 @@ class PrivacyOptions(ClientLimits):
         "standard deviations of its noise.",
         at_least=0.0,
     )
-    noise_generator: str = setting(
-        "philox",
-        "Generator of the noise: philox, TensorFlow's, for simulations; or secure, ChaCha20, a "
-        "cryptographic one, with noise in whole steps of a grid instead of float32. The default of "
-        "exports is secure.",
-        choices=NOISE_GENERATORS,
-    )
     noise_seed: Optional[int] = setting(
         None,
         "For experiments: seeds the noise, which is then not secret; every report warns of it.",
         at_least=0,
     )
+
+    @property
+    def generator(self) -> NoiseGenerator:
+        """Generator of the noise and of the key."""
+        return SECURE
 
 
 _WITH_EVALUATION = ("private_evaluation", (True,))
@@ -214,6 +217,7 @@ class DistributedOptions(PrivacyOptions):
         answering_clients: M, how many clients report in a round then; None for all.
         privacy_min_clients: Least number of clients with noise in a round; None for all that
             report, and c - 2 sqrt(c) for Poisson cohorts of a public size that is c on average.
+        noise_generator: Name of the generator of simulated clients' noise.
     """
 
     integer_clip: float = setting(
@@ -235,6 +239,17 @@ class DistributedOptions(PrivacyOptions):
         "By default all that report; c - 2 sqrt(c) with --nosecret_participation.",
         at_least=1,
     )
+    noise_generator: str = setting(
+        "philox",
+        "Generator of simulated clients' noise: philox, TensorFlow's, the faster one; or secure, "
+        "ChaCha20, a cryptographic one.",
+        choices=NOISE_GENERATORS,
+    )
+
+    @property
+    def generator(self) -> NoiseGenerator:
+        """Generator of the noise of simulated clients and of the key."""
+        return NOISE_GENERATORS[self.noise_generator]
 
 
 class ClippedOutput(NamedTuple):
@@ -274,7 +289,7 @@ class PrivateAggregation(Aggregation):
         options: Settings.
         name: Name in the registry.
         expected_clients: Clients that a round is expected to have; public.
-        noise_key: The generator's secret numbers; equal sums may have different keys.
+        noise_key: Secret numbers of the generator; equal sums may have different keys.
         noise_multiplier: z, likewise.
         exchange: Number of the communication step in its round.
         shares: Share of a round's budget for each group of the step; empty if it is the only step.
@@ -290,11 +305,6 @@ class PrivateAggregation(Aggregation):
     shares: tuple[float, ...] = ()
 
     cuts_clients = True
-
-    @property
-    def generator(self) -> NoiseGenerator:
-        """The generator of the noise."""
-        return NOISE_GENERATORS[self.options.noise_generator]
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -461,7 +471,7 @@ class CentralDpSum(PrivateAggregation):
     def remarks(self) -> tuple[str, ...]:
         """Returns a note on sums of float32, where all other arithmetic is exact."""
         is_of_floats = SecurityProperty.SECURE_SUMS not in self.inner.guarantees
-        return (_OF_PLAIN_SUMS,) if self.generator.is_exact and is_of_floats else ()
+        return (_OF_PLAIN_SUMS,) if is_of_floats else ()
 
     @property
     def min_clients(self) -> int:
@@ -476,7 +486,7 @@ class CentralDpSum(PrivateAggregation):
     def initialize(self, bounds: Any) -> PrivateState:
         """Returns the state before the first sum."""
         z = self.noise_multiplier
-        self.generator.check([z * factor for factor in self.noise_factors(bounds)])
+        check_multipliers([z * factor for factor in self.noise_factors(bounds)])
         return super().initialize(bounds)
 
     def secrets(self, state: PrivateState) -> list[Any]:
@@ -507,8 +517,7 @@ class CentralDpSum(PrivateAggregation):
         self, state: PrivateState, summed: Any, bounds: Any
     ) -> tuple[ClippedOutput, list[tf.Tensor]]:
         """Returns the inner sum with noise, and the standard deviation of each value's noise."""
-        inner = self.inner.exact() if self.generator.is_exact else self.inner
-        _, released, _ = inner.decode((), summed, self.released_bounds(bounds))
+        _, released, _ = self.inner.exact().decode((), summed, self.released_bounds(bounds))
         values = [tf.cast(value, tf.float64) for value in tf.nest.flatten(released)]
         limits, factors = self.group_limits(state.clip_norms, bounds), self.noise_factors(bounds)
         groups = [
@@ -516,7 +525,7 @@ class CentralDpSum(PrivateAggregation):
             for group, limit, factor in zip(self.groups(bounds), limits, factors)
         ]
         release = Release(state.noise_key, self.exchange, state.releases)
-        values, deviations = self.generator.add_noise(self.noise, release, values, groups)
+        values, deviations = add_noise(self.noise, release, values, groups)
         return tf.nest.pack_sequence_as(released, values), deviations
 
     def decode(

@@ -45,14 +45,15 @@ _ALWAYS = (
     "release a round without devices too, where a round may have none",
     "look at no sum before the result graph has added noise, and at nothing else of a device",
 )
-_GAUSSIAN = "Gaussian, {form}, added by the server's result graph to the sum of a round"
+_GAUSSIAN = (
+    "Gaussian, in whole steps of a grid, to which sums are rounded, added by the server's result "
+    "graph to the sum of a round"
+)
 _NOISES = {
     "central": f"{_GAUSSIAN}; that of each round is independent",
     "tree": f"{_GAUSSIAN}; that of a round is the noise of the nodes of a tree that cover all "
     "rounds up to it, less that of the round before",
 }
-# Descriptions of noise, by whether it is exact.
-_FORMS = {False: "of float32", True: "in whole steps of a grid, to which sums are rounded"}
 _PLAIN = (
     "every client's update checkpoint, until it has been summed; plain sums hide nothing from who "
     "computes them"
@@ -132,8 +133,8 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
     is_joint = isinstance(options, ServerNoiseOptions) and options.joint_clipping
     return {
         "mechanism": release.name,
-        "noise": _NOISES[release.name].format(form=_FORMS[release.generator.is_exact]),
-        "noise_generator": release.generator.title,
+        "noise": _NOISES[release.name],
+        "noise_generator": release.options.generator.title,
         **_of_tree(options),
         "noise_multiplier": z,
         "delta": guarantee["delta"],

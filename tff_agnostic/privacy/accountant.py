@@ -42,6 +42,8 @@ _NEVER_COVERED = (
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
 # Above it, epsilon guarantees next to nothing.
 WEAK_EPSILON = 10.0
+# Part of delta that the probability of noise beyond its generator's tail may have.
+_TAIL_SHARE = 0.01
 
 
 @functools.cache
@@ -179,6 +181,22 @@ def check_delta(delta: float, clients: int) -> None:
         raise UserError(
             f"--delta: expected more than 0 and less than {1 / clients:.3g}, one over the number "
             f"of clients, found {delta:g}"
+        )
+
+
+def check_tail(tail: float, delta: float, flag: str = "--delta") -> None:
+    """Raises a `UserError` if noise may lie beyond its generator's tail with too much probability.
+
+    Args:
+        tail: Bound of the probability over the whole run.
+        delta: The delta that epsilon is for.
+        flag: Flag that sets delta.
+    """
+    if tail > _TAIL_SHARE * delta:
+        raise UserError(
+            f"{flag}: expected at least {tail / _TAIL_SHARE:.3g}, {1 / _TAIL_SHARE:g} times the "
+            "probability of noise beyond the tail of its generator over the whole run, found "
+            f"{delta:.3g}: fewer --rounds make it less"
         )
 
 
@@ -367,6 +385,8 @@ class PrivacyStatement:
         remarks: Further notes for the reader, e.g. that a noise seed was given.
         of_what: What `rounds` counts.
         noise_generator: Title of the generator of the noise; None where there is no run.
+        noise_tail: Bound of the probability that any noise lies beyond its generator's tail; None
+            where there is no run.
     """
 
     epsilon: float
@@ -383,13 +403,15 @@ class PrivacyStatement:
     remarks: tuple[str, ...] = ()
     of_what: str = "rounds"
     noise_generator: Optional[str] = None
+    noise_tail: Optional[float] = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it for JSON; an infinite epsilon, that of no noise, is None."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values[values.pop("of_what")] = values.pop("rounds")
-        if self.noise_generator is None:
-            del values["noise_generator"]
+        for name in ("noise_generator", "noise_tail"):
+            if values[name] is None:
+                del values[name]
         return {
             **values,
             "epsilon": finite_or_none(self.epsilon),
@@ -415,6 +437,7 @@ class PrivacyStatement:
             ("of each group", split),
             ("accountant", f"{self.accountant}, {self.library}"),
             *([] if self.noise_generator is None else [("noise generator", self.noise_generator)]),
+            *([] if self.noise_tail is None else [("beyond its tail", f"{self.noise_tail:.2g}")]),
             *(("not covered", text) for text in self.not_covered),
             *(("remark", text) for text in self.remarks),
         ]
@@ -428,6 +451,7 @@ def statement(
     evaluations_are_private: bool = False,
     of_what: str = "rounds",
     noise_generator: Optional[str] = None,
+    noise_tail: Optional[float] = None,
 ) -> PrivacyStatement:
     """Returns what holds after a number of releases.
 
@@ -438,6 +462,7 @@ def statement(
         evaluations_are_private: Whether evaluations have a statement, too.
         of_what: See `PrivacyStatement`.
         noise_generator: See `PrivacyStatement`.
+        noise_tail: See `PrivacyStatement`.
     """
     first = accountant.mechanisms[0]
     assumptions = dict.fromkeys(mechanism.assumption for mechanism in accountant.mechanisms)
@@ -455,4 +480,5 @@ def statement(
         remarks=tuple(remarks),
         of_what=of_what,
         noise_generator=noise_generator,
+        noise_tail=noise_tail,
     )

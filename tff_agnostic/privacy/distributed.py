@@ -193,6 +193,10 @@ class DistributedNoise(Mechanism):
             "noise, and how many do is no secret"
         )
 
+    def variance(self, group: IntegerGroup) -> float:
+        """Returns the variance of the noise that one client adds to each value of a group."""
+        return (float(group.noise_multiplier) * group.clip) ** 2 / self.noise_clients
+
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
         """Returns the sum over groups of the noise's divergences, with the cohort's sampling."""
         if self.noise_multiplier == 0:
@@ -208,10 +212,9 @@ class DistributedNoise(Mechanism):
         noise, total = INTEGER_NOISES[self.noise], np.zeros(len(orders))
         for group in self.groups:
             sensitivity = rounded_sensitivity(group.clip, group.dimension, self.beta)
-            variance = (float(group.noise_multiplier) * group.clip) ** 2 / self.noise_clients
             total += noise(
                 sensitivity.times(self.sampling.sensitivity),
-                variance,
+                self.variance(group),
                 self.min_clients,
                 group.dimension,
                 orders,

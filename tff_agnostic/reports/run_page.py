@@ -430,6 +430,8 @@ def _privacy(run: RunRecord) -> list[Block]:
     # Nor the generator.
     if found.get("noise_generator"):
         rows.append(("Noise generator", str(found["noise_generator"])))
+    if "noise_tail" in found:
+        rows.append(("Probability beyond its tail", scientific(private.number("noise_tail"))))
     beside: list[Block] = []
     if found["remarks"]:
         beside = [Paragraph("To be known beside:"), Bullets(list(map(str, found["remarks"])))]

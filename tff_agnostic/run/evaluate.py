@@ -48,7 +48,6 @@ _SETTINGS = (
     "secure_max_loss",
     "secure_bits",
     "secure_min_clients",
-    "noise_generator",
     "private_evaluation",
     *_NOISE,
     "evaluation_clients_share",

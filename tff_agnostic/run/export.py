@@ -35,8 +35,6 @@ from tff_agnostic.settings import Settings, command_setting
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task
 
-# What the noise of an export is made of, whatever that of the run is.
-NOISE_OF_FLEETS = "secure"
 # Fields of `RunConfig` that a plan does not depend on.
 OF_SIMULATIONS = (
     "runtime",
@@ -96,7 +94,6 @@ def export_request(
     kind: str = TRAINING,
     task_settings: ServerTaskSettings = ServerTaskSettings(),
     models: Optional[Sequence[str]] = None,
-    noise_generator: str = NOISE_OF_FLEETS,
     backend: str = FCP,
 ) -> ExportRequest:
     """Returns what to export.
@@ -109,7 +106,6 @@ def export_request(
         task_settings: What the server's task is to be.
         models: Of an evaluation: the name of the model of a family that is evaluated; the main one
             if None.
-        noise_generator: What the noise of a private run's export is made of.
         backend: Name of what plays it.
     """
     config, aggregation = spec.config, spec.build_aggregation()
@@ -123,9 +119,8 @@ def export_request(
     evaluation = EvaluationMetrics(task.model, config.worst_min_examples, config.client_percentiles)
     settings = spec.settings()
     is_fleet = BACKENDS[backend].is_fleet
-    fleet = fleet_privacy(kind, spec, task, algorithm, restore, noise_generator, is_fleet)
+    fleet = fleet_privacy(kind, spec, task, algorithm, restore, is_fleet)
     if fleet is not None:
-        settings["noise_generator"] = noise_generator
         aggregation, restore = fleet.aggregation, fleet.restore
         evaluation = dataclasses.replace(evaluation, **fleet.of_evaluation)
     ids = task.train.client_ids

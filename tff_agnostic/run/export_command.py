@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, cast
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
-from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
-from tff_agnostic.aggregations.private_sum import DistributedOptions
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
@@ -32,7 +30,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import check_free, new_folder
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
 from tff_agnostic.run.export import (
-    NOISE_OF_FLEETS,
     OF_SIMULATIONS,
     DeviceSettings,
     export_request,
@@ -50,11 +47,8 @@ if TYPE_CHECKING:
     from tff_agnostic.runtimes.tff import TffRuntime
 
 _DEFAULT_TASK = "digits"
-# Its generator is the fleet's.
-_GENERATOR = "noise_generator"
 # Of whatever kind of privacy, beside the limits of clients.
 _OF_NOISE = {flag_of(field) for spec in PRIVACIES.values() for field in fields(spec.options)} - {
-    _GENERATOR,
     *(flag_of(field) for field in fields(ClientLimits)),
 }
 
@@ -130,8 +124,6 @@ def export_plan(given: GivenRun) -> Exported:
     spec = _spec(given, trained[0].spec() if trained else None)
     check_federated(spec.config, "to export")
     _check_summed_in_plans(spec if trained is None else trained[0].spec())
-    if _GENERATOR in given.settings and backend.is_fleet and kind == TRAINING:
-        _check_noise_of_server(spec)
     if trained is not None:
         spec = with_kept_model(trained[0], spec)
     # Before the rest, which takes a while.
@@ -152,7 +144,6 @@ def export_plan(given: GivenRun) -> Exported:
         kind,
         part_of(own, ServerTaskSettings),
         own.models,
-        given.settings.get(_GENERATOR, NOISE_OF_FLEETS),
         own.backend,
     )
     if trained is not None:
@@ -190,8 +181,6 @@ def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
     if trained is None:
         task = own.task or _DEFAULT_TASK
         return resolve(task, settings, given.task_options(task), own.data_dir, own.data)
-    if PRIVACIES[trained.config.privacy].build is not None and _GENERATOR in settings:
-        NOISE_GENERATORS.given(f"--{_GENERATOR}", settings.pop(_GENERATOR))
     _check_same("task", trained.task, own.task)
     _check_same("algorithm", trained.config.algorithm, _algorithm(given.settings))
     return dataclasses.replace(given, settings=settings).inheriting(trained)
@@ -203,13 +192,6 @@ def _check_summed_in_plans(spec: RunSpec) -> None:
         raise UserError(
             f"--update_aggregator: expected none of a run to export, found {found}: the server of "
             "a plan adds updates up"
-        )
-
-
-def _check_noise_of_server(spec: RunSpec) -> None:
-    if isinstance(spec.privacy, DistributedOptions):
-        raise UserError(
-            f"--{_GENERATOR} has no effect on an export whose nodes add noise: they draw their own"
         )
 
 

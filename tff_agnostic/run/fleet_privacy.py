@@ -72,7 +72,6 @@ def fleet_privacy(
     task: Task,
     algorithm: Algorithm,
     restore: Optional[Restore],
-    noise_generator: str,
     nodes_add_noise: bool = False,
 ) -> Optional[FleetPrivacy]:
     """Returns the privacy of an export; None if the run has none.
@@ -80,7 +79,6 @@ def fleet_privacy(
     Args:
         kind: Name of the kind of rounds.
         restore: Returns the state of the run's training, given the initial one.
-        noise_generator: What the fleet's noise is made of, whatever the run's was.
         nodes_add_noise: Whether the plan is for nodes that add noise themselves, which those of a
             server of the platform do not.
     """
@@ -94,19 +92,14 @@ def fleet_privacy(
             "are modular ones, and devices of the platform add no noise; nodes of a fleet do, with "
             f"--backend={FLOWER}"
         )
-    of_fleet = dataclasses.replace(spec.privacy, noise_generator=noise_generator)
-    fleet = dataclasses.replace(spec, privacy=of_fleet)
 
     def trained(aggregation: PrivateAggregation) -> RunState:
-        # The run's key may be of another length than the fleet's.
-        key = noise_key(spec.privacy)
-        of_run = dataclasses.replace(aggregation, options=spec.privacy, noise_key=key)
-        initial = Round(algorithm, of_run).initialize()
+        initial = Round(algorithm, aggregation).initialize()
         return initial if restore is None else restore(initial)
 
     if is_of_clients and kind == TRAINING:
-        return _of_nodes(fleet, task, algorithm, trained)
-    return _OF_KINDS[kind](fleet, task, algorithm, trained)
+        return _of_nodes(spec, task, algorithm, trained)
+    return _OF_KINDS[kind](spec, task, algorithm, trained)
 
 
 def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained) -> FleetPrivacy:

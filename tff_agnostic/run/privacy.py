@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
-from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.private_sum import (
     DistributedOptions,
     PrivateAggregation,
@@ -30,6 +29,7 @@ from tff_agnostic.privacy.accountant import (
     PrivacyStatement,
     check_delta,
     check_rounds,
+    check_tail,
     default_delta,
     drowned,
     noise_for_epsilon,
@@ -43,6 +43,7 @@ from tff_agnostic.run.private_account import (
     cohort_seed,
     noise_key,
     noise_of_run,
+    noise_tail,
 )
 from tff_agnostic.run.private_evaluation import (
     OF_DATA_REMARKS,
@@ -120,6 +121,7 @@ class RunPrivacy:
             self.evaluation,
             self._num_models,
         )
+        check_tail(self._tail(spec.config.rounds), self.delta)
 
     def aggregation(self) -> Aggregation:
         """Returns the sums of training, with the noise that is accounted for."""
@@ -195,21 +197,6 @@ class RunPrivacy:
         if self.evaluation is not None and self._spec.privacy.evaluation_target_epsilon is not None:
             self.account.check_plan(earlier)
 
-    def check_execution(self, execution: Mapping[str, Any]) -> None:
-        """Refuses settings of how rounds are executed that clients' noise cannot be drawn with.
-
-        Args:
-            execution: See `Runtime.execution`.
-        """
-        is_looked_up = NOISE_GENERATORS[self._spec.privacy.noise_generator].is_exact
-        is_of_clients = self._noise_of_clients is not None
-        if is_of_clients and not is_looked_up and execution.get("xla"):
-            raise UserError(
-                "--xla: expected --noxla, or --noise_generator=secure, with --privacy=distributed, "
-                "found --xla: XLA compiles none of TensorFlow's Poisson numbers, by which another "
-                "generator draws wide noise of clients"
-            )
-
     def statement(self, rounds: int) -> PrivacyStatement:
         """Returns what is promised after so many rounds."""
         options = self._spec.privacy
@@ -240,8 +227,17 @@ class RunPrivacy:
             split,
             remarks,
             self.evaluation is not None,
-            noise_generator=NOISE_GENERATORS[options.noise_generator].title,
+            noise_generator=options.generator.title,
+            noise_tail=self._tail(rounds),
         )
+
+    def _tail(self, rounds: int) -> float:
+        """Returns the tail of the noise of training, and of evaluations composed with it."""
+        tail = noise_tail(self.mechanism(float(self._noise_multiplier)), rounds)
+        if self.account.is_composed:
+            assert self.evaluation is not None
+            tail += self.evaluation.tail(self.account.evaluations(rounds))
+        return tail
 
     def _split(self) -> tuple[dict[str, float], Sequence[str]]:
         """Returns the noise multiplier of each group of values, and what is said of the sums."""

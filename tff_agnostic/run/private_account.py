@@ -14,7 +14,8 @@ import numpy as np
 from tff_agnostic.aggregations import chacha20
 from tff_agnostic.aggregations.aggregation import SecurityProperty
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
-from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.noise import beyond_sums
+from tff_agnostic.aggregations.noise_generators import beyond_tail
 from tff_agnostic.aggregations.private_sum import DistributedOptions, PrivacyOptions
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
@@ -56,7 +57,7 @@ _OF_EVALUATIONS: ReportFields = OrderedDict(
 
 def noise_key(options: PrivacyOptions) -> tuple[int, ...]:
     """Returns a secret from the operating system, or what --noise_seed gives in its place."""
-    generator = NOISE_GENERATORS[options.noise_generator]
+    generator = options.generator
     if options.noise_seed is None:
         return generator.key(secrets.token_bytes(generator.key_bytes))
     sequence = np.random.SeedSequence([options.noise_seed, _NOISE_STREAM])
@@ -239,6 +240,28 @@ def _groups(round_: Round) -> list[tuple[float, int]]:
 MECHANISMS: Registry[Callable[[RunSpec, Task, Algorithm], MechanismOf]] = Registry(
     "privacy", {"central": _central, "distributed": _distributed, "tree": _tree}
 )
+
+
+def noise_tail(mechanism: Mechanism, releases: int) -> float:
+    """Returns a bound on the probability that any noise lies beyond its generator's tail.
+
+    A server's noise is then not the accounted noise. A sum of clients' noise is then larger than
+    all sums of tables.
+
+    Args:
+        mechanism: The mechanism of each release.
+        releases: Number of releases.
+    """
+    if mechanism.noise_multiplier == 0:
+        return 0.0
+    if isinstance(mechanism, DistributedNoise):
+        beyond = (
+            group.dimension * beyond_sums(mechanism.variance(group), mechanism.min_clients)
+            for group in mechanism.groups
+        )
+        return releases * math.fsum(beyond)
+    # A tree over n releases has fewer than 2 n nodes.
+    return beyond_tail(2 * releases if isinstance(mechanism, TreeNoise) else releases)
 
 
 class RunAccount:

@@ -24,7 +24,7 @@ from typing import Any, Optional, get_type_hints
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits
-from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, key_like
+from tff_agnostic.aggregations.noise_generators import SECURE, beyond_tail
 from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateState, ServerNoiseOptions
 from tff_agnostic.computations.class_sums import ClassCounting, class_counting
 from tff_agnostic.computations.evaluation import (
@@ -42,6 +42,7 @@ from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,
     PrivacyStatement,
     check_delta,
+    check_tail,
     default_delta,
     noise_for_epsilon,
     statement,
@@ -221,6 +222,7 @@ class PrivateEvaluation:
                 lambda z: [CentralNoise(float(z), sampling)], [planned], target, self.delta
             )
         self.mechanism = CentralNoise(float(multiplier), sampling)
+        check_tail(self.tail(planned), self.delta)
         counting = _counting(task) if options.evaluation_statistics else None
         self.measurement = private_measurement(
             task.model, task.num_domains, options.evaluation_clients_share > 0, counting
@@ -293,8 +295,17 @@ class PrivateEvaluation:
             remarks,
             evaluations_are_private=True,
             of_what="evaluations",
-            noise_generator=self.aggregation.generator.title,
+            noise_generator=SECURE.title,
+            noise_tail=self.tail(releases),
         )
+
+    def tail(self, releases: int) -> float:
+        """Returns a bound on the probability that noise of evaluations is not the accounted noise.
+
+        Args:
+            releases: Number of evaluations of a model.
+        """
+        return beyond_tail(releases) if self.mechanism.noise_multiplier else 0.0
 
 
 def check_metric_bounds(model: Model) -> None:
@@ -313,25 +324,24 @@ def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
     """Returns the secret of an evaluation, which tells nothing of the one it is made of.
 
     Args:
-        noise_key: The run's secret, int64, as long as its generator's keys.
+        noise_key: The run's secret, int64.
         place: What tells the evaluation from all others of the run.
     """
     secret = np.asarray(noise_key, np.int64).tobytes()
     digest = hashlib.sha256(_EVALUATIONS + secret + place.encode()).digest()
-    return key_like(noise_key, digest)
+    return SECURE.key(digest)
 
 
 def _aggregation(
     options: ServerNoiseOptions, inner: Aggregation, measurement: Any, mechanism: Mechanism
 ) -> CentralDpSum:
-    generator = NOISE_GENERATORS[options.noise_generator]
     release = CentralDpSum(
         inner,
         options,
         "central",
         expected_clients=1.0,
         # Both are in the state that each evaluation gets.
-        noise_key=generator.key(bytes(generator.key_bytes)),
+        noise_key=SECURE.key(bytes(SECURE.key_bytes)),
         noise_multiplier=mechanism.noise_multiplier,
     )
     bounds = measurement.step.bounds(release.limits)

@@ -105,7 +105,7 @@ class AttackedRounds:
 
     def keys(self, rng: np.random.Generator, runs: int) -> np.ndarray:
         """Returns keys of the noise, int64 [R, K]: as a run's, but for who draws their bytes."""
-        generator = self._steps[0].release.generator
+        generator = self._steps[0].release.options.generator
         return np.array([generator.key(rng.bytes(generator.key_bytes)) for _ in range(runs)])
 
     def play(self, keys: np.ndarray, entries: np.ndarray, num_others: np.ndarray) -> Views:
@@ -325,8 +325,7 @@ class _AttackedStep:
             answer = self._answer(clip_norms, role.value)
             values = self.release.clipped(clip_norms, answer, self._bounds)
         else:
-            is_exact, inner = self.release.generator.is_exact, self.release.inner
-            inner = inner.exact() if is_exact else inner
+            inner = self.release.inner.exact()
             bounds = self.release.released_bounds(self._bounds)
             _, values, _ = inner.decode((), submitted, bounds)
         return self._along(values, deviations)
