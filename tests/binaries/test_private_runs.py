@@ -315,18 +315,17 @@ def test_an_export_has_a_key_of_its_own(call: Caller, folder):
 
 @pytest.mark.slow
 def test_export_of_resumed_distributed_run_keeps_noise(call: Caller, folder):
-    """A run of more rounds has the noise that was computed for fewer, and so has its export."""
     flags = tuple(f for f in _DISTRIBUTED if not f.startswith("--noise_multiplier"))
     flags = (*flags, "--target_epsilon=30", "--output_dir=run")
-    found = []
+    noises = []
     for rounds, more in ((2, ()), (4, ("--resume",))):
         assert call(train, *flags, f"--rounds={rounds}", *more).status == 0
         to_plan = ("--checkpoint=run", "--backend=flower", f"--output_dir=of_{rounds}")
         outcome = call(export, *to_plan)
         assert outcome.status == 0, outcome
         manifest = json.loads(Path(f"of_{rounds}/plan/manifest.json").read_text())
-        found.append(manifest["privacy"]["differential_privacy"])
-    before, after = found
+        noises.append(manifest["privacy"]["differential_privacy"])
+    before, after = noises
     assert after["noise_multiplier"] == before["noise_multiplier"]
     assert len(after["epsilon_after"]) == 4
     assert after["epsilon_after"][:2] == before["epsilon_after"]

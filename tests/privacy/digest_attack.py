@@ -1,4 +1,4 @@
-"""Membership attack by digests: both candidate stores are known, and a digest names the one used."""
+"""Membership attack by digests: of two known candidate stores, a digest names the one in use."""
 
 import base64
 import functools
@@ -32,8 +32,8 @@ def digests_of_store(store: Path) -> set[bytes]:
         for group in ((), (split,), (split, client)):
             groups.setdefault(group, []).append(example)
     contents = [store.read_bytes(), *map(b"".join, groups.values())]
-    found = {hashlib.new(name, content).digest() for name in _ALGORITHMS for content in contents}
-    return found | {total for examples in groups.values() for total in _totals(examples)}
+    digests = {hashlib.new(name, content).digest() for name in _ALGORITHMS for content in contents}
+    return digests | {total for examples in groups.values() for total in _totals(examples)}
 
 
 def _totals(examples: Iterable[bytes]) -> Iterator[bytes]:

@@ -33,7 +33,7 @@ _COMMANDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "run": (train, _RUN),
     "report": (report, ("--run=run",)),
     "evaluated": (evaluate, ("--checkpoint=run",)),
-    "saved": (save_model, ("--checkpoint=run", "--formats=keras")),
+    "saved": (save_model, ("--checkpoint=run", "--format=keras")),
     "plan": (export, ("--checkpoint=run",)),
     "compared": (compare, (*_RUN, "--arms=fed_avg;agnostic_fed_avg", "--trials=1")),
     "search": (
@@ -66,8 +66,8 @@ def stores(tmp_path_factory) -> Path:
 
 def _digests(store: Path) -> set[bytes]:
     task = resolve("fashion_mnist", {}, {}, data=store).load_task()
-    of_clients = (clients_digest(task.train), clients_digest(task.train, task.test))
-    return {*digests_of_store(store), *map(bytes.fromhex, of_clients)}
+    parsed = (clients_digest(task.train), clients_digest(task.train, task.test))
+    return {*digests_of_store(store), *map(bytes.fromhex, parsed)}
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,9 @@ class Written(NamedTuple):
 def _written(call: Caller, folder: Path, store: Path, *privacy: str) -> Written:
     streams = {}
     for name, (binary, flags) in _COMMANDS.items():
-        of_run = (f"--data={store}", *privacy) if "--task=fashion_mnist" in flags else ()
+        data = (f"--data={store}", *privacy) if "--task=fashion_mnist" in flags else ()
         to = () if name in _WITHOUT_FOLDER else (f"--output_dir={name}",)
-        outcome = call(binary, *flags, *of_run, *to)
+        outcome = call(binary, *flags, *data, *to)
         assert outcome.status == 0, outcome
         streams[f"streams of {name}"] = f"{outcome.out}{outcome.err}".encode()
     return Written(folder, streams)
@@ -101,12 +101,12 @@ def _written(call: Caller, folder: Path, store: Path, *privacy: str) -> Written:
 @pytest.fixture(scope="module")
 def private(call, stores, tmp_path_factory) -> Iterator[dict[str, Written]]:
     """Everything that private runs of one seed write, by their stores."""
-    found = {}
+    outputs = {}
     with pytest.MonkeyPatch.context() as patch:
         for name in _STORES:
             patch.chdir(folder := tmp_path_factory.mktemp(name))
-            found[name] = _written(call, folder, stores / name, *_PRIVATE, "--noise_seed=3")
-        yield found
+            outputs[name] = _written(call, folder, stores / name, *_PRIVATE, "--noise_seed=3")
+        yield outputs
 
 
 @pytest.mark.slow
@@ -178,29 +178,46 @@ def test_secrets_are_in_owner_only_files(private):
         assert not any(secret in content for secret in secrets), name
 
 
+def _resumed(name: str, store: Path) -> tuple[Any, ...]:
+    binary, flags = _COMMANDS[name]
+    resumed = ("--resume", f"--output_dir={name}")
+    return (binary, *flags, f"--data={store}", *_PRIVATE, "--noise_seed=3", *resumed)
+
+
 @pytest.mark.slow
-def test_other_data_under_one_path_is_refused(private, call, stores, tmp_path, monkeypatch):
-    shutil.copytree(private["with"].folder, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    shutil.copy(stores / "with", "s.sqlite")
-    flags = ("--data=s.sqlite", *_PRIVATE, "--noise_seed=3", "--resume")
+def test_moved_data_is_the_same(private, call, stores, tmp_path, monkeypatch):
+    shutil.copytree(private["with"].folder / "run", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(stores / "with", "moved")
+    outcome = call(*_resumed("run", Path("moved")), "--rounds=3")
+    assert outcome.status == 0, outcome
 
-    def again(name: str) -> tuple[Any, ...]:
-        binary, of_command = _COMMANDS[name]
-        return (binary, *of_command, *flags, f"--output_dir={name}")
 
-    # The same examples elsewhere are the same data.
-    for name in ("run", "search"):
-        outcome = call(*again(name))
-        assert outcome.status == 0, outcome
-    shutil.copy(stores / "without", "s.sqlite")
-    resumed = (
-        "expected the examples that the private run there was trained with, found others: a round "
-        "that is run again has the same noise, and other sums would show the difference"
-    )
-    assert call.refused(tmp_path, *again("run")) == f"run: {resumed}"
-    assert call.refused(tmp_path, *again("run"), "--rounds=3") == f"run: {resumed}"
-    refused = call.refused(tmp_path, *again("compared"))
-    assert refused == f"compared/fed_avg/trial_00: {resumed}"
-    refused = call.refused(tmp_path, *again("search"))
-    assert refused == "--output_dir: search holds another search: of other examples"
+@pytest.fixture
+def replaced(stores) -> Iterator[Path]:
+    """The larger store, with the content of the other one for the time of a test."""
+    store, content = stores / "with", (stores / "with").read_bytes()
+    shutil.copy(stores / "without", store)
+    yield store
+    store.write_bytes(content)
+
+
+_REFUSED = (
+    "expected the examples that the private run there was trained with, found others: a round that "
+    "is run again has the same noise, and other sums would show the difference"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("run", f"run: {_REFUSED}"),
+        ("compared", f"compared/fed_avg/trial_00: {_REFUSED}"),
+        ("search", "--output_dir: search holds another search: of other examples"),
+    ],
+)
+def test_other_data_is_refused(private, call, replaced, monkeypatch, name, expected):
+    folder = private["with"].folder
+    monkeypatch.chdir(folder)
+    assert call.refused(folder, *_resumed(name, replaced)) == expected

@@ -209,8 +209,8 @@ class SavedRun:
     @property
     def known_content(self) -> set[str]:
         """Names of the parts of which the folder, or a private run's checkpoint, has a digest."""
-        of_private = {DATA} if self.flags.get("privacy", "none") != "none" else set()
-        return {*(self.fingerprint or {}), *of_private}
+        keyed = {DATA} if self.flags.get("privacy", "none") != "none" else set()
+        return {*(self.fingerprint or {}), *keyed}
 
     @property
     def last_evaluation(self) -> tuple[int, int]:

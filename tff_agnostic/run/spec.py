@@ -161,10 +161,10 @@ class RunSpec:
         of_files = {
             name: file_digest(Path(path)) for name, path in paths.items() if isinstance(path, str)
         }
-        of_task = dict(task.fingerprint)
+        digests = dict(task.fingerprint)
         if self.is_private:
-            of_task.pop(DATA, None)
-        return {**of_task, **algorithm_fingerprint(self.config.algorithm), **of_files}
+            digests.pop(DATA, None)
+        return {**digests, **algorithm_fingerprint(self.config.algorithm), **of_files}
 
     def load_task(self) -> Task:
         """Loads the task, with the ensemble as its model if the algorithm mixes predictors.
