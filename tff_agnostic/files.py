@@ -9,12 +9,14 @@ import contextlib
 import csv
 import fcntl
 import hashlib
+import hmac
 import io
 import itertools
 import json
 import math
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
@@ -33,6 +35,8 @@ from tff_agnostic.later import tf
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 # Hexadecimal digits of a digest: enough to tell files of one user apart.
 _DIGITS = 16
+# Bytes of the key of a keyed digest.
+_KEY_BYTES = 32
 _BLOCK = 1 << 20
 # More bytes than a text has that a person or a run writes; what never ends has more, too.
 _MOST_TEXT = 1 << 28
@@ -352,6 +356,25 @@ def file_digest(path: Path) -> str:
     except OSError as e:
         raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
     return found.hexdigest()[:_DIGITS]
+
+
+def keyed_digest(content: str) -> str:
+    """Returns a fresh key and the HMAC-SHA256 of a string with it, for files with `OWNER_ONLY`.
+
+    Without the key nobody can check a guess of the string.
+    """
+    key = secrets.token_hex(_KEY_BYTES)
+    return f"{key}:{_hmac(key, content)}"
+
+
+def is_keyed_digest(keyed: str, content: str) -> bool:
+    """Whether `keyed` is a `keyed_digest` of a string."""
+    key, _, mac = keyed.partition(":")
+    return mac == _hmac(key, content)
+
+
+def _hmac(key: str, content: str) -> str:
+    return hmac.new(key.encode(), content.encode(), hashlib.sha256).hexdigest()
 
 
 def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str, np.ndarray]:

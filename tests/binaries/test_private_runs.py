@@ -330,6 +330,27 @@ def test_an_export_has_a_key_of_its_own(call: Caller, folder):
         assert "has no effect on an export, whose noise is that of --checkpoint's run" in refused
 
 
+@pytest.mark.slow
+def test_export_of_resumed_distributed_run_keeps_noise(call: Caller, folder):
+    flags = tuple(f for f in _DISTRIBUTED if not f.startswith("--noise_multiplier"))
+    flags = (*flags, "--target_epsilon=30", "--output_dir=run")
+    noises = []
+    for rounds, more in ((2, ()), (4, ("--resume",))):
+        assert call(train, *flags, f"--rounds={rounds}", *more).status == 0
+        to_plan = ("--checkpoint=run", "--backend=flower", f"--output_dir=of_{rounds}")
+        outcome = call(export, *to_plan)
+        assert outcome.status == 0, outcome
+        manifest = json.loads(Path(f"of_{rounds}/plan/manifest.json").read_text())
+        noises.append(manifest["privacy"]["differential_privacy"])
+    before, after = noises
+    assert after["noise_multiplier"] == before["noise_multiplier"]
+    assert len(after["epsilon_after"]) == 4
+    assert after["epsilon_after"][:2] == before["epsilon_after"]
+    promised = after["guarantee_as_simulated"]["epsilon"]
+    assert promised == pytest.approx(_privacy(folder / "run")["epsilon"])
+    assert run_plan("--plan=of_4/plan", "--verify").status == 0
+
+
 @golden.arguments
 def test_what_cannot_be_promised_is_one_line(call: Caller, folder, arguments):
     outcome = call(train, *TOY, *arguments, "--rounds=2", "--output_dir=run")

@@ -232,6 +232,13 @@ def column_ranges(clients: Iterable[Examples], columns: Mapping[str, Any]) -> An
     return of_mapping({name: columns[name] for name in ("x", "y")}, filled)
 
 
+def public_ranges(columns: Mapping[str, Any]) -> Any:
+    """Returns ranges of "x" and "y" that depend on no client's data, as `column_ranges`."""
+    return tf.nest.map_structure(
+        lambda spec: ColumnRange(0.0, 1.0), {name: columns[name] for name in ("x", "y")}
+    )
+
+
 def synthetic_clients(
     columns: Mapping[str, Any], ranges: Any, num_domains: int, seed: int = 0
 ) -> dict[str, Examples]:
@@ -239,7 +246,7 @@ def synthetic_clients(
 
     Args:
         columns: Specs of a client's columns; see `Model.client_data_spec`.
-        ranges: The result of `column_ranges`.
+        ranges: The result of `column_ranges` or `public_ranges`.
         num_domains: p.
         seed: Seeds the examples.
     """

@@ -22,7 +22,13 @@ from tff_agnostic.deployment.backends import BACKENDS, FCP, ServerTaskSettings, 
 from tff_agnostic.deployment.client_graph import ExampleFormat
 from tff_agnostic.deployment.export import CLIENT_GRAPHS, ExportRequest
 from tff_agnostic.deployment.metrics import EvaluationMetrics
-from tff_agnostic.deployment.rounds import EVALUATION, NUM_CLIENTS, TRAINING, column_ranges
+from tff_agnostic.deployment.rounds import (
+    EVALUATION,
+    NUM_CLIENTS,
+    TRAINING,
+    column_ranges,
+    public_ranges,
+)
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import new_folder
 from tff_agnostic.privacy.accountant import guarantee
@@ -123,16 +129,16 @@ def export_request(
     if fleet is not None:
         aggregation, restore = fleet.aggregation, fleet.restore
         evaluation = dataclasses.replace(evaluation, **fleet.of_evaluation)
-    ids = task.train.client_ids
-    chosen = np.unique(np.linspace(0, len(ids) - 1, _MAX_READS).astype(int))
     return ExportRequest(
         algorithm=algorithm,
         profile=profile,
         num_domains=task.num_domains,
         num_parameters=task.model.num_parameters,
         max_clients_per_round=_room_for(config, device, aggregation),
-        column_ranges=column_ranges(
-            (task.train.read(ids[i]) for i in chosen), algorithm.client_data_spec
+        column_ranges=(
+            _ranges_of_clients(task, algorithm)
+            if fleet is None
+            else public_ranges(algorithm.client_data_spec)
         ),
         aggregation=aggregation,
         max_examples=_max_examples(kind, config, aggregation),
@@ -160,6 +166,13 @@ def export_request(
         },
         noise=None if fleet is None else fleet.noise,
     )
+
+
+def _ranges_of_clients(task: Task, algorithm: Algorithm) -> Any:
+    """Returns the `column_ranges` of some training clients."""
+    ids = task.train.client_ids
+    chosen = np.unique(np.linspace(0, len(ids) - 1, _MAX_READS).astype(int))
+    return column_ranges((task.train.read(ids[i]) for i in chosen), algorithm.client_data_spec)
 
 
 def _evaluated_model(algorithm: Algorithm, names: Optional[Sequence[str]]) -> str:

@@ -34,10 +34,6 @@ from tff_agnostic.run.private_evaluation import consistent
 from tff_agnostic.run.spec import RunSpec, check_sizes_by_chance
 from tff_agnostic.tasks.task import Task
 
-_OF_RANGES = (
-    "the smallest and the largest values of some training clients, between which those of the "
-    "made-up clients in conformance/ are drawn"
-)
 _OF_TRAINING_STATE = (
     "give it newer weights as the tensors server/algorithm/... and server/round_num of a training's"
     " checkpoint, beside the tensors server/aggregations/... that its own last round has left: with"
@@ -109,6 +105,8 @@ def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
     of nodes count.
     """
     privacy = _privacy(spec, task, algorithm)
+    # The state's noise may have been computed for fewer rounds than the run has now.
+    privacy.go_on_from(trained(privacy.aggregation()))
     simulated = privacy.aggregation()
     assert isinstance(simulated, DistributedDpSum)
     aggregation = SumOfDevices(
@@ -192,7 +190,7 @@ def _of_evaluation(
 
     noise = FleetNoise(
         noise_key(spec.privacy),
-        lambda state: _with_ranges(private.statement(1).to_dict()),
+        lambda state: private.statement(1).to_dict(),
         server_must=(_OF_TRAINING_STATE,),
     )
     tidied = functools.partial(consistent, limits=private.bounds)
@@ -216,13 +214,9 @@ def _guarantee(privacy: RunPrivacy, rounds: int) -> Callable[[RunState], dict[st
     def guarantee(state: RunState) -> dict[str, Any]:
         # The noise that was trained with goes on, whatever the flags ask for.
         privacy.go_on_from(state)
-        return _with_ranges(privacy.statement(rounds).to_dict())
+        return privacy.statement(rounds).to_dict()
 
     return guarantee
-
-
-def _with_ranges(guarantee: Mapping[str, Any]) -> dict[str, Any]:
-    return {**guarantee, "not_covered": [*guarantee["not_covered"], _OF_RANGES]}
 
 
 _OF_KINDS: Registry[Callable[[RunSpec, Task, Algorithm, _Trained], FleetPrivacy]] = Registry(

@@ -207,6 +207,12 @@ class SavedRun:
         return read_json(path) if path.exists() else None
 
     @property
+    def known_content(self) -> set[str]:
+        """Names of the parts of which the folder, or a private run's checkpoint, has a digest."""
+        keyed = {DATA} if self.flags.get("privacy", "none") != "none" else set()
+        return {*(self.fingerprint or {}), *keyed}
+
+    @property
     def last_evaluation(self) -> tuple[int, int]:
         """Its last round, and its rounds between evaluations."""
         return int(self.flags["rounds"]), int(self.flags["evaluate_every"])
@@ -316,7 +322,7 @@ class SavedRun:
 def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
     """Checks that a run is the one that a folder holds, and may go on."""
     path, there, here = saved.folder.path, saved.spec(spec.config.algorithm), adopted(saved, spec)
-    different = differences(there, here, saved.fingerprint or {})
+    different = differences(there, here, saved.known_content)
     if different:
         raise UserError(f"--output_dir: {path} holds another run: {', '.join(different)}")
     if not resume:

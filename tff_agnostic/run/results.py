@@ -239,7 +239,7 @@ def model_card(
         TABLE: inputs_json(task.inputs, task.class_names, task.words),
         "parameters": task.model.num_parameters,
         "settings": flags_without_folders(spec),
-        # Digests of the data, the vocabulary and the code that the run was made of.
+        # Digests of the vocabulary, the code and, of runs without privacy, the data.
         "trained_with": read_json(folder.fingerprint) if folder.fingerprint.exists() else {},
         "result": result,
         "files": [{**dataclasses.asdict(file), "about": dict(file.about)} for file in saved],

@@ -111,6 +111,11 @@ class RunSpec:
             self.privacy,
         )
 
+    @property
+    def is_private(self) -> bool:
+        """Whether it trains with differential privacy."""
+        return self.config.privacy != "none"
+
     def path_fields(self) -> list[tuple[Any, dataclasses.Field]]:
         """Returns what names files in the settings, without the task's: the part and its field."""
         return [(part, f) for part in (self.config, self.algorithm) for f in path_fields(part)]
@@ -146,13 +151,20 @@ class RunSpec:
         return build(self.update_aggregator, self.aggregation, float(config.clients_per_round))
 
     def fingerprint(self, task: Task) -> dict[str, str]:
-        """Returns what the run depends on beside its settings; complete once it was built."""
+        """Returns digests of the run's data, model and code; complete once the run was built.
+
+        A private run has none of its data: with it, a person who knows all other clients could
+        check a guess about one. Its checkpoints have a keyed digest instead.
+        """
         paths = {f.name: getattr(part, f.name) for part, f in self.path_fields()}
         # What several paths name is part of the task: what is in them, and not how.
         of_files = {
             name: file_digest(Path(path)) for name, path in paths.items() if isinstance(path, str)
         }
-        return {**task.fingerprint, **algorithm_fingerprint(self.config.algorithm), **of_files}
+        digests = dict(task.fingerprint)
+        if self.is_private:
+            digests.pop(DATA, None)
+        return {**digests, **algorithm_fingerprint(self.config.algorithm), **of_files}
 
     def load_task(self) -> Task:
         """Loads the task, with the ensemble as its model if the algorithm mixes predictors.

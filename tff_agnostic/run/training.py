@@ -30,7 +30,13 @@ from tff_agnostic.data.sampling import (
     nobody_silent,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import make_folder, read_json, tensorflow_writes, write_errors
+from tff_agnostic.files import (
+    is_keyed_digest,
+    make_folder,
+    read_json,
+    tensorflow_writes,
+    write_errors,
+)
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport, statistic_names
 from tff_agnostic.metrics.metrics_file import Column, Numbers
@@ -123,7 +129,7 @@ class TrainingRun:
         self.left_out: list[str] = []
         self.harm: list[Remark] = []
         self.parts = run_parts(spec, folder, self._saved, runtime, load_task)
-        self._data = self._digest_of_data()
+        self._data = "" if self.parts.privacy is None else _data_digest(self.parts.task)
         self._checkpoints = CheckpointFolder(
             folder.checkpoints,
             spec.config.keep_checkpoints,
@@ -132,6 +138,8 @@ class TrainingRun:
             data=self._data,
             trained_with=trained_with(spec, self.parts.fingerprint),
         )
+        if self.parts.privacy is not None and self._saved is not None:
+            self._check_same_data(self._checkpoints.load_latest())
 
     def run(
         self,
@@ -282,18 +290,16 @@ class TrainingRun:
                 "private run's noise, found none: its rounds would be released again with other "
                 "noise, which nobody has accounted for"
             )
-        if checkpoint is not None and checkpoint.data not in ("", self._data):
+        self._check_same_data(checkpoint)
+
+    def _check_same_data(self, checkpoint: Optional[Checkpoint]) -> None:
+        """Checks that a private run resumes with the examples that its checkpoint was made of."""
+        if checkpoint is not None and not is_keyed_digest(checkpoint.data, self._data):
             raise UserError(
                 f"{self._folder.path}: expected the examples that the private run there was "
                 "trained with, found others: a round that is run again has the same noise, and "
                 "other sums would show the difference"
             )
-
-    def _digest_of_data(self) -> str:
-        """Returns a digest of all examples of a private run; "" where its fingerprint has one."""
-        if self.parts.privacy is None or DATA in self.parts.task.fingerprint:
-            return ""
-        return clients_digest(self.parts.task.train, self.parts.task.test)
 
     def _account_from(self, privacy: RunPrivacy, state: RunState) -> None:
         ledger = self.parts.evaluations.ledger
@@ -387,6 +393,11 @@ class TrainingRun:
         return evaluation_table(
             report, self.parts.rows.domain_weights(), self.parts.rows.weight_name
         )
+
+
+def _data_digest(task: Task) -> str:
+    """Returns a digest of all examples of a task."""
+    return task.fingerprint.get(DATA) or clients_digest(task.train, task.test)
 
 
 class Progress:

@@ -22,6 +22,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
     OWNER_ONLY,
     atomic_file,
+    keyed_digest,
     make_folder,
     read_npz,
     sync_folder,
@@ -51,7 +52,8 @@ class Checkpoint:
         model_arrays: The arrays of each model, by its name, the main one first, in the order of the
             Keras model, whatever was frozen; None if it was saved by a release in which a state
             began with its only model.
-        data: Digest of the examples that it was trained on, where it was saved with one; else "".
+        data: `keyed_digest` of the digest of the examples that the state was trained on; "" if it
+            was saved without.
         trained_with: What it is to be told by that it is of another run, in parts by their names;
             nothing where it was saved without.
         file: Where it was read from.
@@ -113,8 +115,8 @@ class CheckpointFolder:
         frozen: The `Model.frozen` of the models that are saved.
         secret: Whether states hold a secret: files are then for their owner alone, and one that
             was saved outlasts a power cut.
-        data: Digest of the examples that states are trained on; in secret files only, as it tells
-            of every example.
+        data: Digest of the examples that states are trained on; files hold it with a key, and only
+            secret ones hold it.
         trained_with: What tells its states from those of other runs, as JSON holds it; equal runs
             have equal ones.
     """
@@ -132,7 +134,7 @@ class CheckpointFolder:
         self._keep = keep
         self._frozen = frozen
         self._secret = secret
-        self._data = data
+        self._data = keyed_digest(data) if data else ""
         self._trained_with = trained_with or {}
 
     def save(self, round_num: int, state: Any, models: Mapping[str, ModelWeights]) -> None:

@@ -12,10 +12,14 @@ from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
+    atomic_file,
     folder_lock,
+    is_keyed_digest,
     is_new_or_empty,
+    keyed_digest,
     make_folder,
     read_json,
+    read_text,
     write_errors,
     write_json,
 )
@@ -34,11 +38,13 @@ from tff_agnostic.studies.optuna_studies import Method
 from tff_agnostic.studies.search_space import Dimension, task_settings
 from tff_agnostic.studies.stages import halves
 from tff_agnostic.tasks.registry import TASKS, option_flags, what_decides_the_split
-from tff_agnostic.tasks.task import Task, option_flag
+from tff_agnostic.tasks.task import DATA, Task, option_flag
 
 _FORMAT = 1
 # By this file the folder of a search is known.
 OWN_FILE = "tuning.json"
+# Keyed digest of the examples of a private search.
+_DATA_FILE = "data.secret"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +265,9 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
             f"--output_dir: expected a new or empty folder or that of a search, found {folder} "
             "with other content"
         )
-    different = _difference(_with_later_settings(read_json(path)), wanted)
+    different = _difference(_with_later_settings(read_json(path)), _published(wanted))
+    if different is None and not _is_of_data(folder, wanted):
+        different = "of other examples"
     if different is not None:
         raise UserError(f"--output_dir: {folder} holds another search: {different}")
     if not resume:
@@ -276,7 +284,30 @@ def claim_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
         # Again: another process may have been faster.
         check_folder(folder, wanted, resume)
         if not (folder / OWN_FILE).exists():
-            write_json(folder / OWN_FILE, dict(wanted))
+            if data := _private_data(wanted):
+                with atomic_file(folder / _DATA_FILE, owner_only=True) as file:
+                    file.write(keyed_digest(data).encode())
+            write_json(folder / OWN_FILE, _published(wanted))
+
+
+def _private_data(wanted: Mapping[str, Any]) -> Optional[str]:
+    """Returns the digest of the examples if the search is private; None otherwise."""
+    is_private = any(flags["privacy"] != "none" for flags in wanted["settings"].values())
+    return wanted["fingerprint"].get(DATA) if is_private else None
+
+
+def _published(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a search's identity without a digest of private examples."""
+    hidden = {DATA} if _private_data(wanted) else set()
+    shown = {k: v for k, v in wanted["fingerprint"].items() if k not in hidden}
+    return {**wanted, "fingerprint": shown}
+
+
+def _is_of_data(folder: Path, wanted: Mapping[str, Any]) -> bool:
+    """Whether a folder is of the examples of a search, if the search is private."""
+    data = _private_data(wanted)
+    keyed = read_text(folder / _DATA_FILE, "a keyed digest") if data else ""
+    return not data or is_keyed_digest(keyed, data)
 
 
 def _with_later_settings(there: Mapping[str, Any]) -> dict[str, Any]:

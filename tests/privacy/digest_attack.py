@@ -1,0 +1,81 @@
+"""Membership attack by digests: of two known candidate stores, a digest names the one in use."""
+
+import base64
+import functools
+import hashlib
+import io
+import operator
+import sqlite3
+import stat
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tff_agnostic.files import OWNER_ONLY
+
+_ALGORITHMS = ("sha256", "sha1", "md5", "sha512", "blake2b", "blake2s")
+# Truncated digests are found from this many bytes on; shorter ones are in large files by chance.
+_BYTES = 8
+# Characters of base64 that depend on these bytes alone.
+_BASE64 = _BYTES * 8 // 6
+
+
+def digests_of_store(store: Path) -> set[bytes]:
+    """Returns digests of a store's file and examples, all together, by split and by client."""
+    connection = sqlite3.connect(store)
+    rows = connection.execute(
+        "SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"
+    ).fetchall()
+    connection.close()
+    groups: dict[tuple[str, ...], list[bytes]] = {}
+    for split, client, example in rows:
+        for group in ((), (split,), (split, client)):
+            groups.setdefault(group, []).append(example)
+    contents = [store.read_bytes(), *map(b"".join, groups.values())]
+    digests = {hashlib.new(name, content).digest() for name in _ALGORITHMS for content in contents}
+    return digests | {total for examples in groups.values() for total in _totals(examples)}
+
+
+def _totals(examples: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields digests that do not depend on the examples' order."""
+    hashed = [hashlib.sha256(example).digest() for example in examples]
+    yield hashlib.sha256(b"".join(sorted(hashed))).digest()
+    numbers = [int.from_bytes(one[:_BYTES], "big") for one in hashed]
+    for total in (sum(numbers) % 2 ** (8 * _BYTES), functools.reduce(operator.xor, numbers)):
+        yield total.to_bytes(_BYTES, "big")
+
+
+def places_of_digests(published: Mapping[str, bytes], digests: Iterable[bytes]) -> list[str]:
+    """Returns the names of the contents that hold a digest in any form, whole or truncated."""
+    forms = {form for digest in digests for form in _forms(digest[:_BYTES])}
+    return [name for name, content in published.items() if any(form in content for form in forms)]
+
+
+def _forms(start: bytes) -> set[bytes]:
+    encoded = base64.b64encode(start)[:_BASE64]
+    numbers = [str(int.from_bytes(start, order)).encode() for order in ("big", "little")]
+    return {
+        *(start, start[::-1]),
+        *(start.hex().encode(), start.hex().upper().encode()),
+        *(encoded, encoded.replace(b"+", b"-").replace(b"/", b"_")),
+        *numbers,
+    }
+
+
+def published(folder: Path) -> dict[str, bytes]:
+    """Returns the files in a folder that are not for their owner only, and packed members."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {
+        name: content
+        for path in files
+        if stat.S_IMODE(path.stat().st_mode) != OWNER_ONLY
+        for name, content in _unpacked(str(path.relative_to(folder)), path.read_bytes())
+    }
+
+
+def _unpacked(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
+    yield name, content
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for member in archive.namelist():
+                yield from _unpacked(f"{name}: {member}", archive.read(member))

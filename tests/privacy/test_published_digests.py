@@ -1,0 +1,223 @@
+"""Private runs publish no digest of their data, and refuse to resume with other data."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from binaries import compare, evaluate, export, report, save_model, train, tune
+from tests.binaries.harness import Caller
+from tests.data.stores import image, write_store
+from tests.privacy.digest_attack import digests_of_store, places_of_digests, published
+from tff_agnostic.data.clients import clients_digest
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.spec import resolve
+from tff_agnostic.saving.checkpoints import newest_checkpoint
+
+_STORES = ("with", "without")
+_RUN = ("--task=fashion_mnist", "--clients_per_round=4", "--rounds=2")
+_PRIVATE = (
+    "--privacy=central",
+    "--noise_multiplier=1",
+    "--cohort_sampling=poisson",
+    "--secure_max_examples=10",
+    "--secure_max_loss=10",
+    "--delta=0.001",
+)
+# Everything that a run, or a command after it, writes.
+_COMMANDS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "run": (train, _RUN),
+    "report": (report, ("--run=run",)),
+    "evaluated": (evaluate, ("--checkpoint=run",)),
+    "saved": (save_model, ("--checkpoint=run", "--format=keras")),
+    "plan": (export, ("--checkpoint=run",)),
+    "compared": (compare, (*_RUN, "--arms=fed_avg;agnostic_fed_avg", "--trials=1")),
+    "search": (
+        tune,
+        (*_RUN, "--algorithms=fed_avg", "--search=client_learning_rate=choice:0.1", "--trials=1"),
+    ),
+}
+_WITHOUT_FOLDER = {"report", "evaluated"}
+
+
+@pytest.fixture(scope="module")
+def call(cohort_runtime, tff_runtime) -> Caller:
+    return Caller({"cohort": cohort_runtime, "tff": tff_runtime})
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory) -> Path:
+    """A folder with two stores, of which one has a client less."""
+    folder = tmp_path_factory.mktemp("stores")
+    rows = [
+        (split, image(f"{label}_{k}", str(label), label, ink=(label + k) / 10))
+        for split in ("train", "test", "heldout")
+        for label in (0, 6)
+        for k in range(4)
+    ]
+    write_store(folder / "with", rows, "features")
+    write_store(folder / "without", rows[1:], "features")
+    return folder
+
+
+def _digests(store: Path) -> set[bytes]:
+    task = resolve("fashion_mnist", {}, {}, data=store).load_task()
+    parsed = (clients_digest(task.train), clients_digest(task.train, task.test))
+    return {*digests_of_store(store), *map(bytes.fromhex, parsed)}
+
+
+@pytest.fixture(scope="module")
+def digests(stores) -> set[bytes]:
+    """The digests that one of the two stores has, and the other has not."""
+    one, other = (_digests(stores / name) for name in _STORES)
+    return one ^ other
+
+
+class Written(NamedTuple):
+    """The folder in which the commands of `_COMMANDS` ran, and what they printed."""
+
+    folder: Path
+    streams: dict[str, bytes]
+
+    def published(self) -> dict[str, bytes]:
+        return {**published(self.folder), **self.streams}
+
+
+def _written(call: Caller, folder: Path, store: Path, *privacy: str) -> Written:
+    streams = {}
+    for name, (binary, flags) in _COMMANDS.items():
+        data = (f"--data={store}", *privacy) if "--task=fashion_mnist" in flags else ()
+        to = () if name in _WITHOUT_FOLDER else (f"--output_dir={name}",)
+        outcome = call(binary, *flags, *data, *to)
+        assert outcome.status == 0, outcome
+        streams[f"streams of {name}"] = f"{outcome.out}{outcome.err}".encode()
+    return Written(folder, streams)
+
+
+@pytest.fixture(scope="module")
+def private(call, stores, tmp_path_factory) -> Iterator[dict[str, Written]]:
+    """Everything that private runs of one seed write, by their stores."""
+    outputs = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _STORES:
+            patch.chdir(folder := tmp_path_factory.mktemp(name))
+            outputs[name] = _written(call, folder, stores / name, *_PRIVATE, "--noise_seed=3")
+        yield outputs
+
+
+@pytest.mark.slow
+def test_private_outputs_hold_no_digest(private, digests):
+    for written in private.values():
+        assert places_of_digests(written.published(), digests) == []
+
+
+@pytest.mark.slow
+def test_digests_of_public_runs_are_found(call, stores, digests, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = _written(call, tmp_path, stores / "with")
+    places = places_of_digests(written.published(), digests)
+    assert {
+        "run/fingerprint.json",
+        "run/report.html",
+        "run/model/model_card.json",
+        "plan/manifest.json",
+        "compared/fed_avg/trial_00/fingerprint.json",
+        "search/tuning.json",
+    } <= {*places}
+
+
+def _entries(folder: Path) -> dict[str, Any]:
+    """Returns the entries of published files that describe the data and nothing that is trained."""
+
+    def read(name: str) -> Any:
+        return json.loads((folder / name).read_text())
+
+    manifest = read("plan/manifest.json")
+    made_up = "conformance/clients/"
+    return {
+        "run": read("run/fingerprint.json"),
+        "card": read("run/model/model_card.json")["trained_with"],
+        "manifest": manifest["fingerprint"],
+        "made-up clients": {n: of for n, of in manifest["files"].items() if made_up in n},
+        "compared": read("compared/agnostic_fed_avg/trial_00/fingerprint.json"),
+        "search": read("search/tuning.json")["fingerprint"],
+    }
+
+
+@pytest.mark.slow
+def test_named_entries_are_equal_for_both_stores(private):
+    one, other = (_entries(written.folder) for written in private.values())
+    assert one == other
+    assert not any("data" in of for of in one.values())
+
+
+@pytest.mark.slow
+def test_keyed_digests_have_fresh_keys(private, call, stores, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = (f"--data={stores / 'with'}", *_PRIVATE, "--noise_seed=3", "--output_dir=run")
+    assert call(train, *_RUN, *flags).status == 0
+    same = [
+        newest_checkpoint(RunFolder(folder / "run").checkpoints).data
+        for folder in (private["with"].folder, tmp_path)
+    ]
+    assert len({*same}) == 2
+
+
+@pytest.mark.slow
+def test_secrets_are_in_owner_only_files(private):
+    written = private["with"]
+    checkpoint = newest_checkpoint(RunFolder(written.folder / "run").checkpoints)
+    (key,) = (a for a in checkpoint.leaves if a.dtype == np.int64 and a.shape == (2,))
+    keyed = checkpoint.data.encode().split(b":")
+    secrets = (*keyed, key.tobytes(), *(str(number).encode() for number in key))
+    for name, content in written.published().items():
+        assert not any(secret in content for secret in secrets), name
+
+
+def _resumed(name: str, store: Path) -> tuple[Any, ...]:
+    binary, flags = _COMMANDS[name]
+    resumed = ("--resume", f"--output_dir={name}")
+    return (binary, *flags, f"--data={store}", *_PRIVATE, "--noise_seed=3", *resumed)
+
+
+@pytest.mark.slow
+def test_moved_data_is_the_same(private, call, stores, tmp_path, monkeypatch):
+    shutil.copytree(private["with"].folder / "run", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(stores / "with", "moved")
+    outcome = call(*_resumed("run", Path("moved")), "--rounds=3")
+    assert outcome.status == 0, outcome
+
+
+@pytest.fixture
+def replaced(stores) -> Iterator[Path]:
+    """The larger store, with the content of the other one for the time of a test."""
+    store, content = stores / "with", (stores / "with").read_bytes()
+    shutil.copy(stores / "without", store)
+    yield store
+    store.write_bytes(content)
+
+
+_REFUSED = (
+    "expected the examples that the private run there was trained with, found others: a round that "
+    "is run again has the same noise, and other sums would show the difference"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("run", f"run: {_REFUSED}"),
+        ("compared", f"compared/fed_avg/trial_00: {_REFUSED}"),
+        ("search", "--output_dir: search holds another search: of other examples"),
+    ],
+)
+def test_other_data_is_refused(private, call, replaced, monkeypatch, name, expected):
+    folder = private["with"].folder
+    monkeypatch.chdir(folder)
+    assert call.refused(folder, *_resumed(name, replaced)) == expected
