@@ -55,13 +55,6 @@ def _numbers(number):
     return tuple(map(int, number.split(".")))
 
 
-def test_what_people_know_by_its_place_stays():
-    for name in ("BUILD", "WORKSPACE", "tff_agnostic", "tests", "binaries"):
-        assert (ROOT / name).exists(), name
-    for folder in ("computations", "tasks"):
-        assert (ROOT / "tff_agnostic" / folder / "BUILD").is_file(), folder
-
-
 # --- the wheel
 
 
