@@ -74,9 +74,9 @@ class Imports:
     def _distances(self, test: str) -> Mapping[str, int]:
         distances, front = {test: 0}, [test]
         while front:
-            found = [(file, distances[f] + 1) for f in front for file in self._imported(f)]
-            front = [file for file, _ in found if file not in distances]
-            distances = {**dict(found), **distances}
+            reached = [(file, distances[f] + 1) for f in front for file in self._imported(f)]
+            front = [file for file, _ in reached if file not in distances]
+            distances = {**dict(reached), **distances}
         return distances
 
     def _distance(self, test: str, file: str) -> int:
