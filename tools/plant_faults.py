@@ -18,7 +18,6 @@ import os
 import re
 import resource
 import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -165,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
