@@ -1,5 +1,6 @@
 """Small models, cohorts and a runner of an algorithm's pure functions, for many tests."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -196,3 +197,19 @@ def assert_identical(actual: Any, expected: Any) -> None:
     tf.nest.assert_same_structure(actual, expected)
     for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(e))
+
+
+def communication(computation: Any) -> dict[str, int]:
+    """Returns how often a TFF computation uses each intrinsic between clients and server."""
+    import tensorflow_federated as tff
+
+    uris: collections.Counter[str] = collections.Counter()
+
+    def count(block: Any) -> tuple[Any, bool]:
+        if isinstance(block, tff.framework.Intrinsic):
+            uris[block.uri] += 1
+        return block, False
+
+    tff.framework.transform_postorder(computation.to_building_block(), count)
+    local = ("federated_map", "federated_apply", "federated_zip", "federated_value")
+    return {uri: number for uri, number in uris.items() if not uri.startswith(local)}

@@ -1,6 +1,5 @@
 """The learning process that the template makes of an algorithm."""
 
-import collections
 import dataclasses
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.algorithms.cases import build
-from tests.computations.harness import assert_identical, random_client
+from tests.computations.harness import assert_identical, communication, random_client
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.computations import PlainSum, SecureSum
 from tff_agnostic.computations.round import RoundStep
@@ -25,15 +24,6 @@ def process(tff_runtime):
 def _cohort() -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     return [random_client(rng, n, range(2)) for n in (5, 8)]
-
-
-def test_it_is_a_learning_process_of_state_and_client_data(process):
-    assert isinstance(process, tff.learning.templates.LearningProcess)
-    state_type, data_type = process.next.type_signature.parameter
-    assert state_type.placement is tff.SERVER
-    assert data_type.placement is tff.CLIENTS
-    names = [name for name, _ in tff.structure.iter_elements(data_type.member)]
-    assert names == ["x", "y", "domain_id"]
 
 
 def test_a_round_returns_the_output_that_tff_programs_expect(process):
@@ -62,24 +52,6 @@ def test_weights_can_be_read_and_replaced(process):
     )
 
 
-def _communication(computation: tff.Computation) -> dict[str, int]:
-    """How often values travel between clients and server, by the way in which they do."""
-    uris: collections.Counter = collections.Counter()
-
-    def count(block):
-        if isinstance(block, tff.framework.Intrinsic):
-            uris[block.uri] += 1
-        return block, False
-
-    tff.framework.transform_postorder(computation.to_building_block(), count)
-    local = ("federated_map", "federated_apply", "federated_zip", "federated_value")
-    return {uri: number for uri, number in uris.items() if not uri.startswith(local)}
-
-
-def test_all_communication_is_one_broadcast_and_one_sum(process):
-    assert _communication(process.next) == {"federated_broadcast": 1, "federated_sum": 1}
-
-
 @pytest.mark.parametrize(
     ("aggregation", "uri"),
     [(PlainSum(), "federated_sum"), (SecureSum(), "federated_secure_sum_bitwidth")],
@@ -89,8 +61,8 @@ def test_every_further_exchange_is_a_broadcast_and_a_sum_more(aggregation, uri):
     process = build_process(build("above_mean"), aggregation)
     assert list(process.steps) == ["survey", "training"]
     for exchange in process.steps.values():
-        assert _communication(exchange) == {"federated_broadcast": 1, uri: 1}
-    assert _communication(process.learning_process.next) == {"federated_broadcast": 2, uri: 2}
+        assert communication(exchange) == {"federated_broadcast": 1, uri: 1}
+    assert communication(process.learning_process.next) == {"federated_broadcast": 2, uri: 2}
 
 
 def test_settings_that_do_not_fit_the_domains_are_refused():

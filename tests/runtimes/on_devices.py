@@ -1,4 +1,4 @@
-"""Prints the bits of some rounds on a number of logical devices, as JSON.
+"""Prints a hash of rounds on a number of logical devices, as JSON.
 
 A process of its own: TensorFlow takes logical devices only before it starts.
 """
@@ -21,16 +21,22 @@ from tff_agnostic.runtimes.options import RuntimeOptions
 _DOMAINS = 3
 
 
-def main(num_devices: int) -> None:
+def main(num_devices: int, mode: str) -> None:
     _split_the_cpu(num_devices)
-    found: dict[str, Any] = {"devices": len(tf.config.list_logical_devices())}
-    for mode in ("streamed", "vectorised"):
-        with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
-            lanes = runtime.running_lanes()
-            shards = range(20 * lanes.num_lanes)
-            used = set(lanes.map_in_order(lambda _: tf.zeros([1]).device, shards))
-            found[mode] = {"bits": _bits_of_rounds(runtime), "devices": len(used)}
-    print(json.dumps(found))
+    print(json.dumps(rounds_on_devices(mode)))
+
+
+def rounds_on_devices(mode: str) -> dict[str, Any]:
+    """Returns a hash of some rounds, and how many devices TensorFlow has and the rounds used."""
+    with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
+        lanes = runtime.running_lanes()
+        shards = range(20 * lanes.num_lanes)
+        used = set(lanes.map_in_order(lambda _: tf.zeros([1]).device, shards))
+        return {
+            "devices": len(tf.config.list_logical_devices()),
+            "used": len(used),
+            "bits": _bits_of_rounds(runtime),
+        }
 
 
 def _split_the_cpu(num_devices: int) -> None:
@@ -55,4 +61,4 @@ def _bits_of_rounds(runtime: CohortRuntime) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -23,6 +23,7 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tests.models import keras_zoo
+from tests.runtimes.on_devices import rounds_on_devices
 from tests.selection import usually
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
@@ -257,31 +258,14 @@ def test_memory_that_runs_out_is_one_line_that_says_what_to_lower():
     )
 
 
-@pytest.fixture(scope="module")
-def on_devices() -> dict[int, Any]:
-    """What rounds give on one and on four logical devices."""
-    processes = {
-        num: subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.runtimes.on_devices", str(num)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-        for num in (1, 4)
-    }
-    outputs = {num: process.communicate() for num, process in processes.items()}
-    for num, process in processes.items():
-        assert process.returncode == 0, outputs[num][1]
-    return {num: json.loads(out.splitlines()[-1]) for num, (out, _) in outputs.items()}
-
-
-@pytest.mark.parametrize("mode", _MODES)
-def test_the_number_of_devices_changes_no_bit(on_devices, mode):
-    assert on_devices[4][mode]["bits"] == on_devices[1][mode]["bits"]
-
-
-@pytest.mark.parametrize("num", [1, 4])
-def test_every_device_takes_part(on_devices, num):
-    assert on_devices[num]["devices"] == num
-    assert [on_devices[num][mode]["devices"] for mode in _MODES] == [num, num]
+@pytest.mark.slow
+def test_devices_change_no_bit_of_vectorised_clients():
+    """Four logical devices in another process; `test_card.py` has clients one by one."""
+    output = subprocess.check_output(
+        [sys.executable, "-W", "ignore", "-m", "tests.runtimes.on_devices", "4", "vectorised"],
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    on_four = json.loads(output.splitlines()[-1])
+    assert on_four["devices"] == on_four["used"] == 4
+    assert on_four["bits"] == rounds_on_devices("vectorised")["bits"]

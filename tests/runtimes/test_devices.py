@@ -3,9 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from binaries import train
 from tests import golden
-from tests.binaries.harness import TOY, Caller, Process, python_module
+from tests.binaries.harness import TOY, Process, python_module
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
 
 _ABSENT = [kind for kind in ("gpu", "tpu") if not tf.config.list_logical_devices(kind.upper())]
@@ -59,13 +58,6 @@ def test_an_absent_device_is_told_with_what_was_found_and_what_to_do(monkeypatch
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("kind", _ABSENT)
-def test_a_command_for_an_absent_device_ends_before_it_writes(folder_of_run, kind):
-    message = Caller({}).refused(folder_of_run, train, *TOY, f"--device={kind}", "--xla")
-    assert message.startswith(f"--device={kind}: TensorFlow sees no {kind.upper()}, only CPU: ")
-    assert _HINT[kind] in message
-
-
 @pytest.mark.skipif("gpu" not in _ABSENT, reason="there is a GPU")
 def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
     output = tmp_path_factory.mktemp("output")
@@ -73,13 +65,6 @@ def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
         outcome = process.outcome()
     assert outcome.error.startswith("--device=gpu: TensorFlow sees no GPU, only CPU: ")
     assert {path.name for path in output.iterdir()} == {"out", "err"}
-
-
-@pytest.fixture
-def folder_of_run(tmp_path, monkeypatch):
-    """An empty folder, the current one."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_threads_of_an_operation_may_be_asked_for_too_late():

@@ -45,13 +45,6 @@ def test_version_matches_changelog_and_citation():
     assert f"version: {version()}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_what_people_know_by_its_place_stays():
-    for name in ("BUILD", "WORKSPACE", "tff_agnostic", "tests", "binaries"):
-        assert (ROOT / name).exists(), name
-    for folder in ("computations", "tasks"):
-        assert (ROOT / "tff_agnostic" / folder / "BUILD").is_file(), folder
-
-
 # --- the wheel
 
 

@@ -138,16 +138,7 @@ class RunSpec:
         build = UPDATE_AGGREGATORS[config.update_aggregator].build
         if build is None:
             return self.build_aggregation()
-        beside = f"with --update_aggregator={config.update_aggregator}"
-        if config.privacy != "none":
-            raise UserError(
-                f"--privacy: expected none {beside}, which averages the updates itself, found "
-                f"{config.privacy}"
-            )
-        if config.runtime != "tff":
-            raise UserError(
-                f"--runtime: expected tff {beside}, an aggregator of TFF's, found {config.runtime}"
-            )
+        check_update_aggregator(config)
         return build(self.update_aggregator, self.aggregation, float(config.clients_per_round))
 
     def fingerprint(self, task: Task) -> dict[str, str]:
@@ -254,6 +245,7 @@ def resolve(
     )
     check_given(run, given)
     check_pooled(run.config)
+    check_update_aggregator(run.config)
     return run
 
 
@@ -305,6 +297,27 @@ def check_pooled(config: RunConfig) -> None:
         raise UserError(
             "--algorithm: expected one to which clients do not matter, such as fed_avg or "
             f"agnostic_fed_avg, with --pooled, {reason}, found {config.algorithm}"
+        )
+
+
+def check_update_aggregator(config: RunConfig) -> None:
+    """Refuses settings that an aggregator of TFF's cannot be combined with."""
+    if config.update_aggregator == "none":
+        return
+    name = f"--update_aggregator={config.update_aggregator}"
+    if config.privacy != "none":
+        raise UserError(
+            f"--privacy: expected none with {name}, which averages the updates itself, found "
+            f"{config.privacy}"
+        )
+    if config.runtime != "tff":
+        raise UserError(
+            f"--runtime: expected tff with {name}, an aggregator of TFF's, found {config.runtime}"
+        )
+    if config.aggregation == "secure" and config.update_aggregator != "secure":
+        raise UserError(
+            "--update_aggregator: expected none or secure with --aggregation=secure, found "
+            f"{config.update_aggregator}, which sums updates outside secure sums"
         )
 
 

@@ -1,0 +1,70 @@
+"""A covering array: few rows in which every allowed pair of choices of a training meets."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+Row = Mapping[str, str]
+Choice = tuple[str, str]
+
+FACTORS: Mapping[str, Sequence[str]] = {
+    "algorithm": (
+        *("agnostic_fed_avg", "stochastic_afl", "delta_fl", "fed_avg", "fed_prox"),
+        *("q_ffl", "term", "fed_boost", "afl_boost"),
+    ),
+    "privacy": ("none", "central", "tree", "distributed"),
+    "aggregation": ("plain", "secure"),
+    # The client modes of the cohort runtime, and the other runtimes.
+    "runtime": ("streamed", "vectorised", "tff", "ray"),
+    "cohort_sampling": ("uniform", "stratified", "poisson", "turns"),
+    "update_aggregator": ("none", "robust", "compressed", "dp", "secure"),
+}
+
+
+def _refused() -> Iterator[tuple[Choice, Choice]]:
+    yield ("privacy", "distributed"), ("aggregation", "plain")
+    yield ("privacy", "central"), ("cohort_sampling", "turns")
+    for sampling in _others("cohort_sampling", "turns"):
+        yield ("privacy", "tree"), sampling
+    for aggregator in _others("update_aggregator", "none"):
+        for choice in (*_others("privacy", "none"), *_others("runtime", "tff")):
+            yield aggregator, choice
+        if aggregator[1] != "secure":
+            yield aggregator, ("aggregation", "secure")
+
+
+def _others(factor: str, value: str) -> list[Choice]:
+    return [(factor, other) for other in FACTORS[factor] if other != value]
+
+
+# Pairs that commands refuse.
+REFUSED = frozenset(map(frozenset, _refused()))
+
+
+def pairs(row: Row) -> set[frozenset[Choice]]:
+    """Returns the pairs of choices that meet in a row."""
+    return set(map(frozenset, itertools.combinations(row.items(), 2)))
+
+
+def _needed(row: Row) -> set[frozenset[Choice]]:
+    """Returns the row's pairs that the array must hold.
+
+    An aggregator of TFF's gets an update and its weight, whatever the algorithm: one of them for
+    each algorithm is enough.
+    """
+    aggregator = "none" if row["update_aggregator"] == "none" else "any"
+    met = {("algorithm", row["algorithm"]), ("update_aggregator", row["update_aggregator"])}
+    merged = {("algorithm", row["algorithm"]), ("update_aggregator", aggregator)}
+    return pairs(row) - {frozenset(met)} | {frozenset(merged)}
+
+
+def covering(first: Sequence[Row]) -> list[Row]:
+    """Returns the given rows, and greedily chosen ones until all needed pairs have met."""
+    every = [dict(zip(FACTORS, values)) for values in itertools.product(*FACTORS.values())]
+    allowed = [(row, _needed(row)) for row in every if not pairs(row) & REFUSED]
+    missing = set().union(*(held for _, held in allowed)).difference(*map(_needed, first))
+    rows = list(first)
+    while missing:
+        row, held = max(allowed, key=lambda entry: len(entry[1] & missing))
+        rows.append(row)
+        missing -= held
+    return rows

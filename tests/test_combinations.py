@@ -1,0 +1,191 @@
+"""Every pair of choices of a training: a row trains, resumes and agrees with streamed plain sums.
+
+`combinations.py` chooses the rows.
+"""
+
+import contextlib
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from binaries import train
+from tests.aggregations.sums import private_sum
+from tests.algorithms.cases import build
+from tests.binaries.harness import TOY, Caller
+from tests.combinations import FACTORS, REFUSED, Row, covering, pairs
+from tests.computations.harness import assert_identical, random_client, run_rounds
+from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.saving.checkpoints import CheckpointFolder
+from tff_agnostic.settings import Settings
+
+# The first six are not slow. In the last one, clients with the same examples add noise in TFF.
+_CHOSEN = [
+    dict(zip(FACTORS, row.split("-")))
+    for row in (
+        "agnostic_fed_avg-none-secure-vectorised-stratified-none",
+        "agnostic_fed_avg-central-plain-streamed-poisson-none",
+        "agnostic_fed_avg-tree-secure-tff-turns-none",
+        "agnostic_fed_avg-distributed-secure-streamed-uniform-none",
+        "stochastic_afl-central-secure-streamed-stratified-none",
+        "agnostic_fed_avg-none-plain-tff-uniform-robust",
+        "fed_boost-distributed-secure-tff-uniform-none",
+    )
+]
+_ROWS = covering(_CHOSEN)
+_SECURE = SecureSumOptions(max_examples=20, max_loss=8.0, max_delta=20.0, bits=40, min_clients=1)
+_CLIENTS_PER_ROUND = 4
+
+
+class _Clients(dict):
+    client_ids = property(lambda self: list(self))
+
+    def read(self, client_id):
+        return self[client_id]
+
+
+# Every two clients hold the same examples, and must not have the same noise.
+_CLIENTS = _Clients(
+    (f"c{k}", random_client(np.random.default_rng(k % 6), 1 + k % 6, [k % 3, (k + 1) % 3]))
+    for k in range(12)
+)
+
+
+@pytest.fixture(scope="module")
+def runtimes(request):
+    """Returns the running runtime of a value of the factor."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def get(name: str) -> Any:
+            if name == "tff":
+                return request.getfixturevalue("tff_runtime")
+            if name == "ray":
+                return stack.enter_context(RUNTIMES["ray"](RuntimeOptions(num_workers=1)))
+            return stack.enter_context(RUNTIMES["cohort"](RuntimeOptions(client_mode=name)))
+
+        yield get
+
+
+def _cohorts(sampling: str) -> list[list[Any]]:
+    draw = COHORT_SAMPLINGS[sampling](_CLIENTS, 3, _CLIENTS_PER_ROUND, 7)
+    return [[_CLIENTS[client] for client in draw(t)] for t in (1, 2, 3)]
+
+
+def _aggregation(row: Row) -> Any:
+    is_secure = row["aggregation"] == "secure"
+    build_updates = UPDATE_AGGREGATORS[row["update_aggregator"]].build
+    if build_updates is not None:
+        noise = {"noise_multiplier": 0.001} if row["update_aggregator"] == "dp" else {}
+        options = UPDATE_AGGREGATORS[row["update_aggregator"]].options(**noise)
+        others = _SECURE if is_secure else Settings()
+        return build_updates(options, others, float(_CLIENTS_PER_ROUND))
+    inner = SecureSum(_SECURE) if is_secure else PlainSum()
+    if row["privacy"] == "none":
+        return inner
+    settings = {"clip_norm": 0.5, "clipping": "adaptive"}
+    if row["privacy"] == "distributed":
+        settings["least_clients"] = 1
+    return private_sum(row["privacy"], inner, 0.3, float(_CLIENTS_PER_ROUND), **settings)
+
+
+def _reference(row: Row) -> Any:
+    """The same noise over plain sums; clients' noise needs secure ones."""
+    is_distributed = row["privacy"] == "distributed"
+    return _aggregation(
+        {
+            **row,
+            "aggregation": "secure" if is_distributed else "plain",
+            "update_aggregator": "none",
+        }
+    )
+
+
+def _marked(number: int, row: Row) -> Any:
+    marks = [] if number < 6 else [pytest.mark.slow]
+    return pytest.param(row, id="-".join(row.values()), marks=marks)
+
+
+@pytest.mark.parametrize("row", [_marked(*entry) for entry in enumerate(_ROWS)])
+def test_row_resumes_and_agrees(row, runtimes, tmp_path):
+    algorithm, cohorts = build(row["algorithm"]), _cohorts(row["cohort_sampling"])
+    training = runtimes(row["runtime"]).training(algorithm, _aggregation(row))
+    half, first_reports = run_rounds(training, cohorts[:1])
+    restored = _restored(half, algorithm, training, tmp_path)
+    assert_identical(restored, half)
+    state, reports = run_rounds(training, cohorts[1:], restored)
+    assert state.round_num == 3
+    assert not any(report["skipped"] for report in (*first_reports, *reports))
+    # TFF's noise has no seed.
+    if row["update_aggregator"] != "dp":
+        assert_identical(run_rounds(training, cohorts)[0], state)
+
+    simple = runtimes("streamed").training(algorithm, _reference(row))
+    expected, expected_reports = run_rounds(simple, cohorts)
+    for report, expected_report in zip([*first_reports, *reports], expected_reports):
+        assert report["clients"] == expected_report["clients"]
+    if row["update_aggregator"] == "none":
+        leaves = (tf.nest.flatten(s.algorithm) for s in (state, expected))
+        for leaf, expected_leaf in zip(*leaves):
+            np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-4, atol=1e-4)
+    else:
+        start = _weights(algorithm, training.initialize())
+        step, plain_step = (_weights(algorithm, s) - start for s in (state, expected))
+        # These aggregators clip updates: steps are shorter, and of nearly the same direction.
+        lengths = np.linalg.norm(step), np.linalg.norm(plain_step)
+        assert step @ plain_step > 0.8 * lengths[0] * lengths[1]
+        assert 0.2 * lengths[1] < lengths[0] < 1.05 * lengths[1]
+
+
+def _restored(state: Any, algorithm: Any, training: Any, folder: Any) -> Any:
+    checkpoints = CheckpointFolder(folder / "checkpoints", keep=1)
+    checkpoints.save(int(state.round_num), state, algorithm.models(state.algorithm))
+    return checkpoints.load_latest().restore(training.initialize(), "here")
+
+
+def _weights(algorithm: Any, state: Any) -> np.ndarray:
+    weights = algorithm.main_model(state.algorithm).trainable
+    return np.concatenate([np.ravel(w) for w in weights])
+
+
+def test_rows_hold_every_algorithm_with_every_privacy():
+    assert len(_ROWS) <= 52
+    met = set().union(*map(pairs, _ROWS))
+    assert not met & REFUSED
+    for algorithm, privacy in itertools.product(FACTORS["algorithm"], FACTORS["privacy"]):
+        assert {("algorithm", algorithm), ("privacy", privacy)} in met
+
+
+_FLAGS = {
+    ("privacy", "none"): (),
+    **{("privacy", p): (f"--privacy={p}", "--noise_multiplier=1") for p in FACTORS["privacy"][1:]},
+    **{("aggregation", a): (f"--aggregation={a}",) for a in FACTORS["aggregation"]},
+    **{("runtime", r): (f"--runtime={r}",) for r in ("tff", "ray")},
+    **{("runtime", m): (f"--client_mode={m}",) for m in ("streamed", "vectorised")},
+    **{("cohort_sampling", s): (f"--cohort_sampling={s}",) for s in FACTORS["cohort_sampling"]},
+    **{("update_aggregator", u): (f"--update_aggregator={u}",) for u in UPDATE_AGGREGATORS},
+    ("update_aggregator", "dp"): ("--update_aggregator=dp", "--update_noise_multiplier=0.01"),
+}
+
+
+@pytest.mark.parametrize("pair", sorted(map(sorted, REFUSED)), ids=str)
+def test_refused_pair_raises_user_error(tmp_path, monkeypatch, pair):
+    monkeypatch.chdir(tmp_path)
+    # What else each of the two needs.
+    row = {"runtime": "tff"} if pair[1][0] == "update_aggregator" else {}
+    if ("privacy", "distributed") in pair:
+        row["aggregation"] = "secure"
+    row.update(pair)
+    flags = [flag for choice in row.items() for flag in _FLAGS[choice]]
+    # Aggregators of TFF's are refused before a runtime, such as Ray, starts.
+    call = Caller(None if "update_aggregator" in row else {})
+    message = call.refused(tmp_path, train, *TOY, *flags)
+    assert any(f"--{choice[0]}" in message for choice in pair), message
