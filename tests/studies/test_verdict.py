@@ -13,7 +13,7 @@ from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.figures import save
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.studies.comparison import OVERALL, SUMMARIES, WORST, Comparison, Trials
-from tff_agnostic.studies.gains import Gain, gain, gains
+from tff_agnostic.studies.gains import Gain, alike, attained, gain, gains
 from tff_agnostic.studies.verdict import Sides, harmed, verdict, verdict_figure, verdicts
 
 _ACCURACY = Measure("accuracy", Unit.SHARE, True)
@@ -35,7 +35,7 @@ def _told(worst, domains, overall=0.002, clients=40.0, error=0.02, of_seeds=0.3)
     found["a"] = _gain("a", 0.6, 0.6 + worst, error, clients, of_seeds)
     found[WORST] = _gain(WORST, 0.6, 0.6 + worst, error, clients, of_seeds)
     found[OVERALL] = _gain(OVERALL, 0.9, 0.9 + overall, 0.004, 40.0, of_seeds)
-    sides = Sides("Ours", "FedAvg", _ACCURACY, "test", 3, "a", {"a": 40})
+    sides = Sides("Ours", "FedAvg", _ACCURACY, "test", 3, "a", "a", {"a": 40})
     return "\n".join(verdict(sides, found))
 
 
@@ -90,8 +90,43 @@ def test_an_interval_without_clients_says_so():
     assert "The test clients are not in them" in text
 
 
+def test_sentences_name_both_worst_domains_and_largest_change():
+    # Domain a is the worst with FedAvg; b falls below it, by more than any other domain changes,
+    # which its few clients cannot show.
+    found = {
+        "a": _gain("a", 0.615, 0.65, 0.02),
+        "b": _gain("b", 0.936, 0.6, 0.3),
+        "c": _gain("c", 0.9, 0.91, 0.02),
+        WORST: _gain(WORST, 0.615, 0.6, 0.2),
+        OVERALL: _gain(OVERALL, 0.9, 0.9, 0.004),
+    }
+    sides = Sides("Ours", "FedAvg", _ACCURACY, "test", 3, "b", "a")
+    text = "\n".join(verdict(sides, found))
+    assert "for the worst domain cannot be told: accuracy 60.0% (b) against 61.5% (a)" in text
+    assert "largest change is that of b: accuracy 93.6% to 60.0%, -33.6 points (not told" in text
+
+
+def test_domains_without_interval_are_named_unmeasurable():
+    found = {n: _gain(n, 0.9, 0.9 + d, 0.004) for n, d in (("a", 0.1), (WORST, 0.1), (OVERALL, 0))}
+    found |= {n: _gain(n, 0.9, 0.7, 0.004, clients) for n, clients in (("b", 1.7), ("c", 2.3))}
+    sides = Sides("Ours", "FedAvg", _ACCURACY, "test", 3, "a", "a")
+    text = "\n".join(verdict(sides, found))
+    assert "No domain of the 1 that are measurable is shown to be worse off." in text
+    assert "Not measurable: 2 of 3 domains (b: no interval: the test clients are worth 1.7" in text
+    assert "c: no interval: the test clients are worth 2.3" in text
+    assert "largest change is that of b: accuracy 90.0% to 70.0%, -20.0 points (not meas" in text
+
+
+def test_advice_on_trials_is_rough_and_bounded():
+    # Half a point: twelve times the trials are not worth it, three times are.
+    little = _told(0.005, (0.0, 0.0), clients=math.nan, error=0.0085, of_seeds=1)
+    assert "more than 10 times the data: treat it as 0" in little
+    some = _told(0.03, (0.0, 0.0), clients=math.nan, error=0.02, of_seeds=1)
+    assert "(a rough estimate from 3 trials)" in some
+
+
 def test_a_difference_of_nothing_is_taken_for_nothing():
-    assert "more than 50 times the data: treat it as 0" in _told(0.0001, (0.0, 0.0))
+    assert "more than 10 times the data: treat it as 0" in _told(0.0001, (0.0, 0.0))
 
 
 def _row(accuracies, noise, resampled=True, seed=0, seeds=(1, 2, 3)):
@@ -139,6 +174,24 @@ def test_gains_are_of_pairs_and_the_worst_domain_is_each_rows_own():
     assert found[WORST].spread.of_clients == pytest.approx(expected)
 
 
+def test_estimates_stay_within_measure_and_need_clients():
+    comparison = _comparison({"ours": _row([0.97, 0.8, 0.02], 0.2)})
+    trials = comparison.trials["ours"]
+    for name in _NAMES:
+        _, (low, high) = attained(trials, _NAMES, name, _ACCURACY)
+        assert 0 <= low < high <= 1
+    few = [dataclasses.replace(of, clients=np.full(4, 2.0)) for of in trials.resampled]
+    assert attained(dataclasses.replace(trials, resampled=few), _NAMES, "a", _ACCURACY)[1] is None
+
+
+def test_groups_with_too_few_clients_are_marked_alike():
+    rows = {"fed_avg": _row([0.6, 0.8, 0.9], 0.05), "ours": _row([0.4, 0.8, 0.9], 0.05)}
+    for name, trials in rows.items():
+        few = [dataclasses.replace(of, clients=np.full(4, 2.0)) for of in trials.resampled]
+        rows[name] = dataclasses.replace(trials, resampled=few)
+    assert alike(_comparison(rows), "a", _ACCURACY) == {"ours"}
+
+
 @pytest.mark.parametrize(("paired", "resampled"), [(False, True), (True, False)])
 def test_what_is_not_paired_or_not_resampled_has_less(paired, resampled):
     rows = {"ours": _row([0.7, 0.7, 0.9], 0.05)}
@@ -165,6 +218,15 @@ def test_a_comparison_tells_each_row_and_what_all_have_in_common_once():
     assert lines.count("No domain is shown to be worse off.") == 3
     assert any(line.startswith("Whether other is better or worse") for line in lines)
     assert verdicts(_comparison({"ours": rows["ours"]}), {"ours": "x"}) == []
+
+
+def test_constant_answer_is_held_against_every_row():
+    rows = {"fed_avg": _row([0.5, 0.8, 0.9], 0.05), "ours": _row([0.6, 0.8, 0.9], 0.05, seed=1)}
+    for name, trials in rows.items():
+        rows[name] = dataclasses.replace(trials, class_counts={"a": (60, 40)})
+    lines = verdicts(_comparison(rows), {"fed_avg": "fed_avg", "ours": "x"})
+    expected = "accuracy is not above that of always answering the most frequent class in 1 of 3"
+    assert [line.split(":")[0] for line in lines if expected in line] == ["Ours", "fed_avg"]
 
 
 @pytest.mark.parametrize("names", [_NAMES, AWKWARD_NAMES[:3]])

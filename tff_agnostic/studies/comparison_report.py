@@ -51,7 +51,10 @@ from tff_agnostic.studies.gains import alike
 
 # Ends a number that cannot be told apart from the best one of its domain.
 ALIKE = " ~"
-_ALIKE_NOTE = "numbers with ~ cannot be told apart from the best of their domain (95% intervals)"
+_ALIKE_NOTE = (
+    "numbers with ~ cannot be told apart from the best of their domain (95% intervals, or too few "
+    "clients or trials for one)"
+)
 # Of plain numbers.
 _DECIMALS = 3
 # With more domains than this, algorithms become the columns, so that a terminal can show the table.

@@ -68,8 +68,9 @@ class Gain:
 
     @property
     def is_open(self) -> bool:
-        """Whether the trials leave it open which row is better."""
-        return not self.told() and (self.interval() is not None or self.has_too_few_trials)
+        """Whether the data leave it open which row is better."""
+        too_few = self.has_too_few_trials or self.has_too_few_clients
+        return not self.told() and (self.interval() is not None or too_few)
 
     def _holds_all(self, interval: Interval) -> bool:
         if interval is None or self.trials >= LEAST_TRIALS:
@@ -179,10 +180,20 @@ def alike(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]
     return frozenset(r for r, of in others.items() if of.is_open)
 
 
-def attained(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> Spread:
-    """Returns what a row attains for a group, and what is known of its error; see `gain`."""
-    of = estimates(trials, names, name, measure)
-    return combined(of.values, of.replicates, of.clients, is_smooth=of.is_smooth)
+def attained(
+    trials: Trials, names: Sequence[str], name: str, measure: Measure
+) -> tuple[float, Interval]:
+    """Returns the mean of a row's values for a group, and its interval, of possible values.
+
+    The interval is None if the test clients of the group are too few for one, or nothing varies.
+    """
+    values = estimates(trials, names, name, measure)
+    spread = combined(values.values, values.replicates, values.clients, values.is_smooth)
+    interval = spread.interval()
+    if interval is None or not (math.isnan(values.clients) or has_enough(values.clients)):
+        return spread.mean, None
+    low, high = (0.0, 1.0) if measure.unit is Unit.SHARE else (-math.inf, math.inf)
+    return spread.mean, (max(interval[0], low), min(interval[1], high))
 
 
 def _replicates(

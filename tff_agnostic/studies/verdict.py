@@ -41,8 +41,12 @@ POOLED = "pooled"
 _DECIMALS = 3
 _NAMED = 3
 _NAME_WIDTH = 40
-# With more data than so many times as much, a difference is called small.
-_MANY = 50
+# A difference counts as 0 if telling it takes more than this many times the data: the second number
+# is for differences below `_LITTLE` of the measure.
+_MANY, _MANY_FOR_LITTLE = 50, 10
+_LITTLE = 0.01
+# With fewer trials, an estimate of how many would be enough is rough.
+_SURE_TRIALS = 5
 # The flag of `compare` and `frontier` for more seeds.
 TRIALS = "--trials"
 # How the line begins that says what to do.
@@ -64,6 +68,7 @@ class Sides:
         split: Whose clients: "test", or "heldout".
         trials: Trials of each row.
         worst: The domain that is worst with this row, in the mean over the trials.
+        their_worst: The domain that is worst with the other row.
         clients: How many clients of each domain were evaluated, by name; empty if unknown.
         more_seeds: The flag that trains with more seeds.
     """
@@ -74,6 +79,7 @@ class Sides:
     split: str
     trials: int
     worst: str
+    their_worst: str
     clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
     more_seeds: str = TRIALS
 
@@ -87,7 +93,7 @@ def verdict(sides: Sides, gains: Mapping[str, Gain], has_next: bool = True) -> l
     """
     domains = [g for n, g in gains.items() if n not in (WORST, OVERALL) and not math.isnan(g.mean)]
     return [
-        _of_group(sides, gains[WORST], f"the worst domain ({_short(sides.worst)})"),
+        _worst(sides, gains[WORST]),
         *_by_domain(sides, domains),
         _of_group(sides, gains[OVERALL], "all examples together"),
         *(_next(sides, gains[WORST]) if has_next else []),
@@ -118,6 +124,9 @@ def verdicts(
         ]
         for row in rows
     ]
+    if by_row:
+        # The baseline may be no better than a constant answer, either.
+        by_row[0] += _trivial(comparison, baseline)
     alike = [line for line in by_row[0] if all(line in of for of in by_row)] if by_row else []
     found: list[str] = []
     for line in (line for of in by_row for line in of if line not in alike):
@@ -165,20 +174,30 @@ def _sides(
         comparison.split,
         len(trials.histories),
         worst_of(trials, comparison.domain_names, measure),
+        worst_of(comparison.trials[baseline], comparison.domain_names, measure),
         trials.num_clients,
         more_seeds,
     )
 
 
-def _of_group(sides: Sides, of: Gain, whom: str) -> str:
+def _worst(sides: Sides, gain: Gain) -> str:
+    """Returns the sentence on the worst domain, which names each row's own."""
+    if sides.worst == sides.their_worst:
+        return _of_group(sides, gain, f"the worst domain ({_short(sides.worst)})")
+    after, before = (f" ({_short(name)})" for name in (sides.worst, sides.their_worst))
+    return _of_group(sides, gain, "the worst domain", after, before)
+
+
+def _of_group(sides: Sides, gain: Gain, whom: str, after: str = "", before: str = "") -> str:
     measure = sides.measure
-    values = f"{measure.name} {_value(of.after, measure)} against {_value(of.before, measure)}"
-    by, found = f"a gain of {_gain(of, measure)}", of.told()
-    if found:
-        how = "better" if found > 0 else "worse"
-        end = _ends(of.interval(), measure)
+    ours, theirs = _value(gain.after, measure) + after, _value(gain.before, measure) + before
+    values = f"{measure.name} {ours} against {theirs}"
+    by, sign = f"a gain of {_gain(gain, measure)}", gain.told()
+    if sign:
+        how = "better" if sign > 0 else "worse"
+        end = _ends(gain.interval(), measure)
         return f"{sides.ours} is {how} than {sides.theirs} for {whom}: {values}, {by} {end}."
-    why = _ends(of.interval(), measure) or f"({why_no_interval(of, sides.split, sides.trials)})"
+    why = _ends(gain.interval(), measure) or f"({why_no_interval(gain, sides.split, sides.trials)})"
     return (
         f"Whether {sides.ours} is better or worse than {sides.theirs} for {whom} cannot be told: "
         f"{values}, {by} {why}."
@@ -189,23 +208,47 @@ def _by_domain(sides: Sides, domains: Sequence[Gain]) -> list[str]:
     count = len(domains)
     if count < 2:
         return []
-    told: dict[int, list[Gain]] = {1: [], -1: [], 0: []}
-    for of in domains:
-        told[of.told(count)].append(of)
-    found = []
-    for direction, text in ((1, "Better off"), (-1, "Worse off")):
-        listed = sorted(told[direction], key=lambda g: -abs(g.mean))
+    by_sign: dict[int, list[Gain]] = {1: [], -1: [], 0: []}
+    unmeasured = [d for d in domains if d.interval(count) is None and d.mean]
+    for domain in domains:
+        if domain not in unmeasured:
+            by_sign[domain.told(count)].append(domain)
+    measured, named, lines = count - len(unmeasured), [], []
+    for sign, text in ((1, "Better off"), (-1, "Worse off")):
+        listed = sorted(by_sign[sign], key=lambda domain: -abs(domain.mean))
         if listed:
             more = f", and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-            names = ", ".join(_change(of, sides.measure, count) for of in listed[:_NAMED])
-            found.append(f"{text}: {len(listed)} of {count} domains ({names}{more}).")
-    if not told[-1]:
-        found.append("No domain is shown to be worse off.")
-    if len(told[0]) == count:
-        found.append(f"No single domain of the {count} shows a difference that can be told from 0.")
-    elif told[0]:
-        found.append(f"In {len(told[0])} of {count} domains no difference can be told from 0.")
-    return found
+            names = ", ".join(_change(domain, sides.measure, count) for domain in listed[:_NAMED])
+            lines.append(f"{text}: {len(listed)} of {count} domains ({names}{more}).")
+            named += listed[:_NAMED]
+    if measured and not by_sign[-1]:
+        which = "domain" if measured == count else f"domain of the {measured} that are measurable"
+        lines.append(f"No {which} is shown to be worse off.")
+    if by_sign[0] and len(by_sign[0]) == count:
+        lines.append(f"No single domain of the {count} shows a difference that can be told from 0.")
+    elif by_sign[0]:
+        lines.append(f"In {len(by_sign[0])} of {count} domains no difference can be told from 0.")
+    if unmeasured:
+        more = f"; and {len(unmeasured) - _NAMED} more" if len(unmeasured) > _NAMED else ""
+        why = "; ".join(
+            f"{_short(domain.name)}: {why_no_interval(domain, sides.split, sides.trials)}"
+            for domain in unmeasured[:_NAMED]
+        )
+        lines.append(f"Not measurable: {len(unmeasured)} of {count} domains ({why}{more}).")
+    largest = max(domains, key=lambda domain: abs(domain.mean))
+    if largest not in named and largest.mean:
+        lines.append(_largest_change(sides, largest, count))
+    return lines
+
+
+def _largest_change(sides: Sides, gain: Gain, count: int) -> str:
+    ends = _ends(gain.interval(count), sides.measure, bare=True)
+    how = f"not told from 0, {ends}" if ends else "not measurable"
+    before, after = (_value(value, sides.measure) for value in (gain.before, gain.after))
+    return (
+        f"The largest change is that of {_short(gain.name)}: {sides.measure.name} {before} to "
+        f"{after}, {_gain(gain, sides.measure)} ({how})."
+    )
 
 
 def _change(of: Gain, measure: Measure, count: int) -> str:
@@ -256,26 +299,34 @@ def _more_data(sides: Sides, worst: Gain) -> list[str]:
         return []
     needed = worst.spread.needed()
     there = sides.clients.get(sides.worst)
-    if needed.both is not None and needed.both > _MANY:
+    most = _MANY_FOR_LITTLE if _is_little(worst, sides.measure) else _MANY
+    if needed.both is not None and needed.both > most:
         return [
-            f"to tell a difference of this size takes more than {_MANY} times the data: treat it "
+            f"to tell a difference of this size takes more than {most} times the data: treat it "
             "as 0"
         ]
+    rough = f" (a rough estimate from {sides.trials} trials)" if sides.trials < _SURE_TRIALS else ""
     if needed.clients is not None and (needed.seeds is None or worst.has_clients):
         total = "" if there is None else f": about {_round(there * needed.clients)}, not {there}"
         times = f"{needed.clients:.1f} times as many {sides.split} clients of "
-        return [f"{times}{_short(sides.worst)} would tell a difference of this size{total}"]
+        return [f"{times}{_short(sides.worst)} would tell a difference of this size{total}{rough}"]
     if needed.seeds is not None:
         trials = math.ceil(sides.trials * needed.seeds)
-        return [f"{sides.more_seeds}={trials} would tell a difference of this size"]
+        return [f"{sides.more_seeds}={trials} would tell a difference of this size{rough}"]
     if needed.both is not None:
         return [
             f"{needed.both:.1f} times as many {sides.split} clients and trials would tell a "
-            "difference of this size"
+            f"difference of this size{rough}"
         ]
     if sides.trials < 2:
         return [f"more seeds: one tells nothing of others ({sides.more_seeds}=3)"]
     return []
+
+
+def _is_little(gain: Gain, measure: Measure) -> bool:
+    """Whether a gain is below a hundredth of the measure: a point of a share, or 1% of a value."""
+    whole = 1.0 if measure.unit is Unit.SHARE else abs(gain.before)
+    return abs(gain.mean) < _LITTLE * whole
 
 
 def why_no_interval(of: Gain, split: str, num_trials: int) -> str:
@@ -449,6 +500,7 @@ def _lengths(mean: float, interval: Interval, unit: Unit) -> tuple[float, float]
 
 
 def _estimate(comparison: Comparison, row: str, domain: str, measure: Measure) -> Estimate:
-    spread = attained(comparison.trials[row], comparison.domain_names, domain, measure)
-    low, high = spread.interval() or (math.nan, math.nan)
-    return Estimate(spread.mean, low, high)
+    trials, names = comparison.trials[row], comparison.domain_names
+    mean, interval = attained(trials, names, domain, measure)
+    low, high = interval or (math.nan, math.nan)
+    return Estimate(mean, low, high)
