@@ -349,11 +349,9 @@ class _Plan:
         if about.secure:
             self.sums = sum_plan(pinned, about, settings.min_clients, settings.checks_survivors)
             self.folder = SessionFolder(folder.folder / f"{kind}_sessions")
-            pending = self.track.pending(self.track.completed + 1)
-            # Of rounds that an earlier process finished, or gave up.
-            for session in self.folder.sessions():
-                if pending is None or session != pending.session:
-                    self.folder.erase(session)
+            # The others are of rounds that an earlier process finished or gave up.
+            for session in set(self.folder.sessions()) - {self.track.unfinished}:
+                self.folder.erase(session)
             nodes_noise = noise_of_export(export, pinned)
             check_sum_plan(nodes_noise, self.sums)
             if nodes_noise is not None:

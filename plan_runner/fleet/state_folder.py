@@ -230,6 +230,14 @@ class Track:
         """Number of complete rounds."""
         return len(self._events(DONE))
 
+    @property
+    def unfinished(self) -> Optional[bytes]:
+        """Session of the round that was begun last, if it is neither done nor given up."""
+        events = self._events(BEGUN, GIVEN_UP, DONE)
+        if not events or events[-1]["event"] != BEGUN:
+            return None
+        return bytes.fromhex(events[-1]["session"])
+
     def attempts(self, number: int) -> int:
         """Returns how often a round has begun."""
         return sum(event["round"] == number for event in self._events(BEGUN))
