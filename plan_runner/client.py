@@ -25,6 +25,7 @@ from plan_runner.graph_check import (
 )
 from plan_runner.graph_session import GraphSession, load_graph, session_config
 from plan_runner.plan_messages import check_parts, parse
+from plan_runner.ram_files import File
 from plan_runner.tflite import TfLiteBeside
 
 _LISTS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
@@ -187,7 +188,7 @@ class ClientGraph:
             raise PlanError(f"cohort: expected at least {fewest}, found {len(clients)}")
 
     def run(
-        self, name: str, examples: Sequence[bytes], checkpoint: Path, update: Optional[Path] = None
+        self, name: str, examples: Sequence[bytes], checkpoint: File, update: Optional[File] = None
     ) -> dict[str, np.ndarray]:
         """Plays one client; returns the tensors that it sends directly, by name.
 

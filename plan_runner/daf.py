@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from plan_runner.graph_session import (
 )
 from plan_runner.plan_messages import check_parts
 from plan_runner.profile import Profile, Sent, Sums
+from plan_runner.ram_files import File
 
 _WHERE = "plan.pb: server_phase_v2"
 _URI = "federated_sum"
@@ -106,14 +106,14 @@ class DafProfile(Profile):
             # All is well: the sessions stay open.
             self._sessions = stack.pop_all()
 
-    def begin_round(self, state: Path, scratch: Path) -> Path:
+    def begin_round(self, state: File, scratch: File) -> File:
         """Plays the server's first half; see `Profile`."""
         down, kept = scratch / "client.ckpt", scratch / _KEPT
         self._prepare.run({self._state_in: state}, {self._client_out: down, self._kept_out: kept})
         return down
 
     def play_client(
-        self, name: str, examples: Sequence[bytes], checkpoint: Path, scratch: Path
+        self, name: str, examples: Sequence[bytes], checkpoint: File, scratch: File
     ) -> Sent:
         """Plays a client; see `Profile`."""
         update = scratch / "update.ckpt"
@@ -128,7 +128,7 @@ class DafProfile(Profile):
         return PlainSums(self._sums)
 
     def end_round(
-        self, sums: Mapping[str, np.ndarray], scratch: Path
+        self, sums: Mapping[str, np.ndarray], scratch: File
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Plays the server's second half; see `Profile`."""
         aggregate, new_state = scratch / "aggregate.ckpt", scratch / "state.ckpt"
@@ -140,7 +140,7 @@ class DafProfile(Profile):
         return read_checkpoint(new_state, f"{_WHERE}: the new state"), outputs
 
 
-def read_update(checkpoint: Path, client: str) -> Sent:
+def read_update(checkpoint: File, client: str) -> Sent:
     """Reads what a client sends, from the file that its graph has written."""
     return Sent(read_checkpoint(checkpoint, f"update of client {client}"), checkpoint)
 
@@ -195,7 +195,7 @@ class _ServerGraph:
         )
         self._session.require([*inputs, *self._targets, *self._outputs])
 
-    def run(self, reads: Mapping[str, Path], writes: Mapping[str, Path]) -> dict[str, np.ndarray]:
+    def run(self, reads: Mapping[str, File], writes: Mapping[str, File]) -> dict[str, np.ndarray]:
         """Returns the outputs by name, without their position at the node."""
         feeds = {name: str(path) for name, path in {**reads, **writes}.items()}
         values = self._session.run([*self._outputs, *self._targets], feeds)

@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Optional, TypeVar, Union
 
 import numpy as np
 
@@ -285,14 +285,19 @@ def _entries(folder: Path) -> Iterator[str]:
 
 
 def read_arrays(
-    path: Path, max_unpacked_mb: float = DEFAULT_LIMITS.max_unpacked_mb
+    path: Union[Path, io.BytesIO],
+    max_unpacked_mb: float = DEFAULT_LIMITS.max_unpacked_mb,
+    where: Optional[str] = None,
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of an .npz file.
 
     Args:
+        path: The file, or its content.
         max_unpacked_mb: How much it may hold, in 10^6 bytes.
+        where: Name of the file, for messages; its path if None.
     """
-    expected = f"{path}: expected an .npz file"
+    where = f"{path}" if where is None else where
+    expected = f"{where}: expected an .npz file"
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -300,7 +305,7 @@ def read_arrays(
             size = sum(member.file_size for member in members)
             if size > max_unpacked_mb * 1e6:
                 raise PlanError(
-                    f"{path}: expected at most {max_unpacked_mb:g} MB when unpacked "
+                    f"{where}: expected at most {max_unpacked_mb:g} MB when unpacked "
                     f"(--max_unpacked_mb), found {size / 1e6:.1f} MB"
                 )
             return {

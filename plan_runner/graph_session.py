@@ -1,7 +1,6 @@
 """A graph of a plan and a session that runs it, with its checkpoints."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
@@ -13,6 +12,7 @@ from plan_runner.errors import PlanError, reason
 from plan_runner.export import TensorType
 from plan_runner.graph_check import saver_def, tensor_name, unpacked
 from plan_runner.plan_messages import check_parts, parse_foreign
+from plan_runner.ram_files import File
 
 # Lines that TensorFlow puts before the line with the error.
 _HEADINGS = ("Graph execution error:", "root error(s) found.")
@@ -138,7 +138,7 @@ class CheckpointOp:
         around = [getattr(message, name) for name in OPS_AROUND]
         self.names = [name for name in (self._save, self._restore, self.path, *around) if name]
 
-    def save(self, session: GraphSession, path: Path) -> None:
+    def save(self, session: GraphSession, path: File) -> None:
         """Writes a checkpoint."""
         self._run(session, self._message.before_save_op)
         self._run(session, self._save, path)
@@ -146,19 +146,19 @@ class CheckpointOp:
         if not path.is_file():
             raise PlanError(f"{self._where}: expected a checkpoint, the graph wrote none")
 
-    def restore(self, session: GraphSession, path: Path) -> None:
+    def restore(self, session: GraphSession, path: File) -> None:
         """Reads a checkpoint."""
         self._run(session, self._message.before_restore_op)
         self._run(session, self._restore, path)
         self._run(session, self._message.after_restore_op)
 
-    def _run(self, session: GraphSession, name: str, path: Optional[Path] = None) -> None:
+    def _run(self, session: GraphSession, name: str, path: Optional[File] = None) -> None:
         if name:
             feeds = {} if path is None else {self.path: str(path)}
             session.run([name], feeds, self._where.rpartition(": ")[2])
 
 
-def read_checkpoint(path: Path, where: str) -> dict[str, np.ndarray]:
+def read_checkpoint(path: File, where: str) -> dict[str, np.ndarray]:
     """Returns the tensors of a checkpoint by name.
 
     Args:
@@ -178,7 +178,7 @@ def read_checkpoint(path: Path, where: str) -> dict[str, np.ndarray]:
         ) from e
 
 
-def write_checkpoint(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write_checkpoint(path: File, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes a checkpoint; at least one tensor."""
     names = sorted(tensors)
     with tf.device("CPU:0"):

@@ -302,16 +302,18 @@ class Process:
     """The process, as a context manager that leaves none behind.
 
     Args:
-        takes_requests: Whether it gets requests at its standard input.
+        shared: File descriptor that the process inherits under the same number, if it gets
+            requests at its standard input; None if it gets none.
     """
 
     def __init__(
-        self, folder: Path, bounds: Bounds, errors: BinaryIO, takes_requests: bool = False
+        self, folder: Path, bounds: Bounds, errors: BinaryIO, shared: Optional[int] = None
     ) -> None:
         self.folder = folder
         self._bounds = bounds
         self._errors = errors
-        self._input = subprocess.PIPE if takes_requests else subprocess.DEVNULL
+        self._shared = () if shared is None else (shared,)
+        self._input = subprocess.DEVNULL if shared is None else subprocess.PIPE
         self._decoder = Decoder()
         self._step = "starting"
         self._deadline = 0.0
@@ -325,7 +327,7 @@ class Process:
                 stdin=self._input,
                 stdout=self._errors,
                 stderr=self._errors,
-                pass_fds=(other_end,),
+                pass_fds=(other_end, *self._shared),
                 # The Ctrl-C of a terminal is for this process, which ends the other one.
                 start_new_session=True,
                 env=self._environment(),
@@ -376,14 +378,13 @@ class Process:
             raise self._ended()
         return status
 
-    def ask(self, step: str, request: str, listener: Listener) -> None:
-        """Has it do a request, and passes on the events of it.
+    def ask(self, step: str, request: str) -> str:
+        """Sends a request, and returns the text of its results.
 
         Args:
-            step: What it is, for messages. Whatever the process reports, its time goes on.
+            step: Name of the request, for messages. All of it has the time of one step.
             request: One line.
         """
-        actions = {STEP: listener.step, **self._actions(listener)}
         self._begin(step)
         assert self._process.stdin is not None
         try:
@@ -391,10 +392,16 @@ class Process:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
+        failures, results = {ERROR: _fail, REFUSED: _refuse}, None
         for kind, value in self._events():
-            if kind == STATUS:
-                return
-            actions[kind](value)
+            if kind in failures:
+                failures[kind](value)
+            elif kind == RESULTS:
+                results = value
+            elif kind == STATUS and results is not None:
+                return str(results)
+            else:
+                raise self._reports(f"{kind} where results were expected")
         raise self._ended()
 
     def _actions(self, listener: Listener) -> dict[str, Callable[[Any], None]]:

@@ -10,6 +10,7 @@ from typing import Optional
 import numpy as np
 
 from plan_runner.client import Client, ClientGraph
+from plan_runner.ram_files import File
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Sent:
     """
 
     tensors: Mapping[str, np.ndarray]
-    checkpoint: Optional[Path] = None
+    checkpoint: Optional[File] = None
 
 
 class Sums(abc.ABC):
@@ -76,7 +77,7 @@ class Profile(abc.ABC):
     _sessions: contextlib.ExitStack
 
     @abc.abstractmethod
-    def begin_round(self, state: Path, scratch: Path) -> Path:
+    def begin_round(self, state: File, scratch: File) -> File:
         """Plays the server's first half; returns the checkpoint that every client gets.
 
         Args:
@@ -86,7 +87,7 @@ class Profile(abc.ABC):
 
     @abc.abstractmethod
     def play_client(
-        self, name: str, examples: Sequence[bytes], checkpoint: Path, scratch: Path
+        self, name: str, examples: Sequence[bytes], checkpoint: File, scratch: File
     ) -> Sent:
         """Plays a client.
 
@@ -107,7 +108,7 @@ class Profile(abc.ABC):
 
     @abc.abstractmethod
     def end_round(
-        self, sums: Mapping[str, np.ndarray], scratch: Path
+        self, sums: Mapping[str, np.ndarray], scratch: File
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Plays the server's second half; returns its checkpoint's tensors, and its outputs.
 

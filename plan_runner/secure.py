@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
@@ -22,6 +21,7 @@ from plan_runner.graph_session import (
 )
 from plan_runner.plan_messages import check_parts
 from plan_runner.profile import Profile, Sent, Sums
+from plan_runner.ram_files import File
 
 _WHERE = "plan.pb: server_phase"
 # Every path is always fed, as a default in the graph would be a path of the plan's choice; nothing
@@ -113,7 +113,7 @@ class SecureProfile(Profile):
             # All is well: the sessions stay open.
             self._sessions = stack.pop_all()
 
-    def begin_round(self, state: Path, scratch: Path) -> Path:
+    def begin_round(self, state: File, scratch: File) -> File:
         """Plays the server's first half; see `Profile`."""
         down, coordinator = scratch / "client.ckpt", self._coordinator
         self._savepoint.restore(coordinator, state)
@@ -122,7 +122,7 @@ class SecureProfile(Profile):
         return down
 
     def play_client(
-        self, name: str, examples: Sequence[bytes], checkpoint: Path, scratch: Path
+        self, name: str, examples: Sequence[bytes], checkpoint: File, scratch: File
     ) -> Sent:
         """Plays a client; see `Profile`."""
         del scratch
@@ -133,7 +133,7 @@ class SecureProfile(Profile):
         return SecureSums(self.tensors, clients)
 
     def end_round(
-        self, sums: Mapping[str, np.ndarray], scratch: Path
+        self, sums: Mapping[str, np.ndarray], scratch: File
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Plays the server's second half; see `Profile`."""
         partial, new_state = scratch / "intermediate.ckpt", scratch / "state.ckpt"
@@ -146,7 +146,7 @@ class SecureProfile(Profile):
         self._savepoint.save(coordinator, new_state)
         return read_checkpoint(new_state, f"{_WHERE}: the new state"), self._measured()
 
-    def _aggregate(self, sums: Mapping[str, np.ndarray], partial: Path) -> None:
+    def _aggregate(self, sums: Mapping[str, np.ndarray], partial: File) -> None:
         read = self._phase.read_aggregated_update
         feeds = {tensor.restore_name: sums[name] for name, tensor in self.tensors.items()}
         aggregator = self._aggregator

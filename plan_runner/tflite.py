@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
@@ -19,6 +18,7 @@ from plan_runner.graph_check import Permissions, check_graph, constants, tensor_
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.kernel import kernel_problem, token_of
 from plan_runner.plan_messages import read_plans
+from plan_runner.ram_files import File
 
 _WHERE = f"{CLIENT_ONLY_PLAN}: tflite_graph"
 _FLEX = "Flex"
@@ -63,7 +63,7 @@ class TfLiteClient:
         self._inputs = _indices(self._interpreter.get_input_details())
 
     def run(
-        self, name: str, examples: Sequence[bytes], checkpoint: Path, update: Optional[Path] = None
+        self, name: str, examples: Sequence[bytes], checkpoint: File, update: Optional[File] = None
     ) -> dict[str, np.ndarray]:
         """Plays one client; see `ClientGraph.run`."""
         feeds: dict[str, Any] = {
@@ -107,8 +107,8 @@ class TfLiteBeside:
         self,
         name: str,
         examples: Sequence[bytes],
-        checkpoint: Path,
-        update: Optional[Path],
+        checkpoint: File,
+        update: Optional[File],
         sent: Mapping[str, np.ndarray],
     ) -> None:
         """Runs a client once more, and compares.

@@ -24,6 +24,7 @@ clientapp = "client_app:app"
 manifest-sha256 = "{manifest}"
 settings = ""
 rounds = 0
+weaker_privacy = false
 """
 _PART = '''\
 """The {part} that plan_runner, as it is installed here, plays."""

@@ -150,7 +150,19 @@ def _add_server(commands: argparse._SubParsersAction[_Parser]) -> None:
         default=8000,
         help="of its SuperLink, on loopback (%(default)s)",
     )
+    _add_weaker_privacy(parser)
     parser.set_defaults(run=_server)
+
+
+def _add_weaker_privacy(parser: _Parser) -> None:
+    parser.add_argument(
+        "--weaker_privacy",
+        action="store_true",
+        help=(
+            "play rounds that break what the plan's epsilon takes for granted, such as other "
+            "cohorts or more rounds; the server states their epsilon"
+        ),
+    )
 
 
 def _server(arguments: argparse.Namespace) -> int:
@@ -170,6 +182,7 @@ def _server(arguments: argparse.Namespace) -> int:
         (arguments.host, arguments.port),
         arguments.superlink_port,
         _tell,
+        arguments.weaker_privacy,
     )
     return 0
 
@@ -243,6 +256,7 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on with the demo in --output that was cut off"
     )
+    _add_weaker_privacy(parser)
     parser.set_defaults(run=_demo)
 
 
@@ -274,6 +288,7 @@ def _demo(arguments: argparse.Namespace) -> int:
             _tell,
             arguments.seed or 0,
             arguments.store,
+            arguments.weaker_privacy,
         )
     return 0 if same else 1
 

@@ -18,7 +18,7 @@ from plan_runner.errors import PlanError, counted
 from plan_runner.export import SERVER_STATE, STATE, SUFFIX, TRAINING, read_arrays
 from plan_runner.fleet.player import Examples, Player
 from plan_runner.fleet.settings import manifest_sha256
-from plan_runner.fleet.state_folder import JOURNAL, OPENED, sums_file
+from plan_runner.fleet.state_folder import DONE, JOURNAL, sums_file
 from plan_runner.private_sums.noise import NodeNoise, NoisedGroup, noise_of_export
 
 # How many standard deviations the noise's moments may be off: once in a million demos by chance.
@@ -60,7 +60,7 @@ def is_as_run_plan(
         folder: For what run_plan writes.
     """
     journal = [json.loads(line) for line in (state / JOURNAL).read_text().splitlines()]
-    rounds = [event for event in journal if event["event"] == OPENED]
+    rounds = [event for event in journal if event["event"] == DONE]
     noise = noise_of_export(export, manifest_sha256(export))
     if noise is not None:
         return _has_nodes_noise(export, clients, state, rounds, noise, tell)

@@ -26,6 +26,7 @@ from plan_runner.fleet.launch import SUPERLINK, Events, Processes, check_room
 from plan_runner.fleet.server import STAGES
 from plan_runner.fleet.settings import manifest_sha256
 from plan_runner.private_sums.noise import NodeNoise, noise_of_export
+from plan_runner.private_sums.server_noise import server_noise_of_export
 
 # The exchanges of a round, by the profile of its plan.
 _STAGES = {"daf": ("work",), "secure": tuple(STAGES.values())}
@@ -60,6 +61,7 @@ def demo(
     tell: Callable[[str], None],
     seed: int = 0,
     store: Path | None = None,
+    weaker_privacy: bool = False,
 ) -> bool:
     """Plays rounds with a client of the folder on each node; returns whether it is as run_plan.
 
@@ -70,6 +72,7 @@ def demo(
         seed: Of what is killed.
         store: A client store, from which nodes read the clients of the files' names; run_plan reads
             the files.
+        weaker_privacy: See `server.FleetServer`.
     """
     files = sorted(clients.glob(f"*{SUFFIX}"))[:nodes]
     if len(files) < nodes:
@@ -82,9 +85,9 @@ def demo(
             f"--nodes: expected at least {noise.fewest_clients}, whose noise together is the "
             f"plan's, found {nodes}"
         )
-    if noise is not None and rounds > len(noise.epsilons):
+    if noise is not None and not weaker_privacy and rounds > len(noise.claimed):
         raise PlanError(
-            f"--rounds: expected at most {len(noise.epsilons)}, as far as the export's account of "
+            f"--rounds: expected at most {len(noise.claimed)}, as far as the export's account of "
             f"epsilon goes, found {rounds}"
         )
     clients, is_new = folder / "clients", not folder.exists()
@@ -94,7 +97,11 @@ def demo(
         if store is not None:
             places = [_place_in_store(store.resolve(), file) for file in files]
         data = dict(zip(names, places))
-        _write_settings(folder, export.resolve(), data, noise, kill == kills.OFTEN)
+        # Otherwise the plan's own draw, which has no place in the settings.
+        draws_all = (
+            weaker_privacy or server_noise_of_export(export, manifest_sha256(export)) is None
+        )
+        _write_settings(folder, export.resolve(), data, noise, draws_all, kill == kills.OFTEN)
     else:
         names = [path.stem for path in sorted(clients.glob(f"*{SUFFIX}"))]
         if len(names) != nodes:
@@ -106,7 +113,9 @@ def demo(
     earlier = len(list(folder.glob(f"{_PROCESSES}*")))
     with Processes(folder / f"{_PROCESSES}{earlier or ''}") as processes:
         back_seconds = _BACK_SECONDS if kill == kills.OFTEN else 0.0
-        played = _Played(folder, names, rounds, schedule, back_seconds, processes, tell)
+        played = _Played(
+            folder, names, rounds, schedule, back_seconds, processes, tell, weaker_privacy
+        )
         played.start()
         played.watch()
     for line in _table(played.exchanges):
@@ -136,7 +145,9 @@ class _Played:
         back_seconds: float,
         processes: Processes,
         tell: Callable[[str], None],
+        weaker_privacy: bool,
     ) -> None:
+        self._weaker = ["--weaker_privacy"] * weaker_privacy
         self._folder, self._names, self._rounds, self._tell = folder, names, rounds, tell
         self._schedule, self._back_seconds, self._processes = schedule, back_seconds, processes
         self._state = folder / "server" / "state"
@@ -155,6 +166,7 @@ class _Played:
             *("server", *_MODULE, "server", f"--keys={keys_of_server}"),
             *(f"--settings={keys_of_server / 'server.toml'}", f"--rounds={self._rounds}"),
             *(f"--port={self._ports[0]}", f"--superlink_port={self._ports[1]}"),
+            *self._weaker,
         )
         _wait(self._processes, "server", "nodes may come")
         for name in self._names:
@@ -275,9 +287,15 @@ def _write_settings(
     export: Path,
     data: Mapping[str, str],
     noise: NodeNoise | None,
+    draws_all: bool = True,
     are_killed_often: bool = False,
 ) -> None:
-    """Writes keys and settings; `data` has the lines of the table of each node's examples."""
+    """Writes keys and settings.
+
+    Args:
+        data: Lines of the table of each node's examples.
+        draws_all: Whether each round waits for all nodes.
+    """
     names = list(data)
     sha256 = manifest_sha256(export)
     # Nodes need no state, which may hold the key of the server's noise.
@@ -295,11 +313,12 @@ def _write_settings(
     left = len(names) // 2 if are_killed_often else len(names) - 1
     fewest = max(3, left, 0 if noise is None else noise.fewest_clients)
     common = f"min_clients = {fewest}\n"
+    size = f"cohort_size = {len(names)}\n" if draws_all else ""
     # Who was killed is asked again in the round after the next.
     rounds = (
         f"rest_rounds = 1\nattempts = 20\n[timeouts]\n{_OFTEN}"
         if are_killed_often
-        else f"rest_rounds = 0\ncohort_size = {len(names)}\n[timeouts]\n{_TIMEOUTS}"
+        else f"rest_rounds = 0\n{size}[timeouts]\n{_TIMEOUTS}"
     )
     (server / "server.toml").write_text(
         f'export = "{export}"\nroster = "{keys.ROSTER}"\nstate = "state"\n'

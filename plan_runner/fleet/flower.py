@@ -164,7 +164,8 @@ def _main(grid: Grid, context: Context) -> None:
     with serving(settings.state):
         events.write(pid=os.getpid())
         try:
-            server = FleetServer(settings, FlowerChannel(grid), events)
+            weaker = bool(context.run_config["weaker_privacy"])
+            server = FleetServer(settings, FlowerChannel(grid), events, weaker_privacy=weaker)
             with contextlib.closing(server):
                 server.run(int(context.run_config["rounds"]))
         except PlanError as e:
@@ -299,12 +300,24 @@ def register(client: ControlHttpClient, logins: Sequence[Path]) -> None:
                 raise
 
 
-def start_run(client: ControlHttpClient, manifest: str, settings: Path, rounds: int) -> int:
+def start_run(
+    client: ControlHttpClient,
+    manifest: str,
+    settings: Path,
+    rounds: int,
+    weaker_privacy: bool = False,
+) -> int:
     """Starts the ServerApp; returns Flower's number of the run."""
     files = {name: text.encode() for name, text in app_files(manifest).items()}
     content, _ = build_fab_from_files(files)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    config = user_config_to_proto({"settings": str(settings.resolve()), "rounds": rounds})
+    config = user_config_to_proto(
+        {
+            "settings": str(settings.resolve()),
+            "rounds": rounds,
+            "weaker_privacy": weaker_privacy,
+        }
+    )
     answer = client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config))
     if not answer.HasField("run_id"):
         raise PlanError("the SuperLink has started no run")

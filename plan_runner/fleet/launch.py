@@ -205,6 +205,7 @@ def run_server(
     address: tuple[str, int],
     port: int,
     tell: Callable[[str], None],
+    weaker_privacy: bool = False,
 ) -> None:
     """Plays rounds as a server, and takes them up again when a part of it ends.
 
@@ -213,6 +214,7 @@ def run_server(
         address: Where nodes reach the filter.
         port: Of the SuperLink, on loopback.
         tell: Called with lines for people.
+        weaker_privacy: See `server.FleetServer`.
     """
     from plan_runner.fleet import flower
 
@@ -262,7 +264,7 @@ def run_server(
         tell(f"server: nodes may come to {address[0]}:{address[1]}")
         for _ in range(_MOST_RUNS):
             with flower.control(superlink, authority) as client:
-                number = flower.start_run(client, manifest, settings_file, rounds)
+                number = flower.start_run(client, manifest, settings_file, rounds, weaker_privacy)
             tell(f"server: run {number} has started")
             ended = _follow_run(processes, events, settings.state, tell)
             if ended is None:

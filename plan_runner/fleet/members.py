@@ -15,6 +15,8 @@ from typing import Optional, Protocol
 
 from plan_runner.errors import PlanError
 from plan_runner.fleet.wire import Kind, Message, decoded, identity_text, tagged, words_of
+from plan_runner.private_sums.server_noise import FIXED_SIZE
+from plan_runner.private_sums.server_noise import Draw as PlannedDraw
 from plan_runner.secure_aggregation.primitives import is_signed
 from plan_runner.secure_aggregation.sum_plan import Identities
 
@@ -22,6 +24,8 @@ _POLL_SECONDS = 0.02
 # Nobody is late before: a node of Flower looks for messages once in three seconds.
 _NOT_LATE_SECONDS = 10.0
 _DIGEST_BYTES = 32
+# Randomness of private draws, which nobody can predict or repeat.
+_SECRET = random.SystemRandom()
 # Of cohorts by chance, until one is large enough.
 _MOST_DRAWS = 10_000
 
@@ -309,3 +313,19 @@ SAMPLINGS: dict[str, Callable[[Draw, random.Random], list[bytes]]] = {
     "poisson": _poisson,
     "by_domain": _by_domain,
 }
+
+
+def planned_draw(draw: PlannedDraw, population: Sequence[bytes]) -> list[bytes]:
+    """Returns the clients of a round, drawn as a plan's epsilon takes for granted.
+
+    The draw is from the whole population, whoever is connected, and no system random number can be
+    predicted. A client that is drawn and does not answer is replaced by no other one.
+
+    Args:
+        draw: POISSON or FIXED_SIZE.
+        population: Identities of the roster, at least as many as the plan's clients.
+    """
+    if draw.scheme == FIXED_SIZE:
+        return _SECRET.sample(list(population), int(draw.per_round))
+    share = min(1.0, draw.per_round / len(population))
+    return [identity for identity in population if _SECRET.random() < share]

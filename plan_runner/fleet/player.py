@@ -15,7 +15,7 @@ import numpy as np
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits, read_arrays
 from plan_runner.fleet import worker
-from plan_runner.fleet.worker import About, Worker
+from plan_runner.fleet.worker import About, Files, Worker
 from plan_runner.isolation import IsolationError
 from plan_runner.kernel import find_kernel
 from plan_runner.play import check_sandbox
@@ -79,8 +79,8 @@ class Player:
     def about(self) -> worker.About:
         """What the plan is."""
 
-        def take(folder: Path) -> worker.About:
-            return worker.About.from_json(json.loads((folder / worker.ABOUT_FILE).read_bytes()))
+        def take(files: Files) -> worker.About:
+            return worker.About.from_json(json.loads(files[worker.ABOUT_FILE]))
 
         return self._ask(worker.ABOUT, "loading the plan", {}, {}, take)
 
@@ -103,8 +103,9 @@ class Player:
     def values(self, name: str, checkpoint: bytes, examples: Examples) -> dict[str, np.ndarray]:
         """Plays a client of secure sums; returns its integers by the tensors' names."""
 
-        def take(folder: Path) -> dict[str, np.ndarray]:
-            return read_arrays(folder / worker.VALUES, self._limits.max_unpacked_mb)
+        def take(files: Files) -> dict[str, np.ndarray]:
+            content = io.BytesIO(files[worker.VALUES])
+            return read_arrays(content, self._limits.max_unpacked_mb, f"values of {name}")
 
         return self._client(name, checkpoint, examples, take)
 
@@ -118,7 +119,7 @@ class Player:
         self._ask(worker.READ, step, *_of_client(name, examples), _nothing)
 
     def _client(
-        self, name: str, checkpoint: bytes, examples: Examples, take: Callable[[Path], _T]
+        self, name: str, checkpoint: bytes, examples: Examples, take: Callable[[Files], _T]
     ) -> _T:
         request, files = _of_client(name, examples)
         files[worker.CLIENT_CHECKPOINT] = checkpoint
@@ -165,9 +166,9 @@ class Player:
             "bytes_up": bytes_up,
         }
 
-        def take(folder: Path) -> Ended:
-            told = json.loads((folder / worker.TOLD).read_bytes())
-            return Ended((folder / worker.STATE).read_bytes(), told["row"], told["line"])
+        def take(files: Files) -> Ended:
+            told = json.loads(files[worker.TOLD])
+            return Ended(files[worker.STATE], told["row"], told["line"])
 
         files = {worker.STATE: state, worker.SUMS: sums}
         return self._ask(worker.END, f"round {round_number}", request, files, take)
@@ -187,7 +188,7 @@ class Player:
         step: str,
         request: Mapping[str, Any],
         files: Mapping[str, bytes],
-        take: Callable[[Path], _T],
+        take: Callable[[Files], _T],
     ) -> _T:
         try:
             return self._worker.ask(step, {"part": part, **request}, files, take)
@@ -233,12 +234,12 @@ def secure_sums(sums: Mapping[str, np.ndarray]) -> bytes:
     return file.getvalue()
 
 
-def _reading(name: str) -> Callable[[Path], bytes]:
-    return lambda folder: (folder / name).read_bytes()
+def _reading(name: str) -> Callable[[Files], bytes]:
+    return lambda files: files[name]
 
 
-def _nothing(folder: Path) -> Optional[bytes]:
-    del folder
+def _nothing(files: Files) -> Optional[bytes]:
+    del files
     return None
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -30,12 +30,14 @@ from plan_runner.export import (
     read_arrays,
 )
 from plan_runner.fleet import worker
+from plan_runner.fleet.worker import Files
 from plan_runner.graph_session import check_tensors, read_checkpoint, write_checkpoint
 from plan_runner.isolation import Listener
 from plan_runner.kernel import Kernel, give_kernel
 from plan_runner.plan_messages import parse_plan
 from plan_runner.play import refusing
 from plan_runner.profile import RoundOutcome
+from plan_runner.ram_files import File, RamFile, empty_folder
 from plan_runner.rounds import load_profile, metrics_row, round_line, round_result
 from plan_runner.secure import SecureProfile, in_graph
 
@@ -50,8 +52,9 @@ def play_requests(payload: dict[str, Any], listener: Listener, scratch: Path) ->
 
     Args:
         payload: Of `player.Player`.
-        scratch: The process's folder.
+        scratch: The process's folder, in which nothing is written.
     """
+    del scratch
     # The limits are not those of a GPU's memory, and its kernels are not the same everywhere.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     give_kernel(Kernel(*payload["kernel"]))
@@ -59,22 +62,23 @@ def play_requests(payload: dict[str, Any], listener: Listener, scratch: Path) ->
         limits = Limits(**payload["limits"])
         # States come with requests: a node has none, as one may hold the key of the server's noise.
         export = open_export(Path(payload["export"]), limits, payload["pinned"], (SERVER_STATE,))
-        playing = _Playing(export, scratch)
-    return worker.serve(playing.play, listener, scratch)
+        playing = _Playing(export)
+    return worker.serve(playing.play, listener, payload[worker.SHARED])
 
 
 class _Playing:
     """An export whose graphs are loaded."""
 
-    def __init__(self, export: Export, scratch: Path) -> None:
+    def __init__(self, export: Export) -> None:
         self._export = export
         self._manifest = export.manifest
         plan = parse_plan(export.read(PLAN), PLAN)
         self._profile = load_profile(self._manifest.profile, plan)
-        self._scratch = scratch
+        # In memory: it holds the key of the server's noise.
+        self._scratch = empty_folder(_BEGUN)
         # SHA-256 of the state of which the server's first half was played last.
         self._begun: Optional[bytes] = None
-        self._parts: dict[str, Callable[[dict[str, Any], Path, Path], None]] = {
+        self._parts: dict[str, Callable[[dict[str, Any], Files], Files]] = {
             worker.ABOUT: self._about,
             worker.EVALUATED: self._evaluated,
             worker.BEGIN: self._begin,
@@ -85,12 +89,12 @@ class _Playing:
             worker.END: self._end,
         }
 
-    def play(self, request: dict[str, Any], files: Path, results: Path) -> None:
+    def play(self, request: dict[str, Any], files: Files) -> Files:
         """Plays a part; see `worker.serve`."""
         with refusing():
-            self._parts[request["part"]](request, files, results)
+            return self._parts[request["part"]](request, files)
 
-    def _about(self, request: dict[str, Any], files: Path, results: Path) -> None:
+    def _about(self, request: dict[str, Any], files: Files) -> Files:
         del request, files
         manifest = self._manifest
         about = worker.About(
@@ -100,7 +104,7 @@ class _Playing:
             manifest.max_clients,
             max(self._profile.client.minimum, manifest.min_clients, 0 if manifest.has_noise else 1),
         )
-        (results / worker.ABOUT_FILE).write_text(json.dumps(dataclasses.asdict(about)), "utf-8")
+        return {worker.ABOUT_FILE: json.dumps(dataclasses.asdict(about)).encode()}
 
     def _secure_values(self) -> Iterator[worker.SecureValue]:
         if not isinstance(self._profile, SecureProfile):
@@ -117,50 +121,52 @@ class _Playing:
             shape = tuple(size or 0 for size in tensor.kind.shape)
             yield worker.SecureValue(name, shape, tensor.modulus.bound, tensor.modulus.of(most))
 
-    def _evaluated(self, request: dict[str, Any], files: Path, results: Path) -> None:
-        """Puts a training's weights beside what the evaluation's own rounds have left."""
+    def _evaluated(self, request: dict[str, Any], files: Files) -> Files:
+        """Puts a training's weights next to the state after the evaluation's own rounds."""
         del request
-        own = read_checkpoint(files / worker.STATE, "the state of the evaluation")
-        trained = read_checkpoint(files / worker.TRAINED, "the state of the training")
+        folder = _in_memory(files)
+        own = read_checkpoint(folder / worker.STATE, "the state of the evaluation")
+        trained = read_checkpoint(folder / worker.TRAINED, "the state of the training")
         taken = {name: value for name, value in trained.items() if _is_trained(name)}
         check_tensors(
             taken,
             {n: k for n, k in self._manifest.server_state.items() if _is_trained(n)},
             "the state of the training",
         )
-        write_checkpoint(results / worker.STATE, {**own, **taken})
+        write_checkpoint(folder / worker.STATE, {**own, **taken})
+        return {worker.STATE: (folder / worker.STATE).read_bytes()}
 
-    def _begin(self, request: dict[str, Any], files: Path, results: Path) -> None:
+    def _begin(self, request: dict[str, Any], files: Files) -> Files:
         del request
-        shutil.copyfile(self._first_half(files / worker.STATE), results / worker.CLIENT_CHECKPOINT)
+        return {worker.CLIENT_CHECKPOINT: self._first_half(files[worker.STATE]).read_bytes()}
 
-    def _first_half(self, state: Path) -> Path:
+    def _first_half(self, state: bytes) -> File:
         where = "the server's state"
-        digest = hashlib.sha256(state.read_bytes()).digest()
-        folder = self._scratch / _BEGUN
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        path = _in_memory({worker.STATE: state}) / worker.STATE
+        self._scratch = empty_folder(_BEGUN)
         self._begun = None
-        check_tensors(read_checkpoint(state, where), self._manifest.server_state, where)
-        down = self._profile.begin_round(state, folder)
-        self._begun = digest
+        check_tensors(read_checkpoint(path, where), self._manifest.server_state, where)
+        down = self._profile.begin_round(path, self._scratch)
+        self._begun = hashlib.sha256(state).digest()
         return down
 
-    def _client(self, request: dict[str, Any], files: Path, results: Path) -> None:
+    def _client(self, request: dict[str, Any], files: Files) -> Files:
         examples = list(self._examples(request, files))
-        checkpoint = files / worker.CLIENT_CHECKPOINT
-        sent = self._profile.play_client(request["name"], examples, checkpoint, files)
+        folder = _in_memory({name: files[name] for name in [worker.CLIENT_CHECKPOINT]})
+        checkpoint = folder / worker.CLIENT_CHECKPOINT
+        sent = self._profile.play_client(request["name"], examples, checkpoint, folder)
         if sent.checkpoint is not None:
-            shutil.copyfile(sent.checkpoint, results / worker.UPDATE)
-        else:
-            np.savez(results / worker.VALUES, **sent.tensors)
+            return {worker.UPDATE: sent.checkpoint.read_bytes()}
+        values = io.BytesIO()
+        np.savez(values, **sent.tensors)
+        return {worker.VALUES: values.getvalue()}
 
-    def _read(self, request: dict[str, Any], files: Path, results: Path) -> None:
-        del results
+    def _read(self, request: dict[str, Any], files: Files) -> Files:
         for _ in self._examples(request, files):
             pass
+        return {}
 
-    def _examples(self, request: dict[str, Any], files: Path) -> Iterator[bytes]:
+    def _examples(self, request: dict[str, Any], files: Files) -> Iterator[bytes]:
         features, most = self._manifest.features, self._export.limits.max_records
         count = 0
         for path in request["paths"]:
@@ -170,7 +176,7 @@ class _Playing:
             yield from examples
         if request["paths"]:
             return
-        records = worker.records_in((files / worker.EXAMPLES).read_bytes())
+        records = worker.records_in(files[worker.EXAMPLES])
         for count, record in enumerate(records, 1):
             where = f"{request['name']}, example {count}"
             check_count(count, most, request["name"])
@@ -179,40 +185,55 @@ class _Playing:
             check_example(record, features, where)
             yield record
 
-    def _check(self, request: dict[str, Any], files: Path, results: Path) -> None:
-        del results
+    def _check(self, request: dict[str, Any], files: Files) -> Files:
         sums = self._profile.new_sums(1)
-        sums.add(request["name"], read_update(files / worker.UPDATE, request["name"]))
+        path = _in_memory(files) / worker.UPDATE
+        sums.add(request["name"], read_update(path, request["name"]))
+        return {}
 
-    def _sum(self, request: dict[str, Any], files: Path, results: Path) -> None:
+    def _sum(self, request: dict[str, Any], files: Files) -> Files:
         names: Sequence[str] = request["names"]
-        sums = self._profile.new_sums(len(names))
+        sums, folder = self._profile.new_sums(len(names)), _in_memory(files)
         for number, name in enumerate(names):
-            sums.add(name, read_update(files / f"{number}", name))
-        write_checkpoint(results / worker.SUMS, sums.results())
+            sums.add(name, read_update(folder / f"{number}", name))
+        write_checkpoint(folder / worker.SUMS, sums.results())
+        return {worker.SUMS: (folder / worker.SUMS).read_bytes()}
 
-    def _end(self, request: dict[str, Any], files: Path, results: Path) -> None:
-        state, scratch = files / worker.STATE, self._scratch / _BEGUN
-        if self._begun != hashlib.sha256(state.read_bytes()).digest():
+    def _end(self, request: dict[str, Any], files: Files) -> Files:
+        state = files[worker.STATE]
+        if self._begun != hashlib.sha256(state).digest():
             self._first_half(state)
         # It is played once: the session's variables change.
         self._begun = None
-        sums = self._read_sums(files / worker.SUMS)
-        tensors, outputs = self._profile.end_round(sums, scratch)
+        folder = _in_memory(files)
+        sums = self._read_sums(folder / worker.SUMS)
+        tensors, outputs = self._profile.end_round(sums, self._scratch)
         outcome = RoundOutcome(tensors, request["bytes_down"], request["bytes_up"], outputs)
         result = round_result(request["round"], request["clients"], outcome, self._manifest)
-        write_checkpoint(results / worker.STATE, result.state)
+        write_checkpoint(folder / worker.STATE, result.state)
         told = {"row": metrics_row(result), "line": round_line(result)}
-        (results / worker.TOLD).write_text(json.dumps(told), "utf-8")
+        return {
+            worker.STATE: (folder / worker.STATE).read_bytes(),
+            worker.TOLD: json.dumps(told).encode(),
+        }
 
-    def _read_sums(self, path: Path) -> dict[str, np.ndarray]:
+    def _read_sums(self, path: RamFile) -> dict[str, np.ndarray]:
         if not isinstance(self._profile, SecureProfile):
             return read_checkpoint(path, "the sums")
-        found = read_arrays(path, self._export.limits.max_unpacked_mb)
+        content = io.BytesIO(path.read_bytes())
+        found = read_arrays(content, self._export.limits.max_unpacked_mb, "the sums")
         tensors = self._profile.tensors
         if set(found) != set(tensors):
             raise PlanError(f"the sums: expected {sorted(tensors)}, found {sorted(found)}")
         return {name: in_graph(tensor, found[name]) for name, tensor in tensors.items()}
+
+
+def _in_memory(files: Files) -> RamFile:
+    """Returns a folder with these files, in the place of the last request's."""
+    folder = empty_folder("request")
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
 
 
 def _is_trained(name: str) -> bool:

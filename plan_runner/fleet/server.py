@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,13 +16,29 @@ import numpy as np
 from plan_runner import export as exports
 from plan_runner.errors import PlanError, counted
 from plan_runner.export import EVALUATION, TRAINING, Limits, open_export
-from plan_runner.fleet.members import SAMPLINGS, Channel, Draw, Exchange, Members, PlanHello
+from plan_runner.fleet.members import (
+    SAMPLINGS,
+    Channel,
+    Draw,
+    Exchange,
+    Members,
+    PlanHello,
+    planned_draw,
+)
 from plan_runner.fleet.player import Player, secure_sums, sum_plan
 from plan_runner.fleet.settings import ServerSettings, manifest_sha256, read_roster
 from plan_runner.fleet.state_folder import Begun, StateFolder, Track
 from plan_runner.fleet.wire import Kind, Message
-from plan_runner.private_sums.account import ServerAccount
+from plan_runner.private_sums.account import OpenedSums, ReleasedRounds, ServerAccount
 from plan_runner.private_sums.noise import check_sum_plan, noise_of_export
+from plan_runner.private_sums.server_noise import (
+    FIXED_SIZE,
+    POISSON,
+    SPACED,
+    STRATIFIED,
+    ServerNoise,
+    server_noise_of_export,
+)
 from plan_runner.secure_aggregation.messages import SESSION_BYTES, Type
 from plan_runner.secure_aggregation.server import Server
 from plan_runner.secure_aggregation.sessions import SessionFolder
@@ -56,14 +73,18 @@ class Listener(Protocol):
 class FleetServer:
     """Plays rounds of training, and of evaluation between them.
 
-    All that is needed to go on is in the folder for state: another process with the same settings
-    goes on where this one was ended, in the middle of a round as well.
+    All that is needed to resume is in the folder for state: another process with the same settings
+    resumes where this one was ended, in the middle of a round as well. Sums are in memory alone: a
+    process that resumes asks the nodes once more for what opens them.
 
     Args:
         player: (export, SHA-256 of its manifest, limits, trust) -> what plays it.
+        weaker_privacy: Whether rounds may break what the epsilon of the plan takes for granted;
+            the server then computes epsilon of the rounds as they are.
 
     Raises:
-        PlanError: If an export, the roster or the folder is not as it has to be.
+        PlanError: An export, the roster, the settings or the folder are wrong, or the fleet cannot
+            keep to the plan's draw of cohorts.
     """
 
     def __init__(
@@ -72,15 +93,17 @@ class FleetServer:
         channel: Channel,
         listener: Listener,
         player: Callable[[Path, str, Limits, bool], Player] = Player,
+        weaker_privacy: bool = False,
     ) -> None:
         self._settings = settings
+        self._weaker_privacy = weaker_privacy
         self._listener = listener
         self._identities = read_roster(settings.roster)
         exports_of = {TRAINING: settings.export}
         if settings.evaluation is not None:
             exports_of[EVALUATION] = settings.evaluation.export
         with contextlib.ExitStack() as stack:
-            self._folder = StateFolder(settings.state, listener.step, settings.keeps_sums)
+            self._folder = StateFolder(settings.state, listener.step)
             stack.callback(self._folder.close)
             self._plans: dict[str, _Plan] = {}
             for kind, export in exports_of.items():
@@ -89,7 +112,7 @@ class FleetServer:
                 stack.callback(played.close)
                 self._plans[kind] = _Plan(
                     *(kind, export, pinned, played, settings),
-                    *(self._identities, self._folder, channel, listener.line),
+                    *(self._identities, self._folder, channel, listener.line, weaker_privacy),
                 )
             self._stack = stack.pop_all()
 
@@ -99,12 +122,30 @@ class FleetServer:
         return self._plans[TRAINING].track.completed
 
     def run(self, rounds: int) -> None:
-        """Plays until so many rounds of training are done, those of earlier processes included."""
+        """Runs until this many rounds of training are complete, including earlier processes'.
+
+        Raises:
+            PlanError: The plan's epsilon is for fewer rounds; or a round fails.
+        """
         training, evaluation = self._plans[TRAINING], self._plans.get(EVALUATION)
+        self._check_rounds(training, rounds)
+        if evaluation is not None and self._settings.evaluation is not None:
+            self._check_rounds(evaluation, rounds // self._settings.evaluation.every)
         self._evaluate(evaluation)
         while training.track.completed < rounds:
             self._play(training, training.track.completed + 1, training.track.state)
             self._evaluate(evaluation)
+
+    def _check_rounds(self, plan: _Plan, rounds: int) -> None:
+        if plan.noise is None or rounds <= plan.noise.rounds:
+            return
+        words = (
+            f"expected at most {counted(plan.noise.rounds, 'round')} of {plan.track.kind}, for "
+            f"which the plan's epsilon is, found {rounds}"
+        )
+        if not self._weaker_privacy:
+            raise PlanError(f"--rounds: {words}; --weaker_privacy allows it")
+        self._listener.line(f"{plan.track.kind}: weaker privacy than the plan's: {words}")
 
     def close(self) -> None:
         """Ends the processes that play, and lets another server have the folder."""
@@ -122,61 +163,74 @@ class FleetServer:
     def _play(self, plan: _Plan, number: int, state: bytes) -> None:
         """Plays a round to its end, from wherever it is."""
         down, attempts = plan.player.begin(state), 0
-        while (opened := plan.track.opened(number)) is None:
+        while True:
             begun = plan.track.pending(number)
             if begun is None:
                 attempts += 1
                 cohort = self._cohort(plan, number)
                 if plan.account is not None:
-                    plan.account.check(cohort)
+                    after = plan.account.check(cohort, plan.releases_until(number))
+                    self._listener.line(
+                        f"{plan.track.kind}: round {number}: epsilon {plan.account.epsilon:.4g} "
+                        f"before, at most {after:.4g} after it, at delta {plan.account.delta:.3g}"
+                    )
                 names = tuple(self._identities.name(identity) for identity in cohort)
                 begun = Begun(secrets.token_bytes(SESSION_BYTES), names)
                 plan.track.begin(number, begun)
             round_ = _Round(plan, number, down, begun, self._settings, self._listener)
             try:
-                sums, facts = round_.collect()
+                clients, sums, facts = round_.collect()
             except ProtocolError as e:
                 self._listener.line(f"{plan.track.kind} {number}: given up: {e}")
                 if e.client is not None:
                     plan.resting[e.client] = number + self._settings.rest_rounds
                 plan.track.give_up(number, str(e), round_.asked_to_open)
+                plan.erase(begun.session)
                 if attempts >= self._settings.attempts:
                     raise PlanError(
                         f"{plan.track.kind} {number}: given up {counted(attempts, 'time')}, the "
                         f"last time: {e}"
                     ) from e
             else:
-                plan.track.open(number, sums, **facts)
-        event, sums = opened
-        ended = plan.player.end(state, sums, number, event["clients"], len(down), event["bytes_up"])
-        plan.track.finish(number, ended.state, _row(ended.row))
-        if plan.folder is not None:
-            plan.folder.erase(bytes.fromhex(event["session"]))
+                break
+        if plan.account is not None:
+            plan.account.release(plan.releases_until(number), clients)
+        ended = plan.player.end(state, sums, number, facts["clients"], len(down), facts["bytes_up"])
+        row = _row(ended.row)
+        if plan.account is not None:
+            row |= {"epsilon": _finite(plan.account.epsilon), "delta": plan.account.delta}
+        if self._settings.keeps_sums:
+            plan.track.keep_sums(number, sums)
+        plan.track.finish(number, ended.state, row, facts)
+        plan.erase(begun.session)
         self._listener.line(f"{plan.track.kind}: {ended.line}")
         if plan.account is not None:
             self._listener.line(f"{plan.track.kind}: {plan.account.text}")
 
     def _cohort(self, plan: _Plan, number: int) -> list[bytes]:
-        """Waits for enough nodes and draws those of a round, in the order of their names."""
-        settings, fewest = self._settings, plan.fewest
-        wanted = settings.cohort_size or fewest
+        """Waits for enough nodes and draws the nodes of a round, in the order of their names."""
+        settings = self._settings
+        pool, fewest, size = self._pool(plan, number), plan.fewest, plan.cohort_size
+        wanted = len(self._identities.names) if plan.draws_secretly else size or fewest
         timeout = settings.timeouts.nodes
 
-        def enough(count: int) -> Callable[[], bool]:
-            return lambda: len(plan.members.reachable()) >= count
+        def enough(count: int, among: Collection[bytes]) -> Callable[[], bool]:
+            return lambda: len([i for i in plan.members.reachable() if i in among]) >= count
 
-        # For all that are wanted it waits once: some may be gone for good.
+        # The server waits once for all wanted nodes: some may be gone for good.
         if not plan.met and wanted > fewest:
-            plan.members.greet(enough(wanted), timeout)
+            plan.members.greet(enough(wanted, self._identities.names), timeout)
         plan.met = True
-        plan.members.greet(enough(fewest), timeout)
+        plan.members.greet(enough(fewest, pool), timeout)
         there = plan.members.reachable()
         absent = sorted(set(self._identities.names) - set(there), key=self._identities.name)
         names = f", without {_some(map(self._identities.name, absent))}" if absent else ""
-        if len(there) < fewest:
+        present = [identity for identity in there if identity in pool]
+        if len(present) < fewest:
+            may = "" if len(pool) == len(self._identities.names) else " that may take part"
             raise PlanError(
-                f"{plan.track.kind} {number}: expected at least {counted(fewest, 'node')} within "
-                f"{timeout:g} s, found {len(there)}{names}"
+                f"{plan.track.kind} {number}: expected at least {counted(fewest, 'node')}{may} "
+                f"within {timeout:g} s, found {len(present)}{names}"
             )
         if absent != plan.absent:
             self._listener.line(
@@ -184,8 +238,10 @@ class FleetServer:
                 f"{len(self._identities.names)} nodes are there{names}"
             )
         plan.absent = absent
-        rested = [i for i in there if plan.resting.get(i, 0) < number]
-        candidates = rested if len(rested) >= fewest else there
+        rested = [i for i in present if plan.resting.get(i, 0) < number]
+        candidates = rested if len(rested) >= fewest else present
+        if plan.draws_secretly:
+            return sorted(candidates, key=self._identities.name)
         attempt = plan.track.attempts(number)
         generator: random.Random = random.SystemRandom()
         if settings.seed is not None:
@@ -194,11 +250,33 @@ class FleetServer:
             candidates,
             fewest,
             plan.most,
-            settings.cohort_size,
+            size,
             len(self._identities.names),
             plan.members.domains,
         )
         return sorted(SAMPLINGS[settings.sampling](draw, generator), key=self._identities.name)
+
+    def _pool(self, plan: _Plan, number: int) -> set[bytes]:
+        """Returns the nodes that a round may ask.
+
+        A secret cohort is drawn once for each round, and is on the disk before anyone is asked: to
+        draw another one because its nodes did not answer would change their probabilities.
+        """
+        everyone = set(self._identities.names)
+        if plan.draws_secretly:
+            assert plan.noise is not None, "of a plan with noise"
+            names = plan.track.drawn(number)
+            if names is None:
+                drawn = planned_draw(plan.noise.draw, sorted(everyone))
+                names = [self._identities.name(identity) for identity in drawn]
+                plan.track.draw(number, names)
+            return {identity for identity in everyone if self._identities.name(identity) in names}
+        account = plan.account
+        if not plan.keeps_draw or not isinstance(account, ReleasedRounds):
+            return everyone
+        assert plan.noise is not None, "of a plan with noise"
+        draw, release = plan.noise.draw, plan.releases_until(number)
+        return {i for i in everyone if draw.may_take_part(account.rounds_of(i), release)}
 
 
 class _Plan:
@@ -215,6 +293,7 @@ class _Plan:
         folder: StateFolder,
         channel: Channel,
         tell: Callable[[str], None],
+        weaker_privacy: bool,
     ) -> None:
         about = player.about
         if about.kind != kind:
@@ -229,11 +308,31 @@ class _Plan:
         self.absent: list[bytes] = []
         self.sums: SumPlan | None = None
         self.folder: SessionFolder | None = None
-        # What has been told of nodes that add noise.
         self.account: ServerAccount | None = None
+        self.cohort_size = settings.cohort_size
+        self.noise = server_noise_of_export(export, pinned)
+        # Whether cohorts are those that the epsilon of a plan with the server's noise is for.
+        self.keeps_draw = self.noise is not None
+        if self.noise is not None:
+            obstacles = _obstacles(self.noise, settings, len(identities.names), bool(about.secure))
+            if obstacles and not weaker_privacy:
+                raise PlanError(f"{export}: {obstacles[0]}; --weaker_privacy allows it")
+            for words in obstacles:
+                tell(f"{kind}: weaker privacy than the plan's: {words}")
+            self.keeps_draw = not obstacles
+            if settings.keeps_sums:
+                raise PlanError(
+                    "keeps_sums: expected false with noise of the server, whose sums have none, "
+                    "found true"
+                )
+            if self.keeps_draw and self.noise.draw.scheme == SPACED and not self.cohort_size:
+                self.cohort_size = int(self.noise.draw.per_round)
         initial = open_export(export, settings.limits, pinned).read(exports.SERVER_STATE)
         self.track = Track(folder, kind, pinned, initial)
         self.fewest = max(settings.min_clients, about.min_clients)
+        if self.draws_secretly and not about.secure:
+            # A round is released, however few nodes are drawn.
+            self.fewest = about.min_clients
         self.most = len(identities.names)
         if about.max_clients is not None:
             self.most = min(self.most, about.max_clients)
@@ -242,15 +341,23 @@ class _Plan:
                 f"min_clients: expected at most {self.most}, as the roster or the plan has room "
                 f"for, found {self.fewest}"
             )
+        path = folder.folder / f"{kind}_{_ACCOUNT}"
+        if self.noise is not None:
+            target = settings.target_epsilon
+            self.account = ReleasedRounds(path, self.noise, target, self.keeps_draw)
         head: dict[str, Any] = {"sums": ""}
         if about.secure:
             self.sums = sum_plan(pinned, about, settings.min_clients, settings.checks_survivors)
             self.folder = SessionFolder(folder.folder / f"{kind}_sessions")
-            noise = noise_of_export(export, pinned)
-            check_sum_plan(noise, self.sums)
-            if noise is not None:
-                path = folder.folder / f"{kind}_{_ACCOUNT}"
-                self.account = ServerAccount(path, noise, settings.target_epsilon)
+            # The others are of rounds that an earlier process finished or gave up.
+            for session in set(self.folder.sessions()) - {self.track.unfinished}:
+                self.folder.erase(session)
+            nodes_noise = noise_of_export(export, pinned)
+            check_sum_plan(nodes_noise, self.sums)
+            if nodes_noise is not None:
+                self.account = OpenedSums(
+                    path, nodes_noise, settings.target_epsilon, weaker_privacy
+                )
             head = {
                 "sums": self.sums.digest().hex(),
                 "min_clients": self.sums.min_clients,
@@ -259,6 +366,59 @@ class _Plan:
         self.manifest = bytes.fromhex(pinned)
         hello = PlanHello(self.manifest, head)
         self.members = Members(channel, identities, hello, settings.timeouts.hello, tell)
+
+    @property
+    def draws_secretly(self) -> bool:
+        """Whether cohorts are secret random draws, which the plan's epsilon counts on."""
+        secret = (POISSON, FIXED_SIZE)
+        return self.noise is not None and self.keeps_draw and self.noise.draw.scheme in secret
+
+    def releases_until(self, number: int) -> int:
+        """Returns the number of releases after a round, which evaluations do not have each round.
+
+        Args:
+            number: Number of the round that is next to complete.
+        """
+        return number if self.track.kind == TRAINING else self.track.num_done + 1
+
+    def erase(self, session: bytes) -> None:
+        """Removes what the disk has of a session."""
+        if self.folder is not None:
+            self.folder.erase(session)
+
+
+def _obstacles(
+    noise: ServerNoise, settings: ServerSettings, nodes: int, is_secure: bool
+) -> list[str]:
+    """Returns the reasons why a fleet cannot draw cohorts as a plan's epsilon takes for granted.
+
+    Args:
+        nodes: Number of the roster's nodes.
+        is_secure: Whether sums are secure.
+    """
+    draw = noise.draw
+    expected, found = f"expected the plan's cohorts ({draw.text}), found ", []
+    if draw.scheme == STRATIFIED:
+        found.append(f"{expected}no strata of nodes")
+    if draw.scheme in (POISSON, FIXED_SIZE):
+        defaults = ServerSettings(settings.export, settings.roster, settings.state)
+        for name in ("sampling", "cohort_size", "seed"):
+            value = getattr(settings, name)
+            if value != getattr(defaults, name):
+                found.append(f"{expected}{name} = {value} in server.toml")
+        if nodes < draw.clients:
+            found.append(f"{expected}{counted(nodes, 'node')} in the roster")
+        fewest = settings.min_clients if draw.scheme == FIXED_SIZE else math.inf
+        if is_secure and draw.per_round < fewest:
+            found.append(f"{expected}secure sums, which are opened from min_clients on alone")
+    if draw.scheme == SPACED:
+        size = settings.cohort_size or int(draw.per_round)
+        most = draw.max_participations
+        if nodes // size < draw.min_separation or (
+            most is not None and nodes * most < noise.rounds * size
+        ):
+            found.append(f"{expected}{counted(nodes, 'node')} in the roster for rounds of {size}")
+    return found
 
 
 class _Round:
@@ -284,8 +444,8 @@ class _Round:
         self.asked_to_open = False
         self._bytes_up: list[int] = []
 
-    def collect(self) -> tuple[bytes, dict[str, Any]]:
-        """Returns the sums, as `Player.end` takes them, and what the journal has of them.
+    def collect(self) -> tuple[Sequence[bytes], bytes, dict[str, Any]]:
+        """Returns the clients, the sums, as `Player.end` takes them, and facts for the journal.
 
         Raises:
             ProtocolError: If too few nodes have answered.
@@ -299,7 +459,7 @@ class _Round:
             "clients": len(names),
             "bytes_up": float(np.mean(self._bytes_up)) if self._bytes_up else 0.0,
         }
-        return sums, facts
+        return clients, sums, facts
 
     def _plain(self) -> tuple[Sequence[bytes], bytes]:
         updates: dict[bytes, bytes] = {}
@@ -329,7 +489,7 @@ class _Round:
             stage = session.stage
             if stage == Type.OPENING and self._plan.account is not None:
                 # On the disk before anybody opens anything, whatever becomes of the round.
-                self._plan.account.charge(self._begun.session, session.survivors)
+                self._plan.account.open(self._begun.session, session.survivors)
             self.asked_to_open |= stage == Type.OPENING
             for _ in range(self._settings.attempts if stage == Type.OPENING else 1):
                 self._ask(session, stage)
@@ -390,6 +550,11 @@ class _Round:
 
     def _head(self) -> dict[str, Any]:
         return {"manifest": self._plan.manifest.hex(), "round": self._number}
+
+
+def _finite(epsilon: float) -> float | None:
+    """Returns a number that JSON has; None if epsilon is infinite."""
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def _some(names: Iterable[str]) -> str:

@@ -197,10 +197,9 @@ class ServerSettings:
         timeouts: How long the server waits.
         limits: Memory and time of playing.
         trust: Play without a sandbox.
-        keeps_sums: Whether the folder for state keeps the opened sums of each round, for whoever
-            checks them later.
-        target_epsilon: Where nodes add noise: epsilon that is not to be passed by any of them; as
-            far as the export's account goes if None.
+        keeps_sums: Whether the folder for state keeps the sums of each round, for later checks.
+        target_epsilon: Maximum epsilon of any client, by the server's account; None for the limits
+            of the plan's account alone.
     """
 
     export: Path

@@ -1,9 +1,9 @@
 """The server's folder: states, a journal of what happened, and metrics. A kill loses nothing.
 
 A round of a kind (training, evaluation) has these events in `rounds.jsonl`, each on the disk before
-what follows from it: "begun", then "opened" with its sums in a file, or "given up", then "done"
-with the hash of the state before and after. A round that was opened is not played again: what
-follows from its sums is computed anew.
+its effects: "drawn" if its cohort is a secret draw, "begun", then "given up" or "done" with the
+hash of the state before and after. Sums are not in the folder: a round that was begun resumes with
+the same session, and nodes give the same answers again.
 
 Metrics are also written as TensorBoard reads them, without TensorFlow, which the server has not. A
 file is TFRecords: the length of each and its content, both with a masked CRC-32C (TensorFlow's
@@ -42,7 +42,7 @@ _PARTIAL = ".partial"
 _FILES = {TRAINING: (STATE, "metrics"), EVALUATION: ("evaluation_state.ckpt", "evaluation_metrics")}
 # The state of a plan with noise holds its key.
 _OWNER_ONLY = 0o600
-BEGUN, OPENED, GIVEN_UP, DONE = "begun", "opened", "given up", "done"
+DRAWN, BEGUN, GIVEN_UP, DONE = "drawn", "begun", "given up", "done"
 Step = Callable[[str], None]
 # Fields of Event, Summary and Summary.Value: numbers and wire types of protobuf.
 _WALL_TIME, _STEP, _VERSION, _SUMMARY = 1 << 3 | 1, 2 << 3 | 0, 3 << 3 | 2, 5 << 3 | 2
@@ -53,7 +53,7 @@ _32_BITS = 0xFFFFFFFF
 
 
 def sums_file(kind: str, number: int) -> str:
-    """Returns the name of the file of a round's opened sums, an .npz file of secure ones."""
+    """Returns the name of the file of a round's kept sums, an .npz file of secure ones."""
     return f"{kind}_{number}_sums"
 
 
@@ -63,15 +63,11 @@ class StateFolder:
     Args:
         folder: It is made if it is not there.
         step: Called with what is on the disk now, for whoever wants to stop there.
-        keeps_sums: Whether the opened sums of rounds that are done stay there.
     """
 
-    def __init__(
-        self, folder: Path, step: Step = lambda done: None, keeps_sums: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, step: Step = lambda done: None) -> None:
         self.folder = folder
         self.step = step
-        self._keeps_sums = keeps_sums
         with self.one_line():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
@@ -101,7 +97,7 @@ class StateFolder:
                 kind, name = event["kind"], event["event"]
             except (KeyError, RecursionError, TypeError, ValueError):
                 kind, name = None, None
-            if kind not in _FILES or name not in (BEGUN, OPENED, GIVEN_UP, DONE):
+            if kind not in _FILES or name not in (DRAWN, BEGUN, GIVEN_UP, DONE):
                 raise PlanError(f"{path}, line {number}: expected an event of a round")
             events.append(event)
         return events
@@ -134,11 +130,6 @@ class StateFolder:
                 os.fsync(opened.fileno())
             os.replace(partial, self.folder / name)
             sync_folder(self.folder)
-
-    def drop_sums(self, kind: str, number: int) -> None:
-        """Removes the sums of a round that is done, unless they are kept."""
-        if not self._keeps_sums:
-            (self.folder / sums_file(kind, number)).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Lets another server have the folder."""
@@ -195,9 +186,6 @@ class Track:
                 f"{found}"
             )
         self.state = self._recovered()
-        with folder.one_line():
-            for number in {event["round"] for event in self._events(DONE)}:
-                folder.drop_sums(kind, number)
         self._write_metrics()
         with folder.one_line():
             rounds = [(row["round"], _scalars(row)) for row in self._rows()]
@@ -237,6 +225,19 @@ class Track:
         done = self._events(DONE)
         return done[-1]["round"] if done else 0
 
+    @property
+    def num_done(self) -> int:
+        """Number of complete rounds."""
+        return len(self._events(DONE))
+
+    @property
+    def unfinished(self) -> Optional[bytes]:
+        """Session of the round that was begun last, if it is neither done nor given up."""
+        events = self._events(BEGUN, GIVEN_UP, DONE)
+        if not events or events[-1]["event"] != BEGUN:
+            return None
+        return bytes.fromhex(events[-1]["session"])
+
     def attempts(self, number: int) -> int:
         """Returns how often a round has begun."""
         return sum(event["round"] == number for event in self._events(BEGUN))
@@ -248,17 +249,14 @@ class Track:
             return None
         return Begun(bytes.fromhex(events[-1]["session"]), tuple(events[-1]["cohort"]))
 
-    def opened(self, number: int) -> Optional[tuple[dict[str, Any], bytes]]:
-        """Returns the event and the sums of a round whose sums were opened."""
-        events = [event for event in self._events(OPENED) if event["round"] == number]
-        if not events:
-            return None
-        path = self._folder.folder / sums_file(self.kind, number)
-        with self._folder.one_line():
-            sums = path.read_bytes()
-        if _hashed(sums) != events[-1]["sums"]:
-            raise PlanError(f"{path}: expected the sums that were opened, found others")
-        return events[-1], sums
+    def drawn(self, number: int) -> Optional[list[str]]:
+        """Returns the names of a round's secret draw; None if there was none."""
+        events = [e for e in self._events(DRAWN) if e["round"] == number]
+        return list(events[-1]["cohort"]) if events else None
+
+    def draw(self, number: int, names: Sequence[str]) -> None:
+        """Writes the secret draw of a round."""
+        self._write(DRAWN, number, cohort=list(names))
 
     def begin(self, number: int, begun: Begun) -> None:
         """Writes that a round begins."""
@@ -273,25 +271,24 @@ class Track:
         """
         self._write(GIVEN_UP, number, why=why, asked_to_open=asked_to_open)
 
-    def open(self, number: int, sums: bytes, **facts: Any) -> None:
-        """Writes the sums of a round."""
+    def keep_sums(self, number: int, sums: bytes) -> None:
+        """Writes the sums of a round, for later checks."""
         self._folder.replace(sums_file(self.kind, number), sums)
-        self._folder.step(f"{self.kind} {number}: sums written")
-        self._write(OPENED, number, sums=_hashed(sums), **facts)
 
-    def finish(self, number: int, state: bytes, row: Mapping[str, Any]) -> None:
-        """Writes the state that a round has led to, and its metrics."""
+    def finish(
+        self, number: int, state: bytes, row: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> None:
+        """Writes the state after a round, its metrics, and other facts about it."""
         self._folder.replace(f"{self._state_file}{_NEXT}", state)
         self._folder.step(f"{self.kind} {number}: next state written")
         before, after = _hashed(self.state), _hashed(state)
-        self._write(DONE, number, before=before, after=after, row=dict(row))
+        self._write(DONE, number, before=before, after=after, row=dict(row), **facts)
         path = self._folder.folder / self._state_file
         with self._folder.one_line():
             os.replace(path.with_name(f"{path.name}{_NEXT}"), path)
             sync_folder(self._folder.folder)
             self.state = state
             self._folder.step(f"{self.kind} {number}: state replaced")
-            self._folder.drop_sums(self.kind, number)
         self._write_metrics()
         with self._folder.one_line():
             self._event_file.add(number, _scalars(row))

@@ -1,7 +1,9 @@
 """The process that plays an export as both sides know it: how it is asked, and for what.
 
 It is a function in a process of its own, in a sandbox, that does one piece of work after the other.
-A request names a part of a round; files go in and come out under the names here.
+A request names a part of a round; files go in and come out under the names here. Their content is
+in memory that the two processes share (memfd_create), which has no name on any file system: states
+hold the key of the server's noise, and nothing of them is left when both processes have ended.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-import shutil
+import os
 import struct
 import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Callable, Optional, TypeVar, cast
+from typing import Any, Callable, Optional, TypeVar
 
 from plan_runner.isolation import (
     ERRORS,
@@ -30,13 +32,13 @@ from plan_runner.isolation import (
     Process,
     ProcessEnded,
     RequestRefused,
-    ResultsTaker,
     Sender,
     described,
 )
 from plan_runner.sandbox import Refused
 
-_REQUEST = "request"
+# Of a function's payload: the file descriptor of the shared memory.
+SHARED = "shared"
 _T = TypeVar("_T")
 # What the plan is: to ABOUT_FILE.
 ABOUT, ABOUT_FILE = "about", "about.json"
@@ -74,30 +76,66 @@ def records_in(content: bytes) -> Iterator[bytes]:
         at += length
 
 
-def serve(handle: Callable[[Any, Path, Path], None], listener: Listener, folder: Path) -> int:
+Files = Mapping[str, bytes]
+
+
+def serve(handle: Callable[[Any, Files], Files], listener: Listener, shared: int) -> int:
     """Does what a `Worker` asks for until it ends; called by its function, in its process.
 
     Args:
-        handle: (request, folder with its files, folder for results): does a request. It may raise
+        handle: (request, its files) -> files of the results: does a request. It may raise
             `sandbox.Refused`, and then gets the next one.
-        folder: The process's own.
+        shared: File descriptor of the shared memory, the payload's SHARED.
 
     Returns:
         The status of a function that `run_isolated` calls.
     """
     assert isinstance(listener, Sender), "a process of its own"
-    results = folder / RESULTS
     for line in sys.stdin.buffer:
-        results.mkdir()
         try:
-            handle(json.loads(line), folder / _REQUEST, results)
+            asked = json.loads(line)
+            sizes = _put(shared, handle(asked["request"], _taken(shared, asked["files"])))
         except Refused as e:
-            shutil.rmtree(results)
             listener.send(REFUSED, str(e))
         else:
-            listener.results(results)
+            listener.send(RESULTS, json.dumps(sizes))
             listener.send(STATUS, 0)
     return 0
+
+
+def _put(shared: int, files: Files) -> dict[str, int]:
+    """Writes files to shared memory, one after the other; returns their sizes by their names."""
+    os.ftruncate(shared, 0)
+    at = 0
+    for content in files.values():
+        left = memoryview(content)
+        while left:
+            written = os.pwrite(shared, left, at)
+            left, at = left[written:], at + written
+    return {name: len(content) for name, content in files.items()}
+
+
+def _taken(shared: int, sizes: Mapping[str, int]) -> dict[str, bytes]:
+    """Returns the files of `_put`, and empties the shared memory.
+
+    Raises:
+        ValueError: The memory has less than the sizes claim.
+    """
+    files, at = {}, 0
+    total = os.fstat(shared).st_size
+    for name, size in sizes.items():
+        if not 0 <= size <= total - at:
+            raise ValueError(f"{name}: {size} bytes of {total - at}")
+        pieces = []
+        while size:
+            piece = os.pread(shared, size, at)
+            if not piece:
+                raise ValueError(f"{name}: {size} bytes more")
+            pieces.append(piece)
+            size, at = size - len(piece), at + len(piece)
+        files[name] = b"".join(pieces)
+    os.ftruncate(shared, 0)
+    return files
 
 
 class Worker:
@@ -109,18 +147,23 @@ class Worker:
 
     Args:
         function: Calls `serve`; see `run_isolated`.
-        payload: See `run_isolated`.
+        payload: See `run_isolated`; the function also gets SHARED.
         bounds: Memory of the process, and the time of each request.
         reads: See `run_isolated`.
     """
 
     def __init__(
-        self, function: str, payload: Any, bounds: Bounds, reads: Optional[Iterable[str]] = None
+        self,
+        function: str,
+        payload: Mapping[str, Any],
+        bounds: Bounds,
+        reads: Optional[Iterable[str]] = None,
     ) -> None:
-        self._task = described(function, payload, bounds, reads)
+        self._function, self._payload, self._reads = function, dict(payload), reads
         self._bounds = bounds
         self._lock = threading.Lock()
         self._process: Optional[Process] = None
+        self._shared = -1
         self._stack = contextlib.ExitStack()
         # The kernel ends the process with the thread that has started it: one that stays.
         self._starter = concurrent.futures.ThreadPoolExecutor(1, "plan_runner_starter")
@@ -134,17 +177,17 @@ class Worker:
         self,
         step: str,
         request: Any,
-        files: Mapping[str, bytes],
-        take: Callable[[Path], _T],
+        files: Files,
+        take: Callable[[dict[str, bytes]], _T],
     ) -> _T:
-        """Returns what is taken of the results of a request.
+        """Returns the value that is taken from the results of a request.
 
         Args:
-            step: What it is, for messages.
-            request: Of what JSON has.
+            step: Name of the request, for messages.
+            request: Numbers and texts, as JSON has them.
             files: The contents of files that the process gets with it, by their names.
-            take: Reads the results in their folder, which is removed then. They are what another
-                process wrote, in files of any content.
+            take: Reads the results, files by their names. Another process has written them: they
+                may have any content.
 
         Raises:
             RequestRefused: If it cannot be done.
@@ -161,24 +204,14 @@ class Worker:
             return self._asked(step, request, files, take)
 
     def _asked(
-        self,
-        step: str,
-        request: Any,
-        files: Mapping[str, bytes],
-        take: Callable[[Path], _T],
+        self, step: str, request: Any, files: Files, take: Callable[[dict[str, bytes]], _T]
     ) -> _T:
         process = self._running()
-        folder = process.folder / _REQUEST
         try:
-            folder.mkdir()
-            for name, content in files.items():
-                (folder / name).write_bytes(content)
-            taker = ResultsTaker(take)
-            process.ask(step, json.dumps(request), taker)
-            shutil.rmtree(folder)
-            return cast(_T, taker.taken)
+            sizes = _put(self._shared, files)
+            asked = json.dumps({"request": request, "files": sizes})
+            return take(_taken(self._shared, json.loads(process.ask(step, asked))))
         except RequestRefused:
-            shutil.rmtree(folder)
             raise
         except BaseException:
             # Whatever it is doing, nobody waits for it.
@@ -202,9 +235,13 @@ class Worker:
         with contextlib.ExitStack() as stack:
             name = stack.enter_context(tempfile.TemporaryDirectory(prefix="plan_runner_"))
             folder = Path(name)
-            (folder / TASK).write_text(json.dumps(self._task), "utf-8")
+            self._shared = os.memfd_create("plan_runner", os.MFD_CLOEXEC)
+            stack.callback(os.close, self._shared)
+            payload = {**self._payload, SHARED: self._shared}
+            task = described(self._function, payload, self._bounds, self._reads)
+            (folder / TASK).write_text(json.dumps(task), "utf-8")
             errors = stack.enter_context(open(folder / ERRORS, "w+b"))
-            process = Process(folder, self._bounds, errors, takes_requests=True)
+            process = Process(folder, self._bounds, errors, self._shared)
             stack.enter_context(process)
             self._stack = stack.pop_all()
         return process

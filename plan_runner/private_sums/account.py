@@ -1,8 +1,11 @@
-"""Accounts of sums that were opened: files that grow by a line, on the disk before a sum is opened.
+"""Accounts of noised sums: files that grow by a line, on the disk before a sum is seen.
 
-The server's account says in how many sums each client was, so that epsilon is that of the client
-that was in the most. A sum counts whether or not its round came to an end, as whoever opened it has
-seen it. Each is taken for one with the noise of the fewest clients that the manifest allows.
+Where nodes add the noise, the server's account has the number of sums of each client, and epsilon
+is the maximum over clients. A sum counts whether or not its round was completed, as the server has
+seen it, with the noise of the minimum number of clients that the manifest allows.
+
+Where the server adds the noise, its account has the rounds of each client, and whether their
+cohorts were drawn as the plan's epsilon takes for granted.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import collections
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 from plan_runner.errors import PlanError, counted
+from plan_runner.private_sums.divergences import SkellamSum, composed_epsilon
 from plan_runner.private_sums.noise import Demands, NodeNoise
+from plan_runner.private_sums.server_noise import ServerNoise
 from plan_runner.secure_aggregation.sessions import sync_folder
 
 _OWNER_ONLY = 0o600
@@ -77,17 +82,67 @@ class Lines:
         return PlanError(f"{self.path}: expected a file to account in: {error.strerror}")
 
 
-class ServerAccount:
-    """What the sums that a server has opened have cost.
+class ServerAccount(Protocol):
+    """The privacy that the rounds of a server have spent.
 
-    Args:
-        path: Of the account, which the next process goes on with; the caller has it locked.
-        noise: Of the plan.
-        target: Epsilon that is not to be passed; as far as the manifest's account goes if None.
+    Attributes:
+        delta: The delta of the epsilons.
     """
 
-    def __init__(self, path: Path, noise: NodeNoise, target: Optional[float] = None) -> None:
-        self._file, self._noise = Lines(path), noise
+    @property
+    def delta(self) -> float:
+        """See the class."""
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of everything so far."""
+
+    @property
+    def text(self) -> str:
+        """The spent privacy, for human readers."""
+
+    def check(self, clients: Iterable[bytes], number: int) -> float:
+        """Returns epsilon after a round with these clients.
+
+        Args:
+            clients: Identities of the cohort.
+            number: Number of the round.
+
+        Raises:
+            PlanError: The round would pass a limit.
+        """
+
+    def open(self, session: bytes, clients: Iterable[bytes]) -> None:
+        """Takes a secure sum into account, before nodes are asked to open it; each session once.
+
+        Args:
+            session: Session of secure aggregation.
+            clients: Identities of the clients whose values are in the sum.
+        """
+
+    def release(self, number: int, clients: Iterable[bytes]) -> None:
+        """Takes a round into account, before its noised result is computed; again if it is again.
+
+        Args:
+            number: Number of the round.
+            clients: Identities of the clients whose values are in its sum.
+        """
+
+
+class OpenedSums:
+    """The account of a server whose nodes add the noise: of the sums that it has opened.
+
+    Args:
+        path: File of the account; the caller has it locked.
+        noise: Noise of the plan.
+        target: Maximum epsilon of any client; None for no limit.
+        weaker: Whether a client may be in more sums than the manifest's account has.
+    """
+
+    def __init__(
+        self, path: Path, noise: NodeNoise, target: Optional[float] = None, weaker: bool = False
+    ) -> None:
+        self._file, self._noise, self._weaker = Lines(path), noise, weaker
         self._target = math.inf if target is None else target
         self._sums: collections.Counter[str] = collections.Counter()
         self._sessions: set[str] = set()
@@ -95,8 +150,13 @@ class ServerAccount:
             self._count(line)
 
     @property
+    def delta(self) -> float:
+        """See `ServerAccount`."""
+        return self._noise.delta
+
+    @property
     def opened(self) -> int:
-        """How many sums were opened."""
+        """Number of opened sums."""
         return len(self._sessions)
 
     @property
@@ -106,58 +166,55 @@ class ServerAccount:
 
     @property
     def text(self) -> str:
-        """What was spent, for people."""
+        """See `ServerAccount`."""
         return (
             f"{counted(self.opened, 'sum')} opened, epsilon {self.epsilon:.4g} at delta "
             f"{self._noise.delta:.3g} of the node that was in the most"
         )
 
     def spent(self, clients: Iterable[bytes]) -> list[int]:
-        """Returns in how many opened sums each of these clients was."""
+        """Returns the number of opened sums of each of these clients."""
         return [self._sums[client.hex()] for client in clients]
 
-    def check(self, clients: Iterable[bytes]) -> None:
-        """Checks that a sum over these clients would not pass the target.
-
-        Raises:
-            PlanError: It would; no further round with them is possible.
-        """
-        most = max(self.spent(clients), default=0) + 1
-        epsilon = self._noise.epsilon(most)
-        if math.isinf(epsilon):
+    def check(self, clients: Iterable[bytes], number: int = 0) -> float:
+        """See `ServerAccount`."""
+        del number
+        most, known = max(self.spent(clients), default=0) + 1, len(self._noise.claimed)
+        if most > known and not self._weaker:
             raise PlanError(
-                f"privacy: expected at most {counted(len(self._noise.epsilons), 'sum')} with one "
-                f"client, as far as the manifest's account goes, this would be number {most}"
+                f"privacy: expected at most {counted(known, 'sum')} with one client, as far as the "
+                f"manifest's account goes, this would be number {most}; --weaker_privacy allows it"
             )
+        epsilon = self._noise.epsilon(most)
         if epsilon > self._target:
             raise PlanError(
                 f"privacy: expected an epsilon of at most {self._target:g}, after "
                 f"{counted(most, 'sum')} with one client it would be {epsilon:.6g}; opened so "
                 f"far: {self.opened}"
             )
+        return max(epsilon, self.epsilon)
 
-    def charge(self, session: bytes, clients: Iterable[bytes]) -> None:
-        """Takes a sum into account, before what opens it is asked for; each session once.
-
-        Args:
-            session: Of secure aggregation.
-            clients: Identities of those whose values are in the sum.
+    def open(self, session: bytes, clients: Iterable[bytes]) -> None:
+        """See `ServerAccount`.
 
         Raises:
-            PlanError: See `check`; or the clients are too few. The sum is not to be opened.
+            PlanError: See `check`; or the clients are too few. The sum must not be opened.
         """
         if session.hex() in self._sessions:
             return
-        counted = sorted({client.hex() for client in clients})
-        if len(counted) < self._noise.fewest_clients:
+        named = sorted({client.hex() for client in clients})
+        if len(named) < self._noise.fewest_clients:
             raise PlanError(
                 f"privacy: expected the noise of at least {self._noise.fewest_clients} clients in "
-                f"a sum, found {len(counted)}"
+                f"a sum, found {len(named)}"
             )
-        self.check(map(bytes.fromhex, counted))
-        line = {"session": session.hex(), "clients": counted}
+        self.check(map(bytes.fromhex, named))
+        line = {"session": session.hex(), "clients": named}
         self._file.append(line)
         self._count(line)
+
+    def release(self, number: int, clients: Iterable[bytes]) -> None:
+        """Has nothing to do: the opened sum counts."""
 
     def _count(self, line: dict[str, Any]) -> None:
         try:
@@ -169,23 +226,118 @@ class ServerAccount:
             self._sums.update(clients)
 
 
-class NodeAccount:
-    """In how many sums a node was, or may have been.
+class ReleasedRounds:
+    """The account of a server that adds the noise: of the rounds that it has released.
 
     Args:
-        path: Of the account.
-        noise: Of the plan.
-        demands: Of the node's operator.
+        path: File of the account; the caller has it locked.
+        noise: Noise of the plan.
+        target: Maximum epsilon; None for no limit.
+        is_drawn: Whether cohorts are drawn as the plan says, and are secret. Epsilon of the others
+            counts the rounds of each client, as if everyone knew them.
+    """
+
+    def __init__(
+        self, path: Path, noise: ServerNoise, target: Optional[float] = None, is_drawn: bool = True
+    ) -> None:
+        self._file, self._noise, self._is_drawn = Lines(path), noise, is_drawn
+        self._target = math.inf if target is None else target
+        self._rounds: dict[str, set[int]] = {}
+        self._last, self._all_drawn = 0, True
+        for line in self._file.lines:
+            self._count(line)
+
+    @property
+    def delta(self) -> float:
+        """See `ServerAccount`."""
+        return self._noise.delta
+
+    @property
+    def epsilon(self) -> float:
+        """See `ServerAccount`."""
+        return self._epsilon(self._rounds, self._last, self._all_drawn)
+
+    @property
+    def text(self) -> str:
+        """See `ServerAccount`."""
+        cohorts = "cohorts drawn as the plan says" if self._all_drawn else "cohorts taken as known"
+        return (
+            f"{counted(self._last, 'round')} released, epsilon {self.epsilon:.4g} at delta "
+            f"{self.delta:.3g} of each client, {cohorts}"
+        )
+
+    def rounds_of(self, client: bytes) -> frozenset[int]:
+        """Returns the numbers of the released rounds of a client."""
+        return frozenset(self._rounds.get(client.hex(), ()))
+
+    def check(self, clients: Iterable[bytes], number: int) -> float:
+        """See `ServerAccount`."""
+        after = dict(self._rounds)
+        for client in clients:
+            after[client.hex()] = {*after.get(client.hex(), ()), number}
+        epsilon = self._epsilon(after, max(number, self._last), self._all_drawn and self._is_drawn)
+        if epsilon > self._target:
+            raise PlanError(
+                f"privacy: expected an epsilon of at most {self._target:g}, after "
+                f"{counted(number, 'round')} it would be {epsilon:.6g}"
+            )
+        return epsilon
+
+    def open(self, session: bytes, clients: Iterable[bytes]) -> None:
+        """Has nothing to do: nothing of a sum leaves the server before it has added noise."""
+
+    def release(self, number: int, clients: Iterable[bytes]) -> None:
+        """See `ServerAccount`."""
+        names = sorted({client.hex() for client in clients})
+        line = {"round": number, "clients": names, "drawn": self._is_drawn}
+        self._file.append(line)
+        self._count(line)
+
+    def _epsilon(self, rounds: Mapping[str, set[int]], last: int, drawn: bool) -> float:
+        if drawn and not self._noise.is_tree:
+            return self._noise.sampled_epsilon(last)
+        patterns = {frozenset(numbers) for numbers in rounds.values()}
+        return max((self._noise.known_epsilon(p, last) for p in patterns), default=0.0)
+
+    def _count(self, line: dict[str, Any]) -> None:
+        try:
+            number, clients, drawn = int(line["round"]), list(line["clients"]), line["drawn"]
+        except (KeyError, TypeError, ValueError) as e:
+            raise PlanError(f"{self._file.path}: expected rounds, cannot read one ({e!r})") from e
+        self._last = max(self._last, number)
+        self._all_drawn &= drawn is True
+        for client in clients:
+            self._rounds.setdefault(str(client), set()).add(number)
+
+
+class NodeAccount:
+    """The sums that may have a node's values, each with its own plan's noise.
+
+    Args:
+        path: File of the account, for all plans of the node.
+        noise: Noise of the plan.
+        demands: Limits of the node's operator.
     """
 
     def __init__(self, path: Path, noise: NodeNoise, demands: Demands) -> None:
         self._file, self._noise, self._demands = Lines(path), noise, demands
-        self._sessions = {str(line.get("session")) for line in self._file.lines}
+        self._sessions: dict[str, SkellamSum] = {}
+        for number, line in enumerate(self._file.lines, 1):
+            try:
+                self._sessions[str(line["session"])] = SkellamSum.from_json(line)
+            except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
+                raise PlanError(
+                    f"{path}, line {number}: expected a sum and its noise, cannot read it ({e!r})"
+                ) from e
 
     @property
     def sums(self) -> int:
-        """Their number."""
+        """Number of sums."""
         return len(self._sessions)
+
+    def epsilon(self, delta: float) -> float:
+        """Returns epsilon of all sums together."""
+        return composed_epsilon(collections.Counter(self._sessions.values()), delta)
 
     def charge(self, session: bytes) -> None:
         """Takes a sum into account, before the node's values leave it; each session once.
@@ -195,6 +347,9 @@ class NodeAccount:
         """
         if session.hex() in self._sessions:
             return
-        self._demands.check_sums(self._noise, self.sums + 1)
-        self._file.append({"session": session.hex()})
-        self._sessions.add(session.hex())
+        noise = self._noise.in_sum
+        self._demands.check_sums(collections.Counter([*self._sessions.values(), noise]))
+        # The multiplier and delta are for human readers; the other numbers determine epsilon.
+        about = {"noise_multiplier": self._noise.noise_multiplier, "delta": self._noise.delta}
+        self._file.append({"session": session.hex(), **noise.to_json(), **about})
+        self._sessions[session.hex()] = noise

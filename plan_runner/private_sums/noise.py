@@ -21,10 +21,11 @@ import numpy as np
 
 from plan_runner.errors import PlanError, counted
 from plan_runner.export import NAME
+from plan_runner.private_sums.divergences import TOLERANCE, SkellamSum, composed_epsilon
 from plan_runner.private_sums.skellam import Draw, check_variance, fresh_words, skellam
 from plan_runner.secure_aggregation.sum_plan import SummedTensor, SumPlan
 
-_WHERE = "manifest.json: privacy: differential_privacy"
+WHERE = "manifest.json: privacy: differential_privacy"
 _DISTRIBUTED = "distributed"
 _LARGEST_MODULUS = 1 << 62
 _WORD_BITS = 64
@@ -39,7 +40,8 @@ class NoisedGroup:
         tensors: Their names in the plan.
         modulus: What they are summed modulo: a power of two.
         largest_squared_norm: Bound of a client's integers: of the sum of their squares.
-        variance: Of the noise that each client adds to each integer.
+        variance: Variance of the noise that each client adds to each integer.
+        values: Number of integers.
     """
 
     name: str
@@ -47,6 +49,7 @@ class NoisedGroup:
     modulus: int
     largest_squared_norm: int
     variance: float
+    values: int
 
     def check_client(self, values: Mapping[str, np.ndarray]) -> None:
         """Checks that a client's integers are no longer than the noise is for."""
@@ -82,8 +85,8 @@ class NodeNoise:
         takes_part: The probability with which a client's values are in a sum; otherwise it sends
             zeros with its noise, and nobody else knows.
         delta: The delta of the epsilons.
-        epsilons: Epsilon of what the server sees after a client was in 1, 2, ... sums, each with
-            the noise of `fewest_clients`.
+        claimed: Epsilon after a client was in 1, 2, ... sums, as the plan's author has written it.
+            It limits the number of sums; `epsilon` is computed from the noise.
     """
 
     groups: tuple[NoisedGroup, ...]
@@ -91,7 +94,7 @@ class NodeNoise:
     fewest_clients: int
     takes_part: Fraction
     delta: float
-    epsilons: tuple[float, ...]
+    claimed: tuple[float, ...]
 
     @property
     def noise_multiplier(self) -> float:
@@ -107,11 +110,20 @@ class NodeNoise:
         ]
         return 1 / math.sqrt(math.fsum(shares))
 
+    @property
+    def in_sum(self) -> SkellamSum:
+        """The noise of a sum over the minimum number of clients."""
+        return SkellamSum(
+            tuple(
+                (g.largest_squared_norm, self.fewest_clients * g.variance, g.values)
+                for g in self.groups
+            ),
+            self.takes_part,
+        )
+
     def epsilon(self, sums: int) -> float:
-        """Returns epsilon after a client was in so many sums; infinite beyond the manifest's."""
-        if sums == 0:
-            return 0.0
-        return self.epsilons[sums - 1] if sums <= len(self.epsilons) else math.inf
+        """Returns epsilon of what the server sees after a client was in this many sums."""
+        return composed_epsilon({self.in_sum: sums}, self.delta)
 
     def check_plan(self, tensors: Sequence[SummedTensor], min_clients: int) -> None:
         """Checks that the noise is that of a plan's sums.
@@ -128,12 +140,20 @@ class NodeNoise:
         moduli = {name: group.modulus for group in self.groups for name in group.tensors}
         named = sorted([*moduli, *self.without_noise])
         if named != sorted(tensor.name for tensor in tensors):
-            raise PlanError(f"{_WHERE}: expected the plan's tensors, each once, found {named}")
+            raise PlanError(f"{WHERE}: expected the plan's tensors, each once, found {named}")
+        sizes = {tensor.name: tensor.size for tensor in tensors}
+        for group in self.groups:
+            size = sum(sizes[name] for name in group.tensors)
+            if group.values != size:
+                raise PlanError(
+                    f"{WHERE}: {group.name}: values: expected {size} as in the plan, found "
+                    f"{group.values}"
+                )
         for tensor in tensors:
             expected = moduli.get(tensor.name)
             if expected is not None and (tensor.modulus, tensor.bound) != (expected, expected):
                 raise PlanError(
-                    f"{_WHERE}: {tensor.name}: expected the plan's modulus {tensor.modulus}, found "
+                    f"{WHERE}: {tensor.name}: expected the plan's modulus {tensor.modulus}, found "
                     f"{expected}"
                 )
 
@@ -172,12 +192,14 @@ class Demands:
         least_noise_multiplier: The least `NodeNoise.noise_multiplier`; above 0, plans without noise
             of clients are refused.
         most_sums: In how many sums the node may be.
-        most_epsilon: What epsilon its sums may lead to.
+        most_epsilon: Maximum epsilon of all its sums together, at `most_delta`.
+        most_delta: The delta at which the node computes that epsilon, whatever plans claim.
     """
 
     least_noise_multiplier: float = 0.0
     most_sums: Optional[int] = None
     most_epsilon: Optional[float] = None
+    most_delta: Optional[float] = None
 
     def check(self, where: str) -> None:
         """Checks the numbers."""
@@ -190,6 +212,14 @@ class Demands:
             found = getattr(self, name)
             if found is not None and not found > 0:
                 raise PlanError(f"{where}: {name}: expected a number above 0, found {found}")
+        if (self.most_epsilon is None) != (self.most_delta is None):
+            raise PlanError(
+                f"{where}: expected both of most_epsilon and most_delta, found one of them"
+            )
+        if self.most_delta is not None and not 0 < self.most_delta < 1:
+            raise PlanError(
+                f"{where}: most_delta: expected a number between 0 and 1, found {self.most_delta}"
+            )
         if self.least_noise_multiplier == 0 and (self.most_sums or self.most_epsilon):
             raise PlanError(
                 f"{where}: expected a least_noise_multiplier with most_sums or most_epsilon, found "
@@ -213,27 +243,41 @@ class Demands:
                 f"changes, found {noise.noise_multiplier:.6g} with {noise.fewest_clients} clients"
             )
 
-    def check_sums(self, noise: NodeNoise, sums: int) -> None:
-        """Checks that the node may be in so many sums."""
-        if self.most_sums is not None and sums > self.most_sums:
+    def check_sums(self, sums: Mapping[SkellamSum, int]) -> None:
+        """Checks that the node may take part in sums with these noises, over all its plans."""
+        number = sum(sums.values())
+        if self.most_sums is not None and number > self.most_sums:
             raise PlanError(
                 f"most_sums: expected at most {counted(self.most_sums, 'sum')} with this node, "
-                f"this would be number {sums}"
+                f"this would be number {number}"
             )
-        epsilon = noise.epsilon(sums)
-        if self.most_epsilon is not None and epsilon > self.most_epsilon:
+        if self.most_epsilon is None or self.most_delta is None:
+            return
+        epsilon = composed_epsilon(sums, self.most_delta)
+        if epsilon > self.most_epsilon:
             raise PlanError(
-                f"most_epsilon: expected at most {self.most_epsilon:g}, after "
-                f"{counted(sums, 'sum')} with this node it would be {epsilon:.6g}"
+                f"most_epsilon: expected at most {self.most_epsilon:g} at delta "
+                f"{self.most_delta:g}, after {counted(number, 'sum')} with this node it would be "
+                f"{epsilon:.6g}"
             )
 
 
 def noise_of_export(export: Path, pinned: str) -> Optional[NodeNoise]:
-    """Returns the noise that clients add; None if an export's manifest says of none.
+    """Returns the noise that clients add; None if an export's manifest has none.
 
     Args:
-        export: Its folder.
+        export: Folder of the export.
         pinned: SHA-256 of its manifest, as hexadecimal digits.
+    """
+    return noise_of_manifest(pinned_manifest(export, pinned))
+
+
+def pinned_manifest(export: Path, pinned: str) -> bytes:
+    """Returns the content of an export's manifest.
+
+    Args:
+        export: Folder of the export.
+        pinned: SHA-256 of the manifest, as hexadecimal digits.
     """
     path = export / NAME
     try:
@@ -243,7 +287,7 @@ def noise_of_export(export: Path, pinned: str) -> Optional[NodeNoise]:
     found = hashlib.sha256(content).hexdigest()
     if found != pinned:
         raise PlanError(f"{path}: expected the pinned sha256 {pinned}, found {found}")
-    return noise_of_manifest(content)
+    return content
 
 
 def noise_of_manifest(content: bytes) -> Optional[NodeNoise]:
@@ -257,7 +301,7 @@ def noise_of_manifest(content: bytes) -> Optional[NodeNoise]:
     except KeyError:
         return None
     except (ValueError, TypeError, RecursionError) as e:
-        raise PlanError(f"{_WHERE}: expected JSON, cannot read it ({e})") from e
+        raise PlanError(f"{WHERE}: expected JSON, cannot read it ({e})") from e
     try:
         if found["mechanism"] != _DISTRIBUTED:
             return None
@@ -269,6 +313,7 @@ def noise_of_manifest(content: bytes) -> Optional[NodeNoise]:
                     int(group["modulus"]),
                     int(group["largest_squared_norm"]),
                     float(group["variance"]),
+                    int(group["values"]),
                 )
                 for group in found["groups"]
             ),
@@ -279,26 +324,35 @@ def noise_of_manifest(content: bytes) -> Optional[NodeNoise]:
             tuple(map(float, found["epsilon_after"])),
         )
     except (KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError) as e:
-        raise PlanError(f"{_WHERE}: expected the noise of clients, cannot read it ({e!r})") from e
+        raise PlanError(f"{WHERE}: expected the noise of clients, cannot read it ({e!r})") from e
     _check(noise)
     return noise
 
 
 def _check(noise: NodeNoise) -> None:
-    numbers = [noise.delta, *noise.epsilons, *(group.variance for group in noise.groups)]
+    numbers = [noise.delta, *noise.claimed, *(group.variance for group in noise.groups)]
     if not noise.groups or not all(math.isfinite(number) and number >= 0 for number in numbers):
-        raise PlanError(f"{_WHERE}: expected groups with noise, and finite numbers")
-    if list(noise.epsilons) != sorted(noise.epsilons) or noise.fewest_clients < 1:
-        raise PlanError(f"{_WHERE}: expected epsilons that grow, and at least one client")
+        raise PlanError(f"{WHERE}: expected groups with noise, and finite numbers")
+    if list(noise.claimed) != sorted(noise.claimed) or noise.fewest_clients < 1:
+        raise PlanError(f"{WHERE}: expected epsilons that grow, and at least one client")
     if not 0 < noise.takes_part <= 1:
-        raise PlanError(f"{_WHERE}: takes_part: expected a probability, found {noise.takes_part}")
+        raise PlanError(f"{WHERE}: takes_part: expected a probability, found {noise.takes_part}")
     for group in noise.groups:
-        where = f"{_WHERE}: {group.name}"
+        where = f"{WHERE}: {group.name}"
         if not 2 <= group.modulus <= _LARGEST_MODULUS or group.modulus & (group.modulus - 1):
             raise PlanError(f"{where}: modulus: expected a power of 2, found {group.modulus}")
         if group.largest_squared_norm < 0:
             raise PlanError(f"{where}: largest_squared_norm: expected one from 0")
+        if group.values < 0:
+            raise PlanError(f"{where}: values: expected a number from 0, found {group.values}")
         check_variance(Fraction(group.variance), f"{where}: variance")
+    for sums, claim in enumerate(noise.claimed, 1):
+        epsilon = noise.epsilon(sums)
+        if claim < epsilon * (1 - TOLERANCE):
+            raise PlanError(
+                f"{WHERE}: epsilon_after: expected at least {epsilon:.6g} after "
+                f"{counted(sums, 'sum')}, which follows from the noise, found {claim:g}"
+            )
 
 
 def check_sum_plan(noise: Optional[NodeNoise], sums: SumPlan) -> None:

@@ -29,7 +29,7 @@ _MOST_NAMES = 10
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """What the server keeps of a session; sums, masked or opened, are beside it.
+    """What the server keeps of a session, along with its masked sums.
 
     Attributes:
         plan: Digest of the `SumPlan`.
@@ -56,7 +56,8 @@ class Server:
     Stages follow one another: `requests` says what to send to whom, `receive` takes the answers as
     they come, and `close` ends the stage when all have answered or a transport has waited long
     enough. What a stage ended with is on the disk before the next stage's requests can be sent.
-    Answers of a stage that was not closed are lost with the process, and are asked for again.
+    Answers of a stage that was not closed are lost with the process, and are asked for again; so
+    are openings, and no opened sum is written to a disk.
 
     Args:
         plan: From the server's own copy of the plan.
@@ -250,7 +251,10 @@ class Server:
                 raise PlanError(
                     f"{self._name}: expected one server, another one has gone on with it"
                 )
-            self._folder.write(self.session, vars(state), tail)
+            # An opened sum is in memory alone. Another process asks for the openings again, which
+            # clients answer with the same bytes.
+            if state.stage != _RESULT:
+                self._folder.write(self.session, vars(state), tail)
         self._go_on(state, tail)
 
     def result(self) -> dict[str, np.ndarray]:

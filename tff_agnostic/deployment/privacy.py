@@ -28,6 +28,7 @@ from tff_agnostic.aggregations.secure_sum import SecureSum
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
+from tff_agnostic.errors import counted
 from tff_agnostic.later import tf, tff
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
@@ -91,6 +92,9 @@ class FleetNoise(NamedTuple):
             they do not.
         server_must: Further duties of a server.
         of_nodes: The account of nodes that add the noise themselves; None if the server adds it.
+        draw: The draw of cohorts that the guarantee is for, as a server of a fleet enforces it:
+            `plan_runner.private_sums.server_noise.Draw`. Empty if nodes add the noise.
+        rounds: Number of rounds that the guarantee is for.
     """
 
     key: tuple[int, ...]
@@ -98,6 +102,8 @@ class FleetNoise(NamedTuple):
     expected_devices: Optional[float] = None
     server_must: tuple[str, ...] = ()
     of_nodes: Optional[NodesAccount] = None
+    draw: Mapping[str, Any] = {}
+    rounds: int = 1
 
     @property
     def has_secret(self) -> bool:
@@ -138,6 +144,8 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
         **_of_tree(options),
         "noise_multiplier": z,
         "delta": guarantee["delta"],
+        "draw": dict(noise.draw),
+        "rounds": noise.rounds,
         **_of_devices(noise),
         "groups": [
             {
@@ -154,6 +162,7 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
         "server_must": [
             f"choose the devices of a round so that this holds: {guarantee['sampling']}",
             *_on_average(noise),
+            f"release no more than {counted(noise.rounds, 'round')}",
             _SECRET,
             *_ALWAYS,
             *noise.server_must,

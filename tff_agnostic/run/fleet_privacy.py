@@ -26,7 +26,16 @@ from tff_agnostic.errors import UserError, counted
 from tff_agnostic.models.model import Model
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise
-from tff_agnostic.privacy.sampling import IntegerSampling, KnownCohorts, SecretCohorts
+from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism, TreeNoise
+from tff_agnostic.privacy.sampling import (
+    EveryClient,
+    FixedSizeCohorts,
+    IntegerSampling,
+    KnownCohorts,
+    PoissonCohorts,
+    SecretCohorts,
+    StratifiedCohorts,
+)
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.privacy import RunPrivacy, run_privacy
 from tff_agnostic.run.private_account import noise_key, noise_of_run
@@ -39,6 +48,14 @@ _OF_TRAINING_STATE = (
     " checkpoint, beside the tensors server/aggregations/... that its own last round has left: with"
     " an earlier number of releases noise would be used again"
 )
+
+# Names of draws in a manifest.
+_SCHEMES = {
+    PoissonCohorts: "poisson",
+    FixedSizeCohorts: "fixed_size",
+    StratifiedCohorts: "stratified",
+    EveryClient: "everyone",
+}
 
 Restore = Callable[[RunState], RunState]
 
@@ -157,7 +174,11 @@ def _of_training(
     in_round = mean_cohort_size(
         config.cohort_sampling, len(task.train.client_ids), config.clients_per_round
     )
-    noise = FleetNoise(noise_key(spec.privacy), guarantee, in_round)
+    mechanism = privacy.mechanism(1.0)
+    draw = _draw(mechanism, len(task.train.client_ids), in_round)
+    noise = FleetNoise(
+        noise_key(spec.privacy), guarantee, in_round, draw=draw, rounds=config.rounds
+    )
     return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 
@@ -192,10 +213,38 @@ def _of_evaluation(
         noise_key(spec.privacy),
         lambda state: private.statement(1).to_dict(),
         server_must=(_OF_TRAINING_STATE,),
+        draw=_draw(private.mechanism, *[len(task.test.client_ids)] * 2),
     )
     tidied = functools.partial(consistent, limits=private.bounds)
     of_evaluation = {"measurement": measurement, "tidied": tidied}
     return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
+
+
+def _draw(mechanism: Mechanism, clients: int, per_round: float) -> dict[str, Any]:
+    """Returns the draw of cohorts that an account is for, as the manifest has it.
+
+    Args:
+        clients: Number of clients of the population.
+        per_round: Clients of a round, on average.
+    """
+    if isinstance(mechanism, TreeNoise):
+        limits, rate = mechanism.participations, 1.0
+        scheme: dict[str, Any] = {
+            "scheme": "spaced",
+            "max_participations": limits.max_participations,
+            "min_separation": limits.min_separation,
+        }
+    else:
+        assert isinstance(mechanism, CentralNoise)
+        sampling = mechanism.sampling
+        scheme, rate = {"scheme": _SCHEMES[type(sampling)]}, sampling.rate
+    return {
+        **scheme,
+        "clients": clients,
+        "per_round": float(per_round),
+        "rate": rate,
+        "sensitivity": mechanism.sensitivity,
+    }
 
 
 def _sums(privacy: RunPrivacy) -> CentralDpSum:

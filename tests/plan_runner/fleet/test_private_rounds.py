@@ -74,11 +74,9 @@ def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
     with pytest.raises(PlanError, match=r"^--nodes: expected at least 3, .* found 2$"):
         demo(exported, clients, 2, 1, None, tmp_path / "demo", print)
     # The account has as many sums as the run has rounds.
-    line = (
-        rf"^--rounds: expected at most {len(noise.epsilons)}, .* found {len(noise.epsilons) + 1}$"
-    )
+    line = rf"^--rounds: expected at most {len(noise.claimed)}, .* found {len(noise.claimed) + 1}$"
     with pytest.raises(PlanError, match=line):
-        demo(exported, clients, 3, len(noise.epsilons) + 1, None, tmp_path / "demo", print)
+        demo(exported, clients, 3, len(noise.claimed) + 1, None, tmp_path / "demo", print)
     assert not (tmp_path / "demo").exists()
 
 

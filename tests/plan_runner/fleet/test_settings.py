@@ -194,12 +194,13 @@ def test_a_round_is_written_step_by_step(tmp_path):
     kept, track = opened(tmp_path)
     assert track.completed == 0 and track.state == b"initial" and track.attempts(1) == 2
     assert track.pending(1) == (b"t" * 32, ("a", "b"))
-    track.open(1, b"sums", clients=2)
+    assert track.drawn(1) is None
+    track.draw(1, ["a", "b"])
     kept.close()
     kept, track = opened(tmp_path)
-    assert track.opened(1)[1] == b"sums"
+    assert track.drawn(1) == ["a", "b"]
     row = {"round": 1, "clients": 2, "metrics": {"loss": [0.5, None], "n": 3}}
-    track.finish(1, b"after", row)
+    track.finish(1, b"after", row, {"clients": 2})
     kept.close()
     # Half a line of a server that was ended.
     with open(tmp_path / "rounds.jsonl", "ab") as file:
@@ -214,12 +215,8 @@ def test_a_round_is_written_step_by_step(tmp_path):
     assert "expected the state after round 1, with the sha256" in refused(opened, tmp_path)
 
 
-def test_sums_and_journals_that_were_changed(tmp_path):
-    kept, track = opened(tmp_path)
-    track.begin(1, Begun(b"s" * 32, ("a",)))
-    track.open(1, b"sums")
-    (tmp_path / "training_1_sums").write_bytes(b"more")
-    assert "expected the sums that were opened, found others" in refused(track.opened, 1)
+def test_changed_journals_are_refused(tmp_path):
+    kept, _ = opened(tmp_path)
     kept.close()
     (tmp_path / "rounds.jsonl").write_text('{"event": "begun"}\n')
     assert "rounds.jsonl, line 1: expected an event of a round" in refused(opened, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from plan_runner.errors import PlanError
-from plan_runner.private_sums.account import NodeAccount, ServerAccount
+from plan_runner.private_sums.account import NodeAccount, OpenedSums
 from plan_runner.private_sums.noise import Demands, NodeNoise, NoisedGroup, noise_of_manifest
 from plan_runner.private_sums.skellam import drawn, fresh_words, skellam, thresholds
 from plan_runner.secure_aggregation.messages import Type
@@ -127,8 +127,8 @@ def test_noise_is_new_each_time():
 
 
 _MODULUS, _VARIANCE = 1 << 24, 40_000.0
-_GROUP = NoisedGroup("update", ("a", "b"), _MODULUS, 10_000, _VARIANCE)
-_NOISE = NodeNoise((_GROUP,), {"n": 1}, 3, Fraction(1), 1e-5, (1.0, 1.5, 1.75))
+_GROUP = NoisedGroup("update", ("a", "b"), _MODULUS, 10_000, _VARIANCE, 4003)
+_NOISE = NodeNoise((_GROUP,), {"n": 1}, 3, Fraction(1), 1e-5, (1.4, 2.0, 2.5))
 _TENSORS = (
     SummedTensor("a", (2, 2000), _MODULUS, _MODULUS),
     SummedTensor("b", (3,), _MODULUS, _MODULUS),
@@ -253,6 +253,10 @@ def test_a_plan_has_to_be_the_one_that_the_noise_is_for():
     with pytest.raises(PlanError, match="expected the plan's tensors"):
         _NOISE.check_plan(_TENSORS[1:], 3)
     wider = (dataclasses.replace(_TENSORS[0], modulus=2 * _MODULUS), *_TENSORS[1:])
+    for size in (4002, 1):
+        other = dataclasses.replace(_NOISE, groups=(dataclasses.replace(_GROUP, values=size),))
+        with pytest.raises(PlanError, match=f"values: expected 4003 as in the plan, found {size}"):
+            other.check_plan(_TENSORS, 3)
     with pytest.raises(PlanError, match="expected the plan's modulus"):
         _NOISE.check_plan(wider, 3)
 
@@ -262,7 +266,15 @@ def test_a_plan_has_to_be_the_one_that_the_noise_is_for():
     [
         ({"least_noise_multiplier": 4.0}, "expected noise of at least 4 times"),
         ({"least_noise_multiplier": 1.0, "most_sums": 2}, "most_sums: expected at most 2"),
-        ({"least_noise_multiplier": 1.0, "most_epsilon": 1.6}, "most_epsilon: expected at most"),
+        (
+            {"least_noise_multiplier": 1.0, "most_epsilon": 2.0, "most_delta": 1e-5},
+            "most_epsilon: expected at most 2 at delta 1e-05, after 3 sums",
+        ),
+        ({"least_noise_multiplier": 1.0, "most_epsilon": 2.0}, "both of most_epsilon and most_d"),
+        (
+            {"least_noise_multiplier": 1.0, "most_epsilon": 2.0, "most_delta": 1.5},
+            "most_delta: expected a number between 0 and 1",
+        ),
         ({"most_sums": 2}, "expected a least_noise_multiplier"),
     ],
 )
@@ -273,7 +285,7 @@ def test_a_node_refuses_less_than_its_operator_demands(demands, expected, tmp_pa
         demanded.check_noise(_NOISE)
         for session in (b"1", b"2", b"2", b"3"):
             NodeAccount(tmp_path / "sums.jsonl", _NOISE, demanded).charge(session)
-    if demands.get("least_noise_multiplier") == 1.0:
+    if (tmp_path / "sums.jsonl").exists():
         assert NodeAccount(tmp_path / "sums.jsonl", _NOISE, Demands()).sums == 2
     with pytest.raises(PlanError, match="found one without"):
         Demands(least_noise_multiplier=1.0).check_noise(None)
@@ -281,30 +293,30 @@ def test_a_node_refuses_less_than_its_operator_demands(demands, expected, tmp_pa
 
 def test_an_account_goes_on_after_a_restart_and_stops(tmp_path):
     path, ids = tmp_path / "account.jsonl", [bytes([n]) * 32 for n in range(5)]
-    ServerAccount(path, _NOISE, 1.6).charge(b"first", ids[:3])
-    account = ServerAccount(path, _NOISE, 1.6)
-    assert (account.opened, account.epsilon) == (1, 1.0)
+    OpenedSums(path, _NOISE, 2.0).open(b"first", ids[:3])
+    account = OpenedSums(path, _NOISE, 2.0)
+    assert (account.opened, account.epsilon) == (1, _NOISE.epsilon(1))
     # A round that is tried again with the same session has opened one sum.
-    account.charge(b"first", ids[:3])
-    account.charge(b"second", ids[1:4])
-    assert (account.opened, account.epsilon) == (2, 1.5)
+    account.open(b"first", ids[:3])
+    account.open(b"second", ids[1:4])
+    assert (account.opened, account.epsilon) == (2, _NOISE.epsilon(2))
     # A process that ended while it wrote has opened nothing.
     with open(path, "ab") as file:
         file.write(b'{"session": "ab')
-    account = ServerAccount(path, _NOISE, 1.6)
+    account = OpenedSums(path, _NOISE, 2.0)
     assert account.opened == 2
-    with pytest.raises(PlanError, match=r"3 sums with one client it would be 1[.]75") as caught:
-        account.charge(b"third", ids[:3])
+    with pytest.raises(PlanError, match=r"3 sums with one client it would be 2[.]1657") as caught:
+        account.open(b"third", ids[:3])
     assert "\n" not in str(caught.value)
     # Others have been in fewer.
-    account.charge(b"third", [ids[0], ids[3], ids[4]])
-    assert [*ServerAccount(path, _NOISE).spent(ids)] == [2, 2, 2, 2, 1]
+    account.open(b"third", [ids[0], ids[3], ids[4]])
+    assert [*OpenedSums(path, _NOISE).spent(ids)] == [2, 2, 2, 2, 1]
     with pytest.raises(PlanError, match="noise of at least 3 clients"):
-        account.charge(b"fourth", ids[3:])
+        account.open(b"fourth", ids[3:])
     for session in (b"fifth", b"sixth"):
         with pytest.raises(PlanError, match="as far as the manifest's account goes"):
-            ServerAccount(path, _NOISE).charge(session, ids[:3])
-            ServerAccount(path, _NOISE).charge(session + b"!", ids[:3])
+            OpenedSums(path, _NOISE).open(session, ids[:3])
+            OpenedSums(path, _NOISE).open(session + b"!", ids[:3])
 
 
 def test_a_manifest_is_read_or_refused_in_one_line():
@@ -316,7 +328,7 @@ def test_a_manifest_is_read_or_refused_in_one_line():
         "fewest_clients": 3,
         "takes_part": [2, 2],
         "delta": 1e-5,
-        "epsilon_after": [1.0, 1.5, 1.75],
+        "epsilon_after": [1.4, 2.0, 2.5],
     }
 
     def read(entry):
@@ -334,6 +346,8 @@ def test_a_manifest_is_read_or_refused_in_one_line():
         {"takes_part": [3, 2]},
         {"takes_part": [1, 0]},
         {"epsilon_after": [2.0, 1.0]},
+        {"epsilon_after": [0.001, 0.002, 0.003]},
+        {"groups": [{**group, "values": -1}]},
         {"without_noise": None},
     ):
         with pytest.raises(PlanError, match="differential_privacy") as caught:

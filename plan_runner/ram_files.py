@@ -1,0 +1,85 @@
+"""Files in the memory of this process, which end with it: TensorFlow's file system `ram://`.
+
+Graphs read and write checkpoints by their paths. With noise of the server these hold its key and
+sums without noise, so that a file on a disk would outlive a process that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple, Union
+
+import tensorflow as tf
+
+_ROOT = "ram://plan_runner"
+
+
+class _Status(NamedTuple):
+    """The part of `os.stat_result` that is of use."""
+
+    st_size: int
+
+
+class RamFile:
+    """A file or a folder, with the methods of `pathlib.Path` that runners of plans call.
+
+    Args:
+        path: Path within this process's memory.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __truediv__(self, name: Union[str, os.PathLike]) -> RamFile:
+        """Returns a file of this folder."""
+        return RamFile(f"{self._path}/{os.fspath(name)}")
+
+    def __str__(self) -> str:
+        """Returns the path, as TensorFlow takes it."""
+        return self._path
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self._path.rpartition("/")[2]
+
+    def with_name(self, name: str) -> RamFile:
+        """Returns a file of the same folder."""
+        return RamFile(f"{self._path.rpartition('/')[0]}/{name}")
+
+    def is_file(self) -> bool:
+        """Whether the file exists."""
+        return tf.io.gfile.exists(self._path) and not tf.io.gfile.isdir(self._path)
+
+    def read_bytes(self) -> bytes:
+        """Returns the content."""
+        with tf.io.gfile.GFile(self._path, "rb") as file:
+            return bytes(file.read())
+
+    def write_bytes(self, content: bytes) -> None:
+        """Writes the content."""
+        with tf.io.gfile.GFile(self._path, "wb") as file:
+            file.write(content)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Removes the file."""
+        if not missing_ok or self.is_file():
+            tf.io.gfile.remove(self._path)
+
+    def stat(self) -> _Status:
+        """Returns the size."""
+        return _Status(int(tf.io.gfile.stat(self._path).length))
+
+
+# A file that a graph reads or writes.
+File = Union[Path, RamFile]
+
+
+def empty_folder(name: str) -> RamFile:
+    """Returns a folder in memory, without the files that it had."""
+    path = f"{_ROOT}/{name}"
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rmtree(path)
+    tf.io.gfile.makedirs(path)
+    return RamFile(path)

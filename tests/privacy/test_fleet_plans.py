@@ -1,0 +1,64 @@
+"""The draw and the epsilon that an export states are those that a fleet's server enforces."""
+
+import json
+import math
+
+import pytest
+
+from plan_runner.errors import PlanError
+from plan_runner.private_sums.server_noise import server_noise_of_manifest
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+from tff_agnostic.privacy.mechanisms import CentralNoise, TreeNoise
+from tff_agnostic.privacy.sampling import (
+    EveryClient,
+    FixedSizeCohorts,
+    PoissonCohorts,
+    StratifiedCohorts,
+)
+from tff_agnostic.privacy.tree import Participations
+from tff_agnostic.run.fleet_privacy import _draw
+
+_DELTA = 1e-3
+_MECHANISMS = {
+    "poisson": CentralNoise(2.0, PoissonCohorts(64, 10)),
+    "fixed_size": CentralNoise(2.0, FixedSizeCohorts(64, 10)),
+    "stratified": CentralNoise(2.0, StratifiedCohorts((40, 24), 10)),
+    "everyone": CentralNoise(2.0, EveryClient()),
+    "spaced": TreeNoise(2.0, Participations(3, 6)),
+}
+
+
+def _manifest(mechanism, epsilon, rounds):
+    entry = {
+        "mechanism": "tree" if isinstance(mechanism, TreeNoise) else "central",
+        "groups": [{"noise_multiplier": 2.0 * math.sqrt(2)}] * 2,
+        "delta": _DELTA,
+        "draw": _draw(mechanism, 64, 10.0),
+        "rounds": rounds,
+        "guarantee_as_simulated": {"epsilon": epsilon},
+    }
+    return json.dumps({"privacy": {"differential_privacy": entry}}).encode()
+
+
+@pytest.mark.parametrize("scheme", _MECHANISMS)
+def test_server_reads_exported_draw(scheme):
+    mechanism, rounds = _MECHANISMS[scheme], 13
+    claimed = PrivacyAccountant([mechanism], _DELTA).epsilon(rounds)
+    noise = server_noise_of_manifest(_manifest(mechanism, claimed, rounds))
+    assert (noise.draw.scheme, noise.draw.clients, noise.rounds) == (scheme, 64, rounds)
+    assert noise.noise_multiplier == pytest.approx(2.0)
+    if scheme == "spaced":
+        # Rounds 1, 7 and 13 of the exporter's worst pattern.
+        assert noise.known_epsilon([1, 7, 13], rounds) <= claimed * (1 + 1e-6)
+    else:
+        # By divergences of the same kind, or exact where the exporter's is rounded up.
+        assert noise.sampled_epsilon(rounds) >= claimed * (1 - 5e-3)
+    with pytest.raises(PlanError, match="which follows from the noise and the draw"):
+        server_noise_of_manifest(_manifest(mechanism, claimed / 5, rounds))
+
+
+def test_exported_epsilon_is_that_of_its_rounds():
+    """The fault's numbers: all nodes in all rounds, where few in two rounds were promised."""
+    mechanism = CentralNoise(2.0, PoissonCohorts(64, 10))
+    claimed = PrivacyAccountant([mechanism], 1 / 640).epsilon(2)
+    assert claimed == pytest.approx(0.2985, abs=5e-4)
