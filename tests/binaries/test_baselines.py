@@ -19,9 +19,11 @@ from tff_agnostic.data.clients import ClientsOfDomain, InMemoryClients
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
 from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL
+from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models import SentenceLoss, logistic_regression
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.run import baselines, results
+from tff_agnostic.run.baseline_files import read_baselines
 from tff_agnostic.run.baselines import trivial_loss
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.process import StopRequest
@@ -309,6 +311,24 @@ def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tm
     run = path / "plain" / "trial_00"
     message = call(train, "--task=digits", f"--domain_baselines={run}").error
     assert message.endswith("expected baselines of --task=digits, found those of custom")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "part"),
+    [(("fed_avg",), "first_epoch"), (("q_ffl", "--domain_loss_share=0.5"), "kept_out")],
+)
+def test_run_of_any_algorithm_serves_as_baseline(call: Caller, store, tmp_path, algorithm, part):
+    name, *flags = algorithm
+    data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")
+    run = tmp_path / "run"
+    rounds = ("--rounds=2", "--clients_per_round=4")
+    flags = (*data, *rounds, f"--algorithm={name}", *flags, f"--output_dir={run}")
+    outcome = call(train, *flags)
+    assert outcome.status == 0, outcome
+    columns = read_history(run / "metrics.csv")
+    assert read_baselines(run, "custom", "training") == {
+        name: pytest.approx(columns[f"{part}/loss/{name}"][-1]) for name in ("dark", "light")
+    }
 
 
 def test_a_store_without_held_out_clients_is_told_what_mends_it(call: Caller, tmp_path):

@@ -61,6 +61,29 @@ def test_a_domain_that_was_given_up_is_told_with_the_flag_that_mends_it():
     assert "--domain_weight_update=fixed" in text
 
 
+def test_advice_under_cvar_names_its_rate():
+    options = AgnosticFedAvgOptions(domain_weight_update="cvar", cvar_rate=0.3)
+    advice = harm.mending(options)
+    assert "a --cvar_rate below 0.3 moves it less" in advice
+    assert "--domain_learning_rate" not in advice
+
+
+def test_domain_without_finite_loss_is_reported():
+    ((kind, text),) = [
+        (r.kind, r.text)
+        for r in harm.unknown_losses(
+            {"a": 1.0, "b": math.nan}, 3, ["--client_learning_rate", "--server_learning_rate"]
+        )
+    ]
+    assert kind == ABSURD
+    assert text == (
+        "no loss is known of b, as the numbers of 3 test clients are not finite: scale the "
+        "features or lower --client_learning_rate or --server_learning_rate."
+    )
+    # Domain b has no test clients.
+    assert harm.unknown_losses({"a": 1.0, "b": math.nan}, 0, []) == []
+
+
 @pytest.mark.parametrize(
     "healthy",
     [

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,10 @@ FILE_NAME = f"{BASELINES}.json"
 _FORMAT = 1
 _FLAG = "--domain_baselines"
 _MAX_NAMES = 5
-# Of the rounds, the last ones: their mean is the loss in training.
+# The loss in training is the mean over this fraction of the rounds, the last ones.
 _LAST_ROUNDS = 0.1
+# Groups of metrics.csv that have a domain's loss in training, the most exact one first.
+_TRAINING_PARTS = ("train", "kept_out", "first_epoch")
 
 
 def with_known_baselines(
@@ -122,12 +124,19 @@ def _of_run(path: Path, result: Mapping[str, Any], losses: str) -> dict[str, Any
             )
         return {name: of["loss"] for name, of in domains.items()}
     columns = read_history(path / "metrics.csv")
-    return {name: _last_mean(columns.get(f"train/loss/{name}")) for name in domains}
+    return {name: _last_training_loss(columns, name) for name in domains}
 
 
-def _last_mean(values: Optional[np.ndarray]) -> float:
-    if values is None:
-        return math.nan
+def _last_training_loss(columns: Mapping[str, np.ndarray], name: str) -> float:
+    """Returns a domain's loss of the last rounds; NaN if the run reported none.
+
+    Algorithms that ignore domains report the loss of local training's first epoch.
+    """
+    reported = (columns.get(f"{part}/loss/{name}") for part in _TRAINING_PARTS)
+    return next((_last_mean(values) for values in reported if values is not None), math.nan)
+
+
+def _last_mean(values: np.ndarray) -> float:
     last = values[-max(1, round(_LAST_ROUNDS * len(values))) :]
     known = last[~np.isnan(last)]
     return float(known.mean()) if len(known) else math.nan

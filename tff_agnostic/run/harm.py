@@ -14,7 +14,7 @@ import numpy as np
 from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, UNMOVED, Remark
 from tff_agnostic.domain_weights.ascent import FREEZE, LAMBDA, LambdaOptions
 from tff_agnostic.domain_weights.excess import BaselineOptions
-from tff_agnostic.errors import some_of
+from tff_agnostic.errors import counted, some_of
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
@@ -111,10 +111,11 @@ def given_up(
 
 
 def mending(algorithm: LambdaOptions) -> str:
-    """Returns what keeps lambda of a domain from going to 0 in a run of these settings."""
+    """Returns advice on how to keep a domain's lambda from vanishing in a run of these settings."""
+    rate = "cvar_rate" if algorithm.domain_weight_update == "cvar" else "domain_learning_rate"
     ways = [
         *keeping_absent(algorithm),
-        f"a --domain_learning_rate below {algorithm.domain_learning_rate:g} moves it less",
+        f"a --{rate} below {getattr(algorithm, rate):g} moves it less",
         "--domain_weight_update=fixed keeps lambda where it begins",
     ]
     return "; ".join(ways)
@@ -145,6 +146,30 @@ def absurd_losses(
                 "losses": {name: finite_or_none(loss) for name, loss in beyond.items()},
                 "loss_without_knowledge": limit,
             },
+        )
+    ]
+
+
+def unknown_losses(
+    end: Mapping[str, float], num_non_finite: int, rates: Iterable[str]
+) -> list[Remark]:
+    """Returns a warning about domains without a loss, if some clients' numbers are not finite.
+
+    Args:
+        end: The loss of each domain after the last round; NaN if there is none.
+        num_non_finite: Number of test clients whose numbers are not finite.
+        rates: Flags of the run's learning rates.
+    """
+    lost = [name for name, loss in end.items() if not math.isfinite(loss)]
+    if not (lost and num_non_finite):
+        return []
+    clients = counted(num_non_finite, "test client")
+    return [
+        Remark(
+            ABSURD,
+            f"no loss is known of {some_of(lost, _MAX_NAMES)}, as the numbers of {clients} are not "
+            f"finite: scale the features or lower {' or '.join(rates)}.",
+            {"losses": dict.fromkeys(lost), "non_finite_clients": num_non_finite},
         )
     ]
 
@@ -246,6 +271,7 @@ def remarks_at_end(
             }
             found += never_above(dict(zip(names, numbers)), largest)
     rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
+    found += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
     classes, first = loss_of_equal_chances(model), loss_of_first_round(columns, values)
     if classes is not None:
         equal, count = classes
