@@ -175,6 +175,7 @@ def _reference_of(monkeypatch, task: Task, **settings) -> RunSpec:
     return resolve("toy_regression", {**given, **settings}, {})
 
 
+@pytest.mark.slow
 def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivial_baseline(
     cohort_runtime, monkeypatch, tmp_path, capsys
 ):
@@ -269,6 +270,7 @@ def test_trivial_baselines_are_made_in_a_new_folder_and_fixed_weights_take_none(
         resolve("custom", {**given, "domain_weight_update": "fixed"}, options, data=store)
 
 
+@pytest.mark.nightly
 def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tmp_path):
     path = tmp_path / "runs"
     data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")

@@ -40,6 +40,7 @@ def test_a_round_returns_the_output_that_tff_programs_expect(process):
     assert list(output.metrics["client_work"]["train"]) == ["loss", "num_examples", "accuracy"]
 
 
+@pytest.mark.slow
 def test_weights_can_be_read_and_replaced(process):
     state = process.initialize()
     weights = process.get_model_weights(state)

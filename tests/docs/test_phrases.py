@@ -70,6 +70,7 @@ def _texts(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+@pytest.mark.slow
 def test_no_phrase_came_back_to_a_page():
     every = {**PHRASES, **_OF_PAGES}
     texts = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
@@ -77,6 +78,7 @@ def test_no_phrase_came_back_to_a_page():
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_no_phrase_came_back_to_help_and_reports():
     found = []
     for folder in ("tff_agnostic", "binaries"):

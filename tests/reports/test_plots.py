@@ -47,6 +47,7 @@ def _draw(folder, task):
     draw_run(folder, task, columns, make_values(columns))
 
 
+@pytest.mark.nightly
 def test_a_figure_for_every_quantity_that_is_to_be_drawn(tmp_path):
     _draw(tmp_path / "plots", make_task(("phone", "tablet")))
     paths = sorted((tmp_path / "plots").iterdir())
@@ -59,6 +60,7 @@ def test_a_figure_for_every_quantity_that_is_to_be_drawn(tmp_path):
     assert all(is_png(path.read_bytes()) for path in paths)
 
 
+@pytest.mark.nightly
 def test_a_task_adds_its_own_figures(tmp_path):
     def draw(task, columns):
         # Of what a column was called before, nothing is drawn.
@@ -72,6 +74,7 @@ def test_a_task_adds_its_own_figures(tmp_path):
     assert is_png((tmp_path / "own.png").read_bytes())
 
 
+@pytest.mark.nightly
 def test_equal_runs_have_equal_figures(tmp_path):
     task = make_task(("phone", "tablet"))
     for folder in ("first", "second"):
@@ -80,6 +83,7 @@ def test_equal_runs_have_equal_figures(tmp_path):
         assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["$", "$x^$", "$\\undefined$", "a $1 to $2", "_hidden"])
 def test_a_name_is_neither_a_formula_nor_left_out_of_the_legend(tmp_path, name):
     values = {"round": np.arange(2.0), f"test/loss/{name}": np.arange(2.0)}
@@ -103,6 +107,7 @@ def test_curves_go_through_the_rounds_that_have_a_value():
     assert figure.axes[0].get_ylabel() == "loss on the test clients"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unit", "scale"), [(Unit.NONE, "linear"), (Unit.FACTOR, "log")])
 def test_factors_stand_on_a_log_axis(tmp_path, unit, scale):
     quantity = ReportField("x", "x", unit=unit)
@@ -140,6 +145,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         _draw(tmp_path / "plots", task)
 
 
+@pytest.mark.slow_cases("3-False", "200-True")
 @pytest.mark.parametrize(("num_domains", "higher"), [(3, False), (30, False), (200, True)])
 def test_the_worst_of_many_domains_are_told_apart(tmp_path, num_domains, higher):
     quantity = dataclasses.replace(_LOSS, higher_is_better=higher)
@@ -198,6 +204,7 @@ def test_what_is_of_a_transform_is_transformed():
     assert again.size_means[0] == of.size_means[0] and math.isnan(again.size_means[1])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "measure",
     [
@@ -278,6 +285,7 @@ def _elements(svg: str) -> list[tuple[str, str]]:
     return [(f"{e.tag} {e.attrib}", (e.text or "").strip()) for e in elements]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_stays_what_it_is():
     before = _drawn()
     after = compact_svg(before)

@@ -77,6 +77,7 @@ def _close(found, expected):
         assert found == expected
 
 
+@pytest.mark.nightly_cases("_MAX_CLIENTS-3-sizes0", "_MAX_BYTES-1-sizes1")
 @pytest.mark.parametrize(
     ("limit", "value", "sizes"),
     [("_MAX_CLIENTS", 3, [3, 3, 1]), ("_MAX_BYTES", 1, [1] * 7), ("_MAX_CLIENTS", 7, [7])],
@@ -145,6 +146,7 @@ def test_a_run_is_evaluated_every_few_rounds_and_after_the_last_one(task, evalua
     assert [t for t in range(1, 6) if evaluations.are_due(t)] == [2, 4, 5]
 
 
+@pytest.mark.slow
 def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, evaluate, weights):
     other = ModelWeights([np.zeros_like(w) for w in weights.trainable], [])
     recorded = _Recorded(evaluate, task)
@@ -160,6 +162,7 @@ def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, eval
         assert losses[1] == pytest.approx(np.log(3)) != losses[0]
 
 
+@pytest.mark.slow
 def test_so_many_models_are_evaluated_in_one_pass_as_memory_is_for(
     task, evaluate, weights, monkeypatch
 ):
@@ -221,6 +224,7 @@ def test_a_client_that_cannot_be_read_is_told():
         check_readable(_Clients(5, damaged="02"), 5)
 
 
+@pytest.mark.nightly
 def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_runtime, weights):
     evaluate = prepared_evaluation(cohort_runtime, task, PlainSum(), None)
     clients = [task.test.read(client_id) for client_id in task.test.client_ids]

@@ -52,6 +52,7 @@ def _write(folder: Path, names: tuple[str, ...], rounds: int) -> None:
             sink.write(t, _row(t, names))
 
 
+@pytest.mark.slow
 def test_every_domain_is_a_run_with_the_same_tags(tmp_path):
     _write(tmp_path, ("phone", "tablet"), rounds=4)
     runs = _read(tmp_path)
@@ -76,6 +77,7 @@ def test_tensorboard_reads_them_as_scalars(tmp_path):
     assert reader.SummaryMetadata("train/loss").plugin_data.plugin_name == "scalars"
 
 
+@pytest.mark.slow
 def test_awkward_names_have_a_run_each_inside_the_folder(tmp_path):
     folder = tmp_path / "tensorboard"
     _write(folder, AWKWARD_NAMES, rounds=1)

@@ -123,6 +123,7 @@ def modules_of(folder):
     return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_nothing_at_a_common_name(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = modules_of("tff_agnostic")
@@ -133,6 +134,7 @@ def test_the_wheel_holds_every_module_and_nothing_at_a_common_name(wheel):
     assert {name.split("/")[0] for name in names} == {"plan_runner", "tff_agnostic"}
 
 
+@pytest.mark.slow
 def test_the_wheel_of_plan_runner_holds_it_whole_and_nothing_else(wheels, wheel):
     _, runner = wheels
     names = {name for name in runner.namelist() if ".dist-info/" not in name}
@@ -147,22 +149,26 @@ def test_the_wheel_of_plan_runner_holds_it_whole_and_nothing_else(wheels, wheel)
     assert "flwr" in {Requirement(line).name for line in extras}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_configurations(wheel):
     shipped = {name for name in wheel.namelist() if name.endswith(".flags")}
     there = {f"tff_agnostic/configs/{path.name}" for path in (ROOT / "configs").glob("*.flags")}
     assert shipped == there
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_no_build_files_and_no_tests(wheel):
     for name in wheel.namelist():
         assert not name.endswith((".bazel", ".bzl", ".pyc")), name
         assert not pathlib.PurePosixPath(name).name.startswith("test_"), name
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_licence(wheel):
     assert metadata_file(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
 
 
+@pytest.mark.slow
 def test_the_wheel_says_what_it_is(wheel, project):
     said = email.message_from_string(metadata_file(wheel, "METADATA"))
     assert said["Name"] == "tff-agnostic"
@@ -226,6 +232,7 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_every_package_imported_is_asked_for(project):
     """Also that what is installed needs no benchmarks, which are not."""
     asked = {Requirement(text).name for text in project["project"]["dependencies"]}
@@ -284,6 +291,7 @@ def test_every_locked_package_is_pinned_and_has_its_hashes(lock):
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", entry) for entry in hashes), requirement
 
 
+@pytest.mark.slow_cases("requirements-docs.lock-3.11")
 @pytest.mark.parametrize(
     ("lock", "python"),
     [(REFERENCE, "3.11"), (DOCS, "3.11"), *((TODAY, f"3.{k}") for k in (11, 12, 13))],

@@ -11,6 +11,8 @@ import pytest
 from tests.processes import is_running
 from tests.setup.checkout import Checkout, one_line
 
+pytestmark = pytest.mark.slow
+
 
 def test_arguments_pass_unharmed(ready):
     arguments = ["--name=a b", "", "*", "$HOME", "it's", '"', "--", "-x", "a\nb", "\\"]

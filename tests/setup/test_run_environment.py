@@ -17,6 +17,7 @@ from tests.processes import is_running, wait_until
 from tests.setup.checkout import ROOT, one_line, told
 
 
+@pytest.mark.slow
 def test_first_use_says_one_line_and_later_uses_say_nothing(checkout):
     first = checkout.run("train")
     assert first.returncode == 0
@@ -32,6 +33,7 @@ def test_first_use_says_one_line_and_later_uses_say_nothing(checkout):
     assert checkout.installs == 1
 
 
+@pytest.mark.slow
 def test_a_failed_installation_shows_its_last_lines_and_is_repaired_by_the_next_use(checkout):
     (checkout.state / "install_fails").touch()
     result = checkout.run("train")
@@ -62,6 +64,7 @@ def test_a_long_step_says_now_and_then_that_it_goes_on(tmp_path):
     assert all(re.fullmatch(r"run: installing, \d+ s so far", line) for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_interrupted_set_up_ends_uv_and_is_repaired_by_the_next_use(checkout, how):
     (checkout.state / "install_hangs").touch()
@@ -80,6 +83,7 @@ def test_an_interrupted_set_up_ends_uv_and_is_repaired_by_the_next_use(checkout,
     assert not (checkout.root / ".venv" / "half").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_set_up_is_waited_for_and_repaired(checkout):
     (checkout.state / "install_hangs").touch()
     pid_file = checkout.state / "install_pid"
@@ -99,6 +103,7 @@ def test_a_killed_set_up_is_waited_for_and_repaired(checkout):
     assert json.loads(output)["name"] == "train"
 
 
+@pytest.mark.slow
 def test_uses_at_the_same_time_install_once(checkout):
     (checkout.state / "install_is_slow").touch()
     processes = [checkout.start("train") for _ in range(3)]
@@ -109,6 +114,7 @@ def test_uses_at_the_same_time_install_once(checkout):
     assert checkout.installs == 1
 
 
+@pytest.mark.slow
 def test_a_changed_lock_is_noticed(checkout):
     checkout.run("setup")
     (checkout.root / "requirements.lock").write_text("one==2\n")
@@ -118,6 +124,7 @@ def test_a_changed_lock_is_noticed(checkout):
     assert checkout.installs == 2
 
 
+@pytest.mark.slow
 def test_a_moved_checkout_is_noticed(checkout):
     checkout.run("setup")
     checkout.root = checkout.root.rename(checkout.folder / "moved away")
@@ -137,6 +144,7 @@ def test_its_python_finds_the_checkout_also_when_that_has_moved(checkout):
             assert Path(sys.path[-1]) == folder
 
 
+@pytest.mark.slow
 def test_an_environment_whose_python_is_gone_is_made_again(checkout):
     checkout.run("setup")
     (checkout.bin / "python3.11").unlink()
@@ -162,6 +170,7 @@ def test_a_missing_lock_is_one_line(checkout):
     assert "there is no requirements.lock" in one_line(result)
 
 
+@pytest.mark.slow
 def test_the_platform_of_today_has_an_environment_of_its_own(checkout):
     (checkout.root / "requirements-today.lock").write_text("three==1\n")
     asked = checkout.add_python(checkout.folder / "other" / "python", "3.13")
@@ -186,6 +195,7 @@ def test_the_platform_of_today_has_an_environment_of_its_own(checkout):
     )
 
 
+@pytest.mark.slow
 def test_the_fleet_has_an_environment_of_its_own(checkout):
     first = checkout.run("fleet", "demo", "--nodes=4")
     assert first.returncode == 0

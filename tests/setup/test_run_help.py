@@ -5,6 +5,7 @@ import pytest
 from tests.setup.checkout import one_line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
 def test_help_lists_every_command_and_makes_no_environment(bare, arguments):
     result = bare.run(*arguments)
@@ -18,6 +19,7 @@ def test_help_lists_every_command_and_makes_no_environment(bare, arguments):
     assert not (bare.root / ".venv").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [("comp", "compare"), ("tset", "test"), ("Train", "train"), ("benchmrk", "benchmark")],
@@ -29,6 +31,7 @@ def test_an_unknown_command_names_the_nearest(bare, typed, meant):
     assert not (bare.root / ".venv").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", ["_private", "../run", "*", ""])
 def test_a_word_like_no_command_suggests_none(bare, typed):
     result = bare.run(typed)

@@ -104,6 +104,7 @@ def _wheel(path, files):
 needs_3_11 = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="plays a CPython of 3.11")
 
 
+@pytest.mark.slow
 @needs_3_11
 def test_uv_fetches_a_cpython_where_none_fits_and_keeps_it(online):
     checkout, settings = online
@@ -124,6 +125,7 @@ def test_uv_fetches_a_cpython_where_none_fits_and_keeps_it(online):
     assert "the checkout has moved" in line
 
 
+@pytest.mark.slow
 @needs_3_11
 def test_packages_are_held_to_the_hashes_of_the_lock(online):
     checkout, settings = online
@@ -134,6 +136,7 @@ def test_packages_are_held_to_the_hashes_of_the_lock(online):
     assert "run: set-up failed while installing the packages" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 @needs_3_11
 def test_a_python_that_only_pyenv_knows_is_found(online):
     checkout, settings = online
@@ -179,6 +182,7 @@ def with_pip(bare):
     return bare, {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(bare.state), "PIP_USER": "1"}
 
 
+@pytest.mark.slow
 def test_pip_gets_the_pinned_uv(with_pip):
     checkout, settings = with_pip
     made = checkout.run("setup", environment=settings)
@@ -187,6 +191,7 @@ def test_pip_gets_the_pinned_uv(with_pip):
     assert list(checkout.home.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_a_network_or_with_another_uv_one_line_says_what_to_install(with_pip):
     checkout, settings = with_pip
     _wheel(checkout.state / "uv-0.13.9-py3-none-any.whl", {"uv.py": "another"})
@@ -199,6 +204,7 @@ def test_without_a_network_or_with_another_uv_one_line_says_what_to_install(with
         assert _ON_DEBIAN in line and _ON_FEDORA in line
 
 
+@pytest.mark.slow
 def test_the_python_asked_for_is_the_one_used(checkout):
     asked = checkout.add_python(checkout.folder / "other python" / "python", "3.11")
     environment = {"TFF_AGNOSTIC_PYTHON": str(asked)}
@@ -210,6 +216,7 @@ def test_the_python_asked_for_is_the_one_used(checkout):
     assert checkout.installs == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "kind"), [("3.13", "cpython"), ("3.10", "cpython"), ("3.11", "pypy")]
 )

@@ -74,6 +74,7 @@ def checkpoint(fleet) -> bytes:
     return player.begin((fleet.export / "server_state.ckpt").read_bytes())
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, store, tmp_path):
     ann = fleet.node_settings("ann")
     assert "pinned" in refused(dataclasses.replace(ann, manifest_sha256="0" * 64))
@@ -99,6 +100,7 @@ def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, store, tmp_path):
     assert "data.py: load: OSError: no disk" in found
 
 
+@pytest.mark.slow
 def test_a_round_is_answered_once_whatever_becomes_of_the_node(fleet, checkpoint, tmp_path):
     settings = fleet.node_settings("ann")
     node = fleet.node(settings)
@@ -167,6 +169,7 @@ def test_a_store_that_is_wrong(fleet, store, tmp_path, sql, given, message):
     assert message in found
 
 
+@pytest.mark.slow
 def test_a_process_that_has_ended_is_started_again(fleet, checkpoint):
     player = Player(fleet.export, manifest_sha256(fleet.export), reads=[fleet.clients])
     try:

@@ -84,6 +84,7 @@ def _zeros(variance, size):
     return np.zeros(size, np.int64)
 
 
+@pytest.mark.slow
 def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path):
     """One round without noise is the runner's; less the noise that was drawn, so is one with it.
 
@@ -253,6 +254,7 @@ def test_no_key_of_the_run_leaves_with_the_plan(exported):
     assert not any("noise_key" in name for name in manifest["tensors"]["client_input"])
 
 
+@pytest.mark.slow
 def test_the_plan_verifies(exported):
     outcome = call(f"--plan={exported}", "--verify", "--trust")
     assert outcome.status == 0, outcome

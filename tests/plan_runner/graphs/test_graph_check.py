@@ -64,6 +64,7 @@ def test_operations_that_reach_outside(op):
     assert refused(graph).startswith(f"graph: bad: {op} is refused: ")
 
 
+@pytest.mark.slow
 def test_the_same_in_functions():
     def build():
         @tf.function
@@ -84,6 +85,7 @@ def test_the_same_in_functions():
     assert ": RestoreV2 is refused: " in refused(hidden)
 
 
+@pytest.mark.slow
 def test_the_same_below_datasets():
     def build():
         dataset = tf.data.Dataset.range(3).map(lambda i: tf.io.read_file(tf.as_string(i)))
@@ -102,6 +104,7 @@ def test_paths_of_the_plan_may_be_read_and_written():
     check_graph(built(build), permissions, "graph")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [
@@ -221,6 +224,7 @@ def test_checking_changes_nothing():
     assert graph.SerializeToString() == before
 
 
+@pytest.mark.slow
 def test_what_training_needs_may_run():
     """A layer with a loop, a dataset with a shuffle, random numbers, images, text and a table."""
 

@@ -29,6 +29,7 @@ def test_a_graph_that_computes(saving):
     check_tflite(edited(saving, lambda model, graph: None), _PATHS, "here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "message"),
     [

@@ -11,9 +11,9 @@ import pytest
 from plan_runner.isolation import Bounds, Decoder, IsolationError, encoded, run_isolated
 from tests import golden
 from tests.binaries.harness import ROOT
+from tests.marks import usually
 from tests.plan_runner.isolation.told import Told
 from tests.processes import default_signals, is_running, wait_until
-from tests.selection import usually
 
 _BOUNDS = Bounds(max_memory_gb=0.7, max_round_seconds=60.0)
 # Enough for Python to start, on a machine with other work.
@@ -58,6 +58,7 @@ def refused(name, payload, bounds=_BOUNDS) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_it_tells_arrives_in_order():
     # More than a pipe holds.
     status, told = isolated("tells", 300)
@@ -66,6 +67,7 @@ def test_what_it_tells_arrives_in_order():
     assert told.files == ["here"]
 
 
+@pytest.mark.slow
 def test_one_that_goes_on_is_ended(tmp_path):
     message = refused("hangs", str(tmp_path / "pid"), _SHORT)
     assert message == (
@@ -74,16 +76,19 @@ def test_one_that_goes_on_is_ended(tmp_path):
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 def test_what_it_has_started_is_ended_with_it(tmp_path):
     assert refused("starts_another", str(tmp_path / "pid"), _SHORT).startswith("started")
     wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
+@pytest.mark.slow
 def test_every_step_has_the_time_of_one():
     status, _ = isolated("takes_steps", 5, _SHORT)
     assert status == 0
 
 
+@pytest.mark.slow
 def test_memory_that_it_asks_for_is_limited():
     assert refused("allocates", 100) == (
         "expected to need at most 0.7 GB (--max_memory_gb), it needs more"
@@ -98,17 +103,20 @@ def test_memory_that_it_maps_is_limited(tmp_path):
     assert refused("maps", str(tmp_path / "file"), Bounds(0.1, 60.0)).startswith(expected)
 
 
+@pytest.mark.slow
 def test_files_that_it_writes_are_limited():
     message = refused("writes", 100, Bounds(0.05, 60.0))
     assert "OSError: [Errno 27] File too large" in message
 
 
+@pytest.mark.slow_cases("('fails', 'key')")
 @golden.values
 def test_how_it_ends(case):
     name, payload = case
     return refused(name, payload)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -131,6 +139,7 @@ def test_what_it_reports_is_not_trusted(content, message):
     assert refused("reports", content) == f"reporting: its process reports {message}"
 
 
+@pytest.mark.slow
 def test_one_that_always_reports_is_ended():
     message = refused("reports_forever", None, _SHORT)
     assert message.startswith("reporting: expected to end within 3 s (--max_round_seconds)")
@@ -142,6 +151,7 @@ def test_its_last_words_are_its_own(tmp_path):
     assert found == "leaving: its process ended with status 3 (last)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     usually([signal.SIGINT, signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]),

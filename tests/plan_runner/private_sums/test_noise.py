@@ -89,6 +89,7 @@ def test_further_words_decide_where_the_first_one_does_not(size):
     assert list(drawn(variance, 1, lambda count: _words([next(words)]))) == [size]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variance", _VARIANCES)
 def test_draws_fit_the_distribution(variance):
     size = 200_000
@@ -111,6 +112,7 @@ def test_draws_fit_the_distribution(variance):
     assert stats.chisquare(counts, size * shares / shares.sum()).pvalue < 1e-6
 
 
+@pytest.mark.nightly_cases("variance1")
 @pytest.mark.parametrize("variance", [Fraction(84_000_000), Fraction(1, 7) + 10**10])
 def test_wide_noise_is_a_sum(variance):
     found = drawn(variance, 20_000, _seeded(6)) / math.sqrt(variance)
@@ -161,6 +163,7 @@ def _opened(fleet, values, without=frozenset()):
     return server.result()
 
 
+@pytest.mark.slow
 def test_an_opened_sum_less_the_noise_is_the_plain_sum(fleet):
     drawn_noise = []
 
@@ -181,6 +184,7 @@ def test_an_opened_sum_less_the_noise_is_the_plain_sum(fleet):
     assert total["n"] == 5
 
 
+@pytest.mark.slow
 def test_the_noise_of_an_opened_sum_fits(fleet):
     """With a client that vanished, whose noise is not in it: as of four clients, not of five."""
     clients, words = [_client(n) for n in range(5)], _seeded(8)

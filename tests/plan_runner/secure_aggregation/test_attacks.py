@@ -55,6 +55,7 @@ def kept(fleet: Fleet, server, number: int) -> dict:
 # --- servers that ask for more than a sum
 
 
+@pytest.mark.slow
 def test_both_secrets_of_a_client_are_never_opened(trusting):
     """Asked for its seed first and its key then, after a restart, too."""
     server = trusting.begin()
@@ -72,6 +73,7 @@ def test_both_secrets_of_a_client_are_never_opened(trusting):
     refused(lambda: messages.read_survivors(message, trusting.plan, "list"), "every client once")
 
 
+@pytest.mark.slow
 def test_of_each_client_the_opened_share_is_of_one_secret(fleet):
     server = fleet.begin()
     fleet.stage(server)
@@ -213,6 +215,7 @@ def test_stages_are_not_left_out(fleet):
         refused(lambda m=message: fleet.answer(0, m), "session .*: expected")
 
 
+@pytest.mark.slow
 def test_votes_cannot_be_done_without(fleet, trusting):
     """A client whose plan has the check opens nothing for a list alone."""
     server = fleet.begin()
@@ -224,6 +227,7 @@ def test_votes_cannot_be_done_without(fleet, trusting):
     refused(lambda: trusting.answer(0, messages.votes_message(server.session, [])), "found VOTES")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
@@ -382,6 +386,7 @@ def test_a_wrong_share_is_refused_and_the_others_are_enough(fleet):
     fleet.check(server, range(4))
 
 
+@pytest.mark.slow
 def test_wrong_shares_of_a_third_do_not_keep_the_sum_from_being_right(tmp_path):
     fleet = Fleet(tmp_path, 7)
     server = fleet.begin()
@@ -416,6 +421,8 @@ def inconsistent(secret, threshold, points):
 ORIGINAL_SPLIT = shamir.split
 
 
+@pytest.mark.nightly_cases("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("checks", [True, False])
 def test_a_dealer_of_wrong_seeds_or_keys_is_named_and_no_wrong_sum_comes_out(
     tmp_path, monkeypatch, checks
@@ -616,6 +623,7 @@ def test_counts_and_lengths_are_bounded_before_anything_is_made_of_them(fleet):
     refused(lambda: fleet.answer(0, later), "expected version 1 of the protocol, found 2: install")
 
 
+@pytest.mark.slow
 def test_the_longest_message_has_room_for_every_message(tmp_path):
     for size, tensors in ((3, ()), (9, ()), (4, (SummedTensor("s:0", (999,), 1, 1 << 64),))):
         fleet = Fleet(tmp_path / f"{size} {len(tensors)}", size, tensors or Fleet.tensors)
