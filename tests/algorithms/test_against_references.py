@@ -158,7 +158,6 @@ def test_rounds_of_clients_in_step_are_those_of_the_reference(cohort_runtime, ca
 
 # TFF compiles what it runs or checks, which takes seconds: secure sums of a ratio that is divided
 # on the server, and exchanges that depend on each other.
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["t=2"])
 def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()

@@ -105,7 +105,6 @@ def _objective(eta: float, histogram: np.ndarray, theta: float, nu: float) -> fl
     return eta + (histogram / histogram.sum()) @ h / theta
 
 
-@pytest.mark.slow_cases("0-0.05-0.01")
 @pytest.mark.parametrize("nu", [0.01, 0.3, 5.0])
 @pytest.mark.parametrize("theta", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize("seed", range(3))

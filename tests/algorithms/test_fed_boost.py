@@ -237,7 +237,6 @@ def _words(counts: np.ndarray, domain: int = 0) -> dict[str, np.ndarray]:
     return {"x": words, "y": words, "domain_id": np.full(len(words), domain, np.int32)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["log", "squared"])
 def test_own_distributions_weigh_as_much_as_their_examples(streaming_runtime, loss):
     """Lemma 1: alpha_k = m_k / m, with all predictors in every round."""
@@ -259,7 +258,6 @@ def test_own_distributions_weigh_as_much_as_their_examples(streaming_runtime, lo
     np.testing.assert_allclose(alpha, best, atol=0.02)
 
 
-@pytest.mark.slow
 def test_the_agnostic_optimum_of_cross_entropies(streaming_runtime):
     """The domains' own distributions: h at which every domain has the loss log 3."""
     counts = (_H * 10).round().astype(int)

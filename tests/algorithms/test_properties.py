@@ -103,7 +103,6 @@ def test_the_name_is_the_one_in_the_registry(name):
 
 
 @pytest.mark.nightly_cases(but=["fed_avg", "fed_avg_target_only"])
-@pytest.mark.slow_cases("fed_avg")
 def test_every_number_of_a_report_is_described(training):
     _, report = training.next(training.initialize(), cohort())
     described = list(paired(training.quantities, report))

@@ -67,6 +67,7 @@ def test_long_sequences(masked):
     assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -75,7 +76,7 @@ def test_long_sequences(masked):
         {"bias_initializer": tf.keras.initializers.Constant(0.3)},
         {"kernel_initializer": "he_normal", "recurrent_initializer": "glorot_normal"},
     ],
-    ids=str,
+    ids=["defaults", "ones", "constant", "normal"],
 )
 def test_initial_weights_are_those_of_keras_after_seeding(arguments):
     weights = []

@@ -75,11 +75,6 @@ def test_another_seed_of_a_model_of_keras_layers_is_traced_no_more(tmp_path):
 _HIDDEN = "tf.keras.Sequential([tf.keras.Input(data.x_shape), {}, layers.Dense(3)])"
 
 
-@pytest.mark.slow_cases(
-    'tf.keras.Sequential([tf.keras.Input(data.x_shape), layers.Dense(4, kernel_regularizer=lambda w: tf.reduce_sum(w)), layers.Dense(3)])-losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")',
-    'tf.keras.Sequential([tf.keras.Input(data.x_shape), layers.Lambda(lambda x: x * 2.0), layers.Dense(3)])-losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")',
-    "tf.keras.Sequential([tf.keras.Input(data.x_shape), layers.Dense(data.num_classes)])-type('Own', (losses.SparseCategoricalCrossentropy,), {})(True, reduction='none')",
-)
 @pytest.mark.parametrize(
     "keras_model, loss",
     [
@@ -110,7 +105,6 @@ def test_models_that_differ_share_nothing(tmp_path):
     assert all(a != b for a, b in itertools.combinations(models, 2))
 
 
-@pytest.mark.slow
 def test_texts(tmp_path):
     text = f"""{IMPORTS}
 from tff_agnostic.models import SentenceLoss
@@ -129,7 +123,6 @@ def build_model(data):
     assert _losses(model, tokens, tokens)[0].shape == [2]
 
 
-@pytest.mark.slow
 def test_a_function_as_the_loss_and_metrics_of_ones_own(tmp_path):
     text = f"""{IMPORTS}
 from tff_agnostic.models import Metric
@@ -147,7 +140,6 @@ def build_model(data):
     np.testing.assert_allclose(losses, predictions[:, 0] ** 2, rtol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("output", ["layers.Dense(1)", "layers.Dense(1), layers.Reshape([])"])
 def test_keras_losses_of_real_labels_give_one_number_per_example(tmp_path, output):
     model = load_user_model(
@@ -164,7 +156,6 @@ def test_keras_losses_of_real_labels_give_one_number_per_example(tmp_path, outpu
     np.testing.assert_allclose(losses, (np.ravel(predictions) - y) ** 2, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_one_output_for_two_classes(tmp_path):
     loss = 'losses.BinaryCrossentropy(from_logits=True, reduction="none")'
     data = ModelData(FEATURES.x_spec, INT, ("a",), 2)
@@ -177,7 +168,6 @@ def test_one_output_for_two_classes(tmp_path):
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_mapping_of_features(tmp_path):
     text = f"""{IMPORTS}
 
@@ -253,7 +243,6 @@ def build_model(data):
     assert "site-packages" not in "\n".join(lines)
 
 
-@pytest.mark.slow
 def test_a_function_of_tensorflow_on_symbolic_inputs_is_told_with_its_line(tmp_path):
     text = f"""{IMPORTS}
 def build_model(data):
@@ -320,13 +309,11 @@ def test_one_output_for_ten_classes(tmp_path):
     )
 
 
-@pytest.mark.slow_cases("'tf.keras.Sequential([layers.Dense(3, trainable=False)])'")
 @golden.values
 def test_weights_that_cannot_be_trained(tmp_path, case):
     return error_line(returning(tmp_path, case, LOSS))
 
 
-@pytest.mark.slow
 def test_batch_normalisation_is_refused_in_the_same_words_as_elsewhere(tmp_path):
     layers_ = 'layers.BatchNormalization(name="norm"), layers.Dense(3)'
     line = error_line(returning(tmp_path, f"tf.keras.Sequential([{layers_}])", LOSS))

@@ -58,7 +58,6 @@ def _change_plan(folder, change):
     rehash(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["daf", "secure"])
 def test_what_the_definitions_know(exports, check, profile):
     status, printed = check(exports[profile])
@@ -66,7 +65,6 @@ def test_what_the_definitions_know(exports, check, profile):
     assert printed.count("known fields only") == printed.count("the same when written again") == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "file", "found"),
     [
@@ -128,7 +126,6 @@ def test_other_bytes_when_written_again(export, check):
     assert f"plan.pb, Plan: {len(content) + 2:,} bytes, and others when written again" in printed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "status", "expected"),
     [

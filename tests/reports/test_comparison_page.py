@@ -63,7 +63,6 @@ def _page(folder: Path) -> Reader:
 
 
 @pytest.mark.nightly_cases("rows1-domains1-2")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "domains", "trials"),
     [
@@ -126,7 +125,6 @@ def test_the_majority_is_the_fewest_domains_with_more_than_half(examples, names)
     assert list(majority(examples)) == names
 
 
-@pytest.mark.slow
 def test_rows_that_the_server_saw_alike_are_told_once(tmp_path):
     rows = {"fed_avg": {}, "agnostic_fed_avg": {}, "q_ffl": {"privacy": PRIVACY}}
     text = _page(_compared(tmp_path, rows)).text

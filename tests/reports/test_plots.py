@@ -83,7 +83,6 @@ def test_equal_runs_have_equal_figures(tmp_path):
         assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["$", "$x^$", "$\\undefined$", "a $1 to $2", "_hidden"])
 def test_a_name_is_neither_a_formula_nor_left_out_of_the_legend(tmp_path, name):
     values = {"round": np.arange(2.0), f"test/loss/{name}": np.arange(2.0)}
@@ -107,7 +106,6 @@ def test_curves_go_through_the_rounds_that_have_a_value():
     assert figure.axes[0].get_ylabel() == "loss on the test clients"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("unit", "scale"), [(Unit.NONE, "linear"), (Unit.FACTOR, "log")])
 def test_factors_stand_on_a_log_axis(tmp_path, unit, scale):
     quantity = ReportField("x", "x", unit=unit)
@@ -145,7 +143,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         _draw(tmp_path / "plots", task)
 
 
-@pytest.mark.slow_cases("3-False", "200-True")
 @pytest.mark.parametrize(("num_domains", "higher"), [(3, False), (30, False), (200, True)])
 def test_the_worst_of_many_domains_are_told_apart(tmp_path, num_domains, higher):
     quantity = dataclasses.replace(_LOSS, higher_is_better=higher)
@@ -285,7 +282,6 @@ def _elements(svg: str) -> list[tuple[str, str]]:
     return [(f"{e.tag} {e.attrib}", (e.text or "").strip()) for e in elements]
 
 
-@pytest.mark.slow
 def test_what_is_drawn_stays_what_it_is():
     before = _drawn()
     after = compact_svg(before)

@@ -59,7 +59,6 @@ def _error(flag: str, value: Any) -> str:
     return golden.refusal(_made, flag, value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flag", _BY_FLAG)
 def test_every_setting_has_a_help_text_and_a_type_that_flags_can_have(flag):
     options, field = _BY_FLAG[flag]
@@ -152,7 +151,6 @@ def test_ranges_with_an_upper_end():
     assert _error("secure_bits", 41) == "--secure_bits: expected at most 40, found 41"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flag", [f for f in _BY_FLAG if _with(f, "choices")])
 def test_an_unknown_choice_is_told_with_the_nearest(flag):
     choices = _BY_FLAG[flag][1].metadata["choices"]

@@ -146,7 +146,6 @@ def test_a_run_is_evaluated_every_few_rounds_and_after_the_last_one(task, evalua
     assert [t for t in range(1, 6) if evaluations.are_due(t)] == [2, 4, 5]
 
 
-@pytest.mark.slow
 def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, evaluate, weights):
     other = ModelWeights([np.zeros_like(w) for w in weights.trainable], [])
     recorded = _Recorded(evaluate, task)
@@ -162,7 +161,6 @@ def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, eval
         assert losses[1] == pytest.approx(np.log(3)) != losses[0]
 
 
-@pytest.mark.slow
 def test_so_many_models_are_evaluated_in_one_pass_as_memory_is_for(
     task, evaluate, weights, monkeypatch
 ):

@@ -46,7 +46,6 @@ def test_a_model_that_was_finite_before_training_has_diverged():
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "what"),
     [

@@ -129,7 +129,6 @@ def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, task, evaluat
     np.testing.assert_allclose(found.sums.losses, expected.sums.losses, rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.slow
 def test_nothing_is_asked_of_clients_that_is_not_said(task):
     split = _private(task, 1.0, evaluation_clients_share=0.0).statement(1).split
     assert not any(name.startswith("over_clients") for name in split)
@@ -197,7 +196,6 @@ def _epsilon(mu: float, delta: float) -> float:
     return float(optimize.brentq(lambda epsilon: delta_of(epsilon) - delta, 0.0, 200.0))
 
 
-@pytest.mark.slow_cases("2.0-1", "7.5-100")
 @pytest.mark.parametrize(("z", "releases"), [(2.0, 1), (2.0, 9), (7.5, 100)])
 def test_epsilon_is_that_of_composed_gaussian_noise(task, z, releases):
     noise = _private(task, z)
@@ -222,7 +220,6 @@ def test_noise_is_worked_out_for_the_planned_evaluations(task):
 
 
 @pytest.mark.nightly_cases("0.8")
-@pytest.mark.slow
 @pytest.mark.parametrize("z", [4.0, 0.8])
 def test_with_training_it_composes_as_one_gaussian_does(task, z):
     """Everybody takes part in every round: both are Gaussian, as is all of it together."""
@@ -236,7 +233,6 @@ def test_with_training_it_composes_as_one_gaussian_does(task, z):
 
 
 @pytest.mark.nightly_cases("training0-2.0")
-@pytest.mark.slow_cases("training2-1.0")
 @pytest.mark.parametrize(
     ("training", "sensitivity"),
     [
@@ -259,7 +255,6 @@ def test_fleets_are_neighbours_as_in_training(task, training, sensitivity):
     assert composed.epsilon(5, 2) > max(composed.epsilon(5, 0), alone)
 
 
-@pytest.mark.slow
 def test_clients_of_both_splits_are_counted(task):
     assert _private(task, 1.0).num_shared == len({*task.train.client_ids} & {*task.test.client_ids})
     clients = {"one": task.test.read(task.test.client_ids[0])}

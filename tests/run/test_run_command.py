@@ -24,7 +24,6 @@ def _spec(*arguments):
     return given(train, *arguments).spec()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", _RUNS)
 def test_the_command_of_a_run_is_short_and_makes_it_again(arguments):
     spec = _spec("--task=digits", *arguments)
@@ -49,10 +48,6 @@ def test_what_has_no_effect_on_a_run_is_left_out():
     assert own_flags(spec) == {"algorithm": "fed_avg", "rounds": 3}
 
 
-@pytest.mark.slow_cases(
-    "arguments0---algorithms=fed_avg,agnostic_fed_avg",
-    "arguments2---algorithms=fed_avg,agnostic_fed_avg",
-)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

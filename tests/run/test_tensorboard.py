@@ -52,7 +52,6 @@ def _write(folder: Path, names: tuple[str, ...], rounds: int) -> None:
             sink.write(t, _row(t, names))
 
 
-@pytest.mark.slow
 def test_every_domain_is_a_run_with_the_same_tags(tmp_path):
     _write(tmp_path, ("phone", "tablet"), rounds=4)
     runs = _read(tmp_path)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.setup.checkout import ROOT
-
+ROOT = Path(__file__).absolute().parents[2]
 # Seconds each, of a processor. TensorFlow Federated alone takes two.
 _LARGE = (
     "dp_accounting",

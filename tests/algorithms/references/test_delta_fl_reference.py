@@ -95,7 +95,6 @@ class TestFilter:
         exact = shares(F, alpha, theta, "exact")
         assert filtered_mean(F, alpha, exact) == pytest.approx(expected)
 
-    @pytest.mark.slow
     def test_levels_that_round(self):
         # 1 - 0.7 is more than 0.3, and 0.1 + 0.2 is more than that.
         assert quantile([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4], 0.7) == 2
@@ -121,7 +120,6 @@ class TestFilter:
             assert pi @ F == pytest.approx(-best.fun, rel=1e-9)
             assert superquantile(F, alpha, theta) == pytest.approx(-best.fun, rel=1e-9)
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(60))
     def test_exactly_theta_trains_and_ties_alike(self, seed):
         F, alpha, levels = _random_losses(seed)

@@ -220,7 +220,6 @@ def test_one_step_of_either_mirror_map():
     np.testing.assert_allclose(euclid, (0.822, 0.046, 0.132), atol=1e-6)
 
 
-@pytest.mark.slow
 def test_agnostic_optima():
     lambda_, value = reference.capacity(_H)
     np.testing.assert_allclose(lambda_, (0.331169, 0.382308, 0.286523), atol=1e-5)

@@ -54,7 +54,6 @@ def test_examples_come_as_they_are(path):
     assert read(path, []) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -79,7 +78,6 @@ def test_features_that_are_missing_or_wrong(path, changes, message):
     assert found == f"{path}, record 2: {message}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "count", "fits"),
     [
@@ -184,7 +182,6 @@ def read_of_kernel():
     session.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "examples", [[], [b""], [b"a", b"", b"\0\0", bytes(range(256)), b"x" * 100_000]]
 )
@@ -197,7 +194,6 @@ def test_a_token_holds_examples(read_of_kernel, examples):
 _HUGE = b"plan_runner examples:" + struct.pack("<Q", 2**63) + b"x."
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "message"),
     [

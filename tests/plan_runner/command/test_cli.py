@@ -47,7 +47,6 @@ def state(folder):
 # --- verification
 
 
-@pytest.mark.slow_cases("daf")
 @pytest.mark.parametrize("profile", ["daf", "secure"])
 def test_an_export_is_verified(exports, profile):
     outcome = call(f"--plan={exports[profile]}", "--verify")
@@ -90,7 +89,6 @@ def test_a_difference_is_told_unless_tolerated(exports, tmp_path):
     ) in outcome.out
 
 
-@pytest.mark.slow_cases("integer")
 @pytest.mark.parametrize(
     ("name", "status"), [("server/0", 0), ("server/1", 1)], ids=["float", "integer"]
 )
@@ -178,7 +176,6 @@ def test_clients_are_drawn_by_seed(run, tmp_path):
     assert drawn("c", "--seed=1") != first
 
 
-@pytest.mark.slow
 def test_cohorts_from_a_file(run, tmp_path):
     path = tmp_path / "cohorts.txt"
     path.write_text("cyd, bob\nann\n")
@@ -188,7 +185,6 @@ def test_cohorts_from_a_file(run, tmp_path):
     assert [row["metrics"]["count"] for row in rows(tmp_path / "first")] == [1]
 
 
-@pytest.mark.slow
 def test_rounds_before_one_that_fails_are_kept(run, clients, tmp_path):
     path = tmp_path / "cohorts.txt"
     path.write_text("ann\nann,bob\n")

@@ -178,7 +178,6 @@ def test_a_member_that_holds_more_than_it_says(tmp_path):
         read_arrays(tmp_path / "file.npz", 0.5)
 
 
-@pytest.mark.slow_cases("records3")
 @pytest.mark.parametrize("records", [[], [b""], [b"a"], [b"", b"abc", b"x" * 1000]])
 def test_frames_that_fill_a_file(tmp_path, records):
     path = tmp_path / "file"
@@ -224,7 +223,6 @@ def _graph(**calls):
     return graph
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls",
     [

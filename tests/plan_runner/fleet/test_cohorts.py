@@ -46,7 +46,6 @@ def test_sizes_by_chance_are_binomial_but_for_what_cannot_be_played():
         drawn("poisson", candidates=_NODES[:2])
 
 
-@pytest.mark.slow
 def test_all_are_drawn_up_to_the_most():
     assert {len(c) for c in drawn("uniform", size=None)} == {8}
     assert {len(c) for c in drawn("uniform", size=None, candidates=_NODES[:6])} == {6}

@@ -74,7 +74,6 @@ def checkpoint(fleet) -> bytes:
     return player.begin((fleet.export / "server_state.ckpt").read_bytes())
 
 
-@pytest.mark.slow
 def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, store, tmp_path):
     ann = fleet.node_settings("ann")
     assert "pinned" in refused(dataclasses.replace(ann, manifest_sha256="0" * 64))
@@ -195,6 +194,7 @@ def test_a_process_that_has_ended_is_started_again(fleet, checkpoint):
     assert not is_running(last)
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_too_long_is_ended(fleet):
     limits = Limits(max_round_seconds=0.2)
     player = Player(fleet.export, manifest_sha256(fleet.export), limits)

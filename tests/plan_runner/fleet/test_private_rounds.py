@@ -65,6 +65,7 @@ def fleet(exported, tmp_path_factory):
     made.close()
 
 
+@pytest.mark.slow
 def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
     sha256 = manifest_sha256(exported)
     noise = noise_of_export(exported, sha256)

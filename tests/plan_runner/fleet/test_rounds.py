@@ -252,7 +252,6 @@ def test_openings_are_asked_for_again_before_a_sum_is_given_up(fleet, tmp_path):
 
 
 @pytest.mark.nightly_cases("secure")
-@pytest.mark.slow
 def test_late_nodes_are_left_out_for_some_rounds(fleet, tmp_path):
     channel = LocalChannel(fleet.nodes())
     stage = next(iter(_STAGES[fleet.profile]))
@@ -283,6 +282,7 @@ def test_nodes_and_servers_with_other_plans_say_so(fleet, tmp_path):
         assert words() == Kind.WELCOME
 
 
+@pytest.mark.slow
 def test_words_of_others_are_one_line_that_every_terminal_shows():
     words = "\ud800round 9: epsilon 0.01\n\x1b[2Jno \x00 end" + "x" * 5000
     read = decoded(Message(Kind.REFUSED, {"words": words}).encoded(), "answer")
@@ -304,7 +304,6 @@ def test_no_sum_of_fewer_than_the_plan_says_is_opened(fleet, tmp_path):
     assert sum_plan(manifest_sha256(export), about, 6, True).min_clients == 6
 
 
-@pytest.mark.slow_cases("secure")
 def test_no_log_depends_on_a_clients_integers(fleet, tmp_path, caplog, capfd):
     """Rounds of other examples, as many of each client: whatever is written down is the same.
 

@@ -64,7 +64,6 @@ def test_operations_that_reach_outside(op):
     assert refused(graph).startswith(f"graph: bad: {op} is refused: ")
 
 
-@pytest.mark.slow
 def test_the_same_in_functions():
     def build():
         @tf.function
@@ -85,7 +84,6 @@ def test_the_same_in_functions():
     assert ": RestoreV2 is refused: " in refused(hidden)
 
 
-@pytest.mark.slow
 def test_the_same_below_datasets():
     def build():
         dataset = tf.data.Dataset.range(3).map(lambda i: tf.io.read_file(tf.as_string(i)))
@@ -104,7 +102,6 @@ def test_paths_of_the_plan_may_be_read_and_written():
     check_graph(built(build), permissions, "graph")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [

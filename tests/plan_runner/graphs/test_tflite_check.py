@@ -29,7 +29,6 @@ def test_a_graph_that_computes(saving):
     check_tflite(edited(saving, lambda model, graph: None), _PATHS, "here")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "message"),
     [

@@ -118,11 +118,6 @@ def test_most_are_refused_without_tensorflow(spoiled, tmp_path):
     assert _names(tmp_path) == before
 
 
-@pytest.mark.slow_cases(
-    "a file read in a branch of a branch",
-    "a checkpoint read from elsewhere",
-    "a sum of another dtype",
-)
 @pytest.mark.parametrize(
     "name", [n for n, case in HOSTILE.items() if case.found in (Found.UNPLAYED, Found.PLAYED)]
 )

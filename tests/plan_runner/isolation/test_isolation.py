@@ -58,7 +58,6 @@ def refused(name, payload, bounds=_BOUNDS) -> str:
     return str(caught.value)
 
 
-@pytest.mark.slow
 def test_what_it_tells_arrives_in_order():
     # More than a pipe holds.
     status, told = isolated("tells", 300)
@@ -67,7 +66,6 @@ def test_what_it_tells_arrives_in_order():
     assert told.files == ["here"]
 
 
-@pytest.mark.slow
 def test_one_that_goes_on_is_ended(tmp_path):
     message = refused("hangs", str(tmp_path / "pid"), _SHORT)
     assert message == (
@@ -76,19 +74,16 @@ def test_one_that_goes_on_is_ended(tmp_path):
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.slow
 def test_what_it_has_started_is_ended_with_it(tmp_path):
     assert refused("starts_another", str(tmp_path / "pid"), _SHORT).startswith("started")
     wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
-@pytest.mark.slow
 def test_every_step_has_the_time_of_one():
     status, _ = isolated("takes_steps", 5, _SHORT)
     assert status == 0
 
 
-@pytest.mark.slow
 def test_memory_that_it_asks_for_is_limited():
     assert refused("allocates", 100) == (
         "expected to need at most 0.7 GB (--max_memory_gb), it needs more"
@@ -103,20 +98,17 @@ def test_memory_that_it_maps_is_limited(tmp_path):
     assert refused("maps", str(tmp_path / "file"), Bounds(0.1, 60.0)).startswith(expected)
 
 
-@pytest.mark.slow
 def test_files_that_it_writes_are_limited():
     message = refused("writes", 100, Bounds(0.05, 60.0))
     assert "OSError: [Errno 27] File too large" in message
 
 
-@pytest.mark.slow_cases("('fails', 'key')")
 @golden.values
 def test_how_it_ends(case):
     name, payload = case
     return refused(name, payload)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [

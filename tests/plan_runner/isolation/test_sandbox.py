@@ -78,7 +78,6 @@ def tried(files, names, reads):
     return dict(line.split(": ") for line in told.lines)
 
 
-@pytest.mark.slow
 @needs_sandbox
 def test_what_a_process_that_was_taken_over_cannot_do(files):
     names = list(attempts.attempts(*files, files[0]))
@@ -100,7 +99,6 @@ def test_what_a_process_that_was_taken_over_cannot_do(files):
     assert sorted(path.name for path in files[0].parent.iterdir()) == ["outside", "readable"]
 
 
-@pytest.mark.slow
 def test_they_are_what_a_process_without_a_sandbox_can_do(files):
     found = tried(files, _TRIED_FREELY, None)
     assert [found[name] for name in _TRIED_FREELY] == ["0"] * len(_TRIED_FREELY)
@@ -119,7 +117,6 @@ def attacked(exports, tmp_path_factory):
     return written, export, folder / "graph"
 
 
-@pytest.mark.slow
 def test_both_attacks_are_refused_by_the_check(attacked):
     written, export, _ = attacked
     assert call(f"--plan={export}", "--verify").error == (

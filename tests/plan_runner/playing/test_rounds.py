@@ -55,7 +55,6 @@ def test_bytes_are_those_of_the_checkpoints_and_of_packed_secure_values(exports)
     assert secure.bytes_up == 4
 
 
-@pytest.mark.slow
 def test_a_client_alone_and_another_state(exports, tmp_path):
     export = open_export(exports["daf"])
     clients = clients_in(exports["daf"] / "conformance" / "clients", export.manifest.features)
@@ -205,7 +204,6 @@ def test_a_client_whose_examples_are_wrong(folder):
         list(verify(open_export(folder)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04"])
 def test_expected_tensors_that_are_none(folder, content):
     (folder / "conformance" / "round_1.npz").write_bytes(content)

@@ -89,7 +89,6 @@ def test_further_words_decide_where_the_first_one_does_not(size):
     assert list(drawn(variance, 1, lambda count: _words([next(words)]))) == [size]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variance", _VARIANCES)
 def test_draws_fit_the_distribution(variance):
     size = 200_000
@@ -163,7 +162,6 @@ def _opened(fleet, values, without=frozenset()):
     return server.result()
 
 
-@pytest.mark.slow
 def test_an_opened_sum_less_the_noise_is_the_plain_sum(fleet):
     drawn_noise = []
 
@@ -184,7 +182,6 @@ def test_an_opened_sum_less_the_noise_is_the_plain_sum(fleet):
     assert total["n"] == 5
 
 
-@pytest.mark.slow
 def test_the_noise_of_an_opened_sum_fits(fleet):
     """With a client that vanished, whose noise is not in it: as of four clients, not of five."""
     clients, words = [_client(n) for n in range(5)], _seeded(8)

@@ -182,7 +182,6 @@ def test_vectors_are_added_and_packed_as_python_does(modulus):
         assert masks.unpack(packed, size, modulus).tolist() == a.tolist()
 
 
-@pytest.mark.slow
 def test_long_vectors_are_packed_in_pieces():
     a, _ = vectors(997, 70_001)
     packed = masks.pack(a, 997)
@@ -217,7 +216,6 @@ def mask_by_blocks(key: bytes, number: int, size: int, modulus: int) -> list[int
         found += [word % modulus for word in words if word < fair]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("modulus", MODULI)
 def test_a_mask_is_the_key_stream_and_comes_off_again(modulus):
     key = primitives.digest("key", b"1")
@@ -230,7 +228,6 @@ def test_a_mask_is_the_key_stream_and_comes_off_again(modulus):
     assert total.tolist() == a.tolist()
 
 
-@pytest.mark.slow
 def test_a_mask_of_many_pieces_is_one_stream():
     key, size = primitives.digest("key", b"2"), (1 << 16) + 3
     for modulus in (1 << 20, (1 << 63) + 9):

@@ -55,7 +55,6 @@ def kept(fleet: Fleet, server, number: int) -> dict:
 # --- servers that ask for more than a sum
 
 
-@pytest.mark.slow
 def test_both_secrets_of_a_client_are_never_opened(trusting):
     """Asked for its seed first and its key then, after a restart, too."""
     server = trusting.begin()
@@ -73,7 +72,6 @@ def test_both_secrets_of_a_client_are_never_opened(trusting):
     refused(lambda: messages.read_survivors(message, trusting.plan, "list"), "every client once")
 
 
-@pytest.mark.slow
 def test_of_each_client_the_opened_share_is_of_one_secret(fleet):
     server = fleet.begin()
     fleet.stage(server)
@@ -215,7 +213,6 @@ def test_stages_are_not_left_out(fleet):
         refused(lambda m=message: fleet.answer(0, m), "session .*: expected")
 
 
-@pytest.mark.slow
 def test_votes_cannot_be_done_without(fleet, trusting):
     """A client whose plan has the check opens nothing for a list alone."""
     server = fleet.begin()
@@ -227,7 +224,6 @@ def test_votes_cannot_be_done_without(fleet, trusting):
     refused(lambda: trusting.answer(0, messages.votes_message(server.session, [])), "found VOTES")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
@@ -386,7 +382,6 @@ def test_a_wrong_share_is_refused_and_the_others_are_enough(fleet):
     fleet.check(server, range(4))
 
 
-@pytest.mark.slow
 def test_wrong_shares_of_a_third_do_not_keep_the_sum_from_being_right(tmp_path):
     fleet = Fleet(tmp_path, 7)
     server = fleet.begin()

@@ -40,7 +40,6 @@ def one_line(error) -> str:
 # --- sums
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("checks", [True, False])
 @pytest.mark.parametrize("size", [3, 4, 10])
 def test_sums_are_those_in_the_clear(tmp_path, size, checks):
@@ -55,7 +54,6 @@ def test_sums_are_those_in_the_clear(tmp_path, size, checks):
     fleet.check(resumed, range(size))
 
 
-@pytest.mark.slow_cases("9223372036854775808-9223372036854775817")
 @pytest.mark.parametrize(
     ("bound", "modulus"),
     [
@@ -82,7 +80,6 @@ def test_sums_are_exact_in_every_modulus(tmp_path, bound, modulus):
     fleet.check(server)
 
 
-@pytest.mark.slow
 def test_sums_are_those_of_plans_played_in_the_clear(tmp_path):
     """Of the side channels of a plan: bit for bit, in as many bytes."""
     from plan_runner.export import TensorType
@@ -119,7 +116,6 @@ def test_sums_are_those_of_plans_played_in_the_clear(tmp_path):
 # --- clients that vanish
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("checks", [True, False])
 @pytest.mark.parametrize("stage", STAGES)
 def test_clients_may_vanish_down_to_the_threshold_and_no_further(tmp_path, stage, checks):
@@ -175,7 +171,6 @@ def test_a_cohort_of_fewer_than_three_is_refused(tmp_path):
 # --- restarts
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", STAGES)
 def test_a_lost_answer_comes_again_and_nothing_else(tmp_path, lost):
     """The process ends after its state was written and before the answer was sent."""
@@ -409,7 +404,6 @@ def test_two_questions_at_once_get_one_answer(tmp_path):
 # --- who exchanges secrets with whom
 
 
-@pytest.mark.slow
 def test_a_sparser_graph_is_a_change_of_one_function(tmp_path, monkeypatch):
     """Each with the two before and the two after it, of nine."""
 
@@ -447,7 +441,6 @@ def uniformity(values: np.ndarray, modulus: int) -> float:
     return float((((counts - expected) ** 2 / expected).sum() - 63) / np.sqrt(2 * 63))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("modulus", [997 * 64, 1 << 32, (1 << 61) - 1])
 def test_masked_values_look_uniform_before_and_after_masks_are_opened(
     tmp_path, monkeypatch, modulus
