@@ -158,6 +158,7 @@ def test_ties_are_decided_by_further_bits():
         assert whole_gaussian(tf.constant(words, tf.int64)).numpy() == [expected]
 
 
+@pytest.mark.slow
 def test_another_nonce_has_other_noise():
     assert abs(np.corrcoef(_noise(10_000), _noise(10_000, nonce=1))[0, 1]) < 0.04
 

@@ -75,6 +75,7 @@ def test_a_drawn_half_of_a_cohort_is_averaged_and_clipped_as_clients_that_all_tr
     assert update.limit == pytest.approx(4.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["tree"], ["central", "tree"]))
 def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, streaming_runtime, name):
     settings: dict[str, Any] = {"noise_multiplier": 0.7, "clip_norm": 0.2}

@@ -100,6 +100,7 @@ def test_trivial_loss_of_probabilities_stays_on_simplex():
     assert trivial_loss(model, clients) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", [None, 4.0])
 def test_of_words_it_is_the_best_unigram(length):
     """No scores that are the same everywhere have a smaller loss."""

@@ -15,7 +15,6 @@ from tests import golden
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import sentence, write_store
 from tests.plan_runner.harness import call as run_plan
-from tests.selection import exhaustive
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 

@@ -110,6 +110,7 @@ def test_delta_below_the_tail_is_refused(call: Caller, tmp_path, kind):
     assert refused.startswith(f"--delta: expected at least {least:.3g}, 100 times the probability ")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("answering", usually([4], [8, 4]))
 def test_everyone_answers_whatever_the_coins_say(call: Caller, tmp_path, answering):
     """No round has fewer clients than answer: how many took part is in no number."""

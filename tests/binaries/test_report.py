@@ -90,6 +90,7 @@ def test_a_title_stays_until_there_is_another(call, compared, folder):
     assert "<title>FedAvg (uniform) on toy_regression</title>" in one
 
 
+@pytest.mark.nightly
 def test_a_report_that_cannot_be_written_leaves_the_results(call, folder):
     (folder / "run").mkdir()
     arguments = (*TOY, "--rounds=1", "--output_dir=run")

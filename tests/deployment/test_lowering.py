@@ -175,6 +175,7 @@ _BEYOND = {
 
 
 @pytest.mark.nightly_cases("convolutional", "lstm")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", usually(["logistic", "convolutional", "lstm"], KINDS))
 def test_ops_of_each_kind_of_model(exported, kind):
     manifest = json.loads((exported("daf", kind=kind) / "manifest.json").read_text())

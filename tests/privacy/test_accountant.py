@@ -304,6 +304,7 @@ _FEWER = {"distributed, 2 of 6, a secret": 600, "control: half the noise that is
 
 
 @pytest.mark.nightly_cases("control: half the noise that is claimed")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(_FEWER, MODES))
 def test_whole_rounds_of_every_mode(name):
     """Controls claim too little, on purpose: they are found. See `benchmarks.privacy_audit`."""

@@ -25,7 +25,6 @@ from tests.computations.harness import (
 from tests.marks import usually
 from tests.models import keras_zoo
 from tests.runtimes.on_devices import rounds_on_devices
-from tests.selection import usually
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.errors import ExecutionError
