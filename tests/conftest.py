@@ -1,180 +1,84 @@
-"""What tests share: one running runtime of each kind a session."""
+"""Markers, options and fixtures that all tests share."""
 
-import contextlib
+from __future__ import annotations
+
 import functools
 import gc
+import importlib.util
 import os
 import typing
-from collections.abc import Generator, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import golden
-from tests.selection import (
-    COSTLY,
-    COSTLY_SHARES,
-    EACH_COMMIT,
-    EXHAUSTIVE,
-    REST,
-    has_tff,
-    is_in_share,
-    is_left_out,
-    is_of_commit,
-    lost_cases,
-    rest,
-    skip_if_tff_is_missing,
-)
-from tff_agnostic.errors import UserError
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
     from tff_agnostic.runtimes.tff import TffRuntime
 
-# TensorFlow reads it when it is first imported.
+# TensorFlow reads these when it is first imported. There is a process of tests for each core.
+for _name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# The width of help pages. A terminal has its own, and pytest-xdist sets another.
+os.environ["COLUMNS"] = "100"
 
-
-_RINGS = ("quick", "rest", "all")
-# What Python 3.11 calls anew in each `isinstance` with a protocol.
-_MEMBERS_OF_PROTOCOL = "_get_protocol_attrs"
+# The markers of tests that need a package which one of the platforms lacks.
+_PACKAGES = {"tff": "tensorflow_federated", "ray": "ray"}
+# The function that Python 3.11 calls in each `isinstance` with a protocol.
+_PROTOCOL_MEMBERS = "_get_protocol_attrs"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--golden`, and what chooses tests (`tests/selection.py`)."""
-    parser.addoption(
-        "--exhaustive",
-        action="store_true",
-        help="run every combination, also those of which the usual tests take a part",
-    )
-    parser.addoption(
-        "--exhaustive-share",
-        metavar="COMMIT",
-        help="run what only --exhaustive runs, and of it the share that a commit has",
-    )
-    parser.addoption(
-        "--costly-share",
-        metavar="COMMIT",
-        help="of the tests that tests/costly.txt names run only the share that a commit has",
-    )
-    parser.addoption(
-        "--file-share",
-        metavar="COMMIT",
-        help="run only the share of the files that a commit has, and tests/each_commit.txt",
-    )
-    parser.addoption(
-        "--ring",
-        choices=_RINGS,
-        help="of the usual tests the quick ring, what it leaves out, or all; by itself pytest also "
-        "runs what tests/exhaustive.txt names",
-    )
-    parser.addoption("--golden", action="store_true", help="write tables of messages anew")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
-    """Passes over files of other shares: they are not imported."""
-    commit = config.getoption("--file-share")
-    if commit is None or not collection_path.match("test_*.py"):
-        return None
-    name = collection_path.relative_to(config.rootpath).as_posix()
-    return None if is_of_commit(name, commit, rest(EACH_COMMIT)) else True
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is exhaustive unless it is asked for, and what is in no ring."""
-    ring = config.getoption("--ring")
-    commit = config.getoption("--exhaustive-share")
-    commit_of_files = config.getoption("--file-share")
-    commit_of_costly = config.getoption("--costly-share")
-    is_by_hand = ring is None and commit is None
-    entries = rest() if ring in ("quick", "rest") else frozenset()
-    each_commit = rest(EACH_COMMIT) if commit_of_files else frozenset()
-    unusual = frozenset() if is_by_hand else rest(EXHAUSTIVE)
-    costly = rest(COSTLY) if commit_of_costly else frozenset()
-    # A case of another name would be in another ring. Where tests are named, others are not there.
-    is_whole = not config.option.keyword and not any("::" in name for name in config.args)
-    if not is_by_hand and is_whole and has_tff():
-        for path in (REST, COSTLY, EXHAUSTIVE):
-            if lost := lost_cases(rest(path), {item.nodeid for item in items}):
-                raise pytest.UsageError(f"{path}: expected cases that are there, found {lost[0]}")
-
-    def is_chosen(item: pytest.Item) -> bool:
-        is_marked = item.get_closest_marker("exhaustive") is not None
-        if is_left_out(item.nodeid, each_commit):
-            return not is_marked
-        if commit_of_files and not is_of_commit(item.nodeid, commit_of_files, each_commit):
-            return False
-        is_exhaustive = is_marked or is_left_out(item.nodeid, unusual)
-        if commit is not None:
-            return is_exhaustive and is_in_share(item.nodeid, commit)
-        if is_exhaustive and not config.getoption("--exhaustive"):
-            return False
-        if is_left_out(item.nodeid, costly):
-            return is_in_share(item.nodeid, commit_of_costly, COSTLY_SHARES)
-        return is_left_out(item.nodeid, entries) == (ring == "rest")
-
-    chosen = {item.nodeid: is_chosen(item) for item in items}
-    config.hook.pytest_deselected(items=[item for item in items if not chosen[item.nodeid]])
-    items[:] = [item for item in items if chosen[item.nodeid]]
+    """Adds `--golden`."""
+    parser.addoption("--golden", action="store_true", help="write the texts in tests/golden again")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes Python quicker at what tests do most, which is to trace functions of TensorFlow."""
+    """Makes Python quicker at tracing functions of TensorFlow, which is most of the time."""
     golden.writes = config.getoption("--golden")
-    # Graphs are many small objects, which nearly all stay.
+    # Graphs are many small objects, nearly all of which stay.
     gc.set_threshold(50_000, 20, 50)
-    # TensorFlow asks so of every value that it traces: a tenth of the time.
-    members = getattr(typing, _MEMBERS_OF_PROTOCOL)
-    setattr(typing, _MEMBERS_OF_PROTOCOL, functools.cache(members))
+    # TensorFlow has protocols checked for each value that it traces: a tenth of the time.
+    setattr(typing, _PROTOCOL_MEMBERS, functools.cache(getattr(typing, _PROTOCOL_MEMBERS)))
 
 
-@contextlib.contextmanager
-def _skips_without_tff() -> Iterator[None]:
-    try:
-        yield
-    except (UserError, ModuleNotFoundError, AssertionError) as e:
-        skip_if_tff_is_missing(str(e))
-        raise
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the cases that `slow_cases` and `nightly_cases` name, before `-m` chooses by marks."""
+    missing: dict[tuple[str, str], set[str]] = {}
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name not in ("slow_cases", "nightly_cases"):
+                continue
+            test, _, case = item.nodeid.removesuffix("]").partition("[")
+            others = mark.kwargs.get("but", ())
+            missing.setdefault((test, mark.name), {*mark.args, *others}).discard(case)
+            if case in mark.args or (others and case not in others):
+                item.add_marker(mark.name.removesuffix("_cases"))
+    lost = [f"{test}: {cases}" for (test, _), cases in missing.items() if cases]
+    if lost and not any("::" in name for name in config.args):
+        raise pytest.UsageError(f"expected the cases that these tests mark, found none of {lost}")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, Any, Any]:
-    """Skips files that import TensorFlow Federated where it is not installed."""
-    report = yield
-    if report.failed:
-        try:
-            skip_if_tff_is_missing(str(report.longrepr))
-        except pytest.skip.Exception as e:
-            report.outcome, report.longrepr = "skipped", (report.nodeid, 0, str(e))
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup() -> Generator[None, Any, Any]:
-    """Skips tests whose fixtures need it."""
-    with _skips_without_tff():
-        return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Generator[None, Any, Any]:
-    """Skips tests that need it."""
-    with _skips_without_tff():
-        return (yield)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests of packages that this platform lacks."""
+    for marker, package in _PACKAGES.items():
+        if item.get_closest_marker(marker) and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
 
 
 def pytest_sessionfinish() -> None:
-    """Lets what is left be: pytest and Python look through all of it again before they end."""
+    """Spares pytest and Python a last search through all objects."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
-def tff_runtime() -> "Iterator[TffRuntime]":
-    """A `TffRuntime` whose worker all tests of the session share, as TFF's current context."""
-    # Imported here: tests of the set-up need no TensorFlow, which takes seconds to import.
-    import tensorflow_federated as tff
-
+def tff_runtime() -> Iterator[TffRuntime]:
+    """Returns a running `TffRuntime`, whose worker is TFF's current context."""
+    tff = pytest.importorskip("tensorflow_federated")
     from tff_agnostic.runtimes.tff import TffRuntime
 
     with TffRuntime() as runtime:
@@ -184,8 +88,8 @@ def tff_runtime() -> "Iterator[TffRuntime]":
 
 
 @pytest.fixture(scope="session")
-def cohort_runtime() -> "Iterator[CohortRuntime]":
-    """A `CohortRuntime` with its default options, the default runtime, for all tests."""
+def cohort_runtime() -> Iterator[CohortRuntime]:
+    """Returns a running `CohortRuntime` with its default options."""
     from tff_agnostic.runtimes.cohort import CohortRuntime
 
     with CohortRuntime() as runtime:
@@ -193,8 +97,8 @@ def cohort_runtime() -> "Iterator[CohortRuntime]":
 
 
 @pytest.fixture(scope="session")
-def streaming_runtime() -> "Iterator[CohortRuntime]":
-    """One that runs clients one by one: to put them in step takes longer than most rounds."""
+def streaming_runtime() -> Iterator[CohortRuntime]:
+    """Returns a `CohortRuntime` that runs clients one by one, which is traced sooner."""
     from tff_agnostic.runtimes.cohort import CohortRuntime
     from tff_agnostic.runtimes.options import RuntimeOptions
 

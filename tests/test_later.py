@@ -21,6 +21,7 @@ def test_other_processes_get_the_package_itself():
     assert pickle.loads(pickle.dumps(later.tf)) is tensorflow
 
 
+@pytest.mark.slow
 def test_threads_that_use_it_first_at_once_get_one_package():
     script = """
 import threading
@@ -40,6 +41,7 @@ print(len(found), len(set(map(id, found))))
     assert done.stdout.split() == ["8", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first, has_jax", [("", False), ("import jax", True)])
 def test_tensorflow_is_imported_without_collections_and_without_jax(tmp_path, first, has_jax):
     # Stand-ins: what is looked at is what a package finds while it is imported.

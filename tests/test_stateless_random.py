@@ -32,6 +32,7 @@ def test_equal_data_have_equal_seeds():
     assert _seed(_client()) == _seed(_client())
 
 
+@pytest.mark.nightly
 def test_seeds_differ_between_clients_rounds_and_runs():
     rng = np.random.default_rng(1)
     clients = [random_client(rng, n, range(3)) for n in range(1, 40)]
@@ -54,6 +55,7 @@ def test_a_seed_depends_on_the_number_of_examples():
     assert _seed(shorter) != _seed(_client())
 
 
+@pytest.mark.slow
 def test_a_client_has_the_same_seed_alone_and_in_a_group():
     rng = np.random.default_rng(1)
     clients = [random_client(rng, n, range(3)) for n in (4, 1, 0, 9)]
@@ -87,11 +89,13 @@ def test_fold_in_is_splitmix64():
     assert outputs == expected
 
 
+@pytest.mark.slow
 def test_fold_in_gives_distinct_seeds():
     seed = tf.constant(3, tf.int64)
     assert len({int(fold_in(seed, i)) for i in range(-50, 50)}) == 100
 
 
+@pytest.mark.slow
 def test_a_stateless_seed_is_two_non_negative_numbers():
     seeds = [
         np.asarray(stateless_seed(fold_in(tf.constant(0, tf.int64), i))).tolist() for i in range(50)

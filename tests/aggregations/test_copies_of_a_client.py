@@ -9,7 +9,7 @@ import pytest
 
 from tests.aggregations.sums import LIMITS, private_sum
 from tests.computations.harness import make_client, run_rounds
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.models import logistic_regression
@@ -35,6 +35,7 @@ def _runtime(name: str, request: pytest.FixtureRequest) -> Iterator[Any]:
 _EVERY = ("cohort vectorised", "cohort streamed", "tff", "ray vectorised", "ray streamed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(_EVERY[:1], _EVERY))
 def test_the_noise_of_copies_has_the_variance_of_as_many_clients(name, request):
     """Copies with one noise among them would have their number times as much variance."""

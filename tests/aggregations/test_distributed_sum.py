@@ -13,7 +13,7 @@ from tests.aggregations.sums import KEYS, LIMITS, private_sum
 from tests.aggregations.test_sensitivity import random_values
 from tests.algorithms.cases import build, cohorts
 from tests.computations.harness import assert_all_close, run_rounds
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.aggregations.aggregation import ClientFacts, PlainSum, SecurityProperty
 from tff_agnostic.aggregations.integer_codec import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
@@ -59,6 +59,7 @@ def _zeros(bounds: Any, of_updates: int) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integer_clip", usually([20.0], [20.0, 2.0**14]))
 def test_no_client_moves_a_group_by_more_than_is_accounted_for(integer_clip):
     """Without noise, in steps: whatever a client answers, of any size, or no number at all."""
@@ -91,7 +92,7 @@ def test_no_client_moves_a_group_by_more_than_is_accounted_for(integer_clip):
     assert longest > 0.99
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_without_noise_rounds_are_plain_ones(streaming_runtime):
     algorithm = build("fed_avg")
     settings = {"clip_norm": 1e3, "max_loss": 1e3, "integer_clip": 2.0**36}
@@ -101,6 +102,8 @@ def test_without_noise_rounds_are_plain_ones(streaming_runtime):
     assert_all_close(state.algorithm, expected.algorithm)
 
 
+@pytest.mark.nightly_cases("secure")
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", KEYS)
 def test_clients_noise_together_is_as_much_as_a_servers(generator):
     """Of 40,000 values of an update: the same variance, and a normal distribution."""
@@ -138,6 +141,8 @@ def test_clients_noise_together_is_as_much_as_a_servers(generator):
     assert found["distributed"] == pytest.approx(found["central"], rel=0.03)
 
 
+@pytest.mark.nightly_cases("secure")
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", KEYS)
 def test_clients_noise_together_has_the_moments_of_tensorflow_privacys(generator):
     """In few steps, where Skellam noise is far from normal: its fourth moment is v + 3 v^2."""
@@ -173,6 +178,8 @@ def test_clients_noise_together_has_the_moments_of_tensorflow_privacys(generator
         assert np.mean(found**power) == pytest.approx(expected, rel=rel), power
 
 
+@pytest.mark.nightly_cases("secure")
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", KEYS)
 def test_clients_releases_and_exchanges_have_noise_of_their_own(generator):
     settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
@@ -200,7 +207,7 @@ def test_clients_releases_and_exchanges_have_noise_of_their_own(generator):
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.06
 
 
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("generator", KEYS)
 def test_runtimes_agree(tff_runtime, streaming_runtime, generator):
     algorithm = build("agnostic_fed_avg")

@@ -12,7 +12,7 @@ import tensorflow_privacy as tfp
 from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import CASES, build, cohort, cohorts
 from tests.computations.harness import assert_all_close, assert_identical, make_client, run_rounds
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.aggregations.aggregation import Bound, ClientFacts, PlainSum
 from tff_agnostic.aggregations.clipping import (
     Group,
@@ -30,6 +30,8 @@ from tff_agnostic.models import logistic_regression
 _SECURE = SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1))
 
 
+@pytest.mark.nightly_cases("delta_fl")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["agnostic_fed_avg", "delta_fl"], CASES))
 def test_without_noise_and_clipping_rounds_are_plain_ones(streaming_runtime, name):
     rounds = [cohort()] * 3
@@ -73,6 +75,7 @@ def test_a_drawn_half_of_a_cohort_is_averaged_and_clipped_as_clients_that_all_tr
     assert update.limit == pytest.approx(4.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["tree"], ["central", "tree"]))
 def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, streaming_runtime, name):
     settings: dict[str, Any] = {"noise_multiplier": 0.7, "clip_norm": 0.2}
@@ -94,7 +97,7 @@ def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, streaming_run
     assert expected_reports[4]["finalizer"]["update_norm"] > 0
 
 
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", usually(["tree"], ["central", "tree"]))
 def test_a_resumed_run_has_the_noise_of_the_one_that_was_not_interrupted(streaming_runtime, name):
     settings = {"noise_multiplier": 0.5, "clip_norm": 0.2}
@@ -112,6 +115,7 @@ def test_a_resumed_run_has_the_noise_of_the_one_that_was_not_interrupted(streami
     assert not np.array_equal(other.algorithm.weights[0][0], expected.algorithm.weights[0][0])
 
 
+@pytest.mark.slow
 def test_a_round_that_is_skipped_uses_its_noise_up(streaming_runtime):
     aggregation = private_sum(noise_multiplier=3e38, clip_norm=100.0)
     training = streaming_runtime.training(build("agnostic_fed_avg"), aggregation)
@@ -120,6 +124,7 @@ def test_a_round_that_is_skipped_uses_its_noise_up(streaming_runtime):
     assert state.aggregations[0].releases == 1
 
 
+@pytest.mark.slow
 def test_updates_are_clipped_as_tensorflow_privacy_clips_them(streaming_runtime):
     """With equal weights, whose sum is public: 3 clients of 4 examples each."""
     clients = [c for seed in range(3) for c in cohort(seed, sizes=(4,))]
@@ -163,6 +168,8 @@ def test_updates_are_clipped_as_tensorflow_privacy_clips_them(streaming_runtime)
     assert state.aggregations[0].clip_norms[0] != pytest.approx(0.05, rel=0.05)
 
 
+@pytest.mark.nightly_cases("0.0")
+@pytest.mark.slow
 @pytest.mark.parametrize("quantile", [0.0, 0.6])
 def test_an_adaptive_clip_norm_moves_as_tensorflow_privacys(quantile):
     """By sums of bits that noise takes below no client and above all of them, too."""
@@ -231,6 +238,7 @@ def test_domains_below_their_noise_are_absent():
     np.testing.assert_array_equal(found[0], [50.0, 0.0, 0.0, 50.0])
 
 
+@pytest.mark.slow
 def test_a_rare_domain_keeps_its_weight_of_the_round_before(streaming_runtime):
     """Its one example is lost in the noise: its loss counts as 0, as that of an absent domain."""
     rng = np.random.default_rng(0)
@@ -285,7 +293,7 @@ def test_a_key_that_is_sent_to_clients_is_refused(request, runtime, kind, algori
         request.getfixturevalue(runtime).training(build(algorithm), telling)
 
 
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["central", "tree"])
 def test_noisy_sums_may_be_sent_in_a_later_exchange(streaming_runtime, name):
     """They are made of the key, through noise."""

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import CASES, NUM_DOMAINS, build, empty_client, spoiled_client
 from tests.computations.harness import make_client, random_client, single
+from tests.marks import usually
 from tests.runtimes.model_kinds import KINDS
-from tests.selection import usually
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits, PlainSum
 from tff_agnostic.aggregations.clipping import (
     Group,
@@ -100,6 +100,8 @@ _USUAL = [
 ]
 
 
+@pytest.mark.nightly_cases(but=["afl_boost-plain"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "inner"), usually(_USUAL, _SUMS))
 def test_of_every_algorithm(name, inner):
     algorithm = build(name, client_epochs=1)
@@ -143,6 +145,8 @@ def _traced(step: Any, columns: Any) -> Any:
     return of_client
 
 
+@pytest.mark.nightly_cases("next_word")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", usually(["dict_of_inputs", "next_word"], KINDS))
 def test_of_every_kind_of_model(kind):
     algorithm = build("agnostic_fed_avg", model=KINDS[kind].model(), client_epochs=1)
@@ -174,6 +178,7 @@ def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tu
     return values
 
 
+@pytest.mark.slow
 def test_of_answers_that_no_algorithm_gives():
     """Clients that do not keep to the protocol: negative counts, any float, any int."""
     measurement = private_measurement(logistic_regression(4, 3), NUM_DOMAINS, True)

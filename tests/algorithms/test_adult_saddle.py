@@ -7,9 +7,10 @@ import pytest
 
 from benchmarks.adult_saddle.exact import TwoDomains, accuracies
 from benchmarks.adult_saddle.measure import RIDGE, binary, build, dealt
-from tests.selection import exhaustive
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.tasks.adult import Table, read_adult
+
+pytestmark = pytest.mark.slow
 
 _REAL = Path(__file__).parents[2].parent / "shared" / "data" / "adult"
 pytestmark = pytest.mark.skipif(
@@ -30,7 +31,7 @@ def game(table: Table) -> TwoDomains:
     return TwoDomains(*table, RIDGE)
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_stochastic_afl_reaches_the_exact_saddle(table, game, cohort_runtime):
     saddle = game.saddle()
     assert saddle.lambda_ == pytest.approx(0.9314, abs=1e-4)

@@ -19,7 +19,7 @@ from tests.algorithms.references.q_fed_avg import q_fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss, size
 from tests.algorithms.references.term import term_round, tilted_weights
 from tests.computations.harness import random_client, run_rounds, single
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.clients import client_seeds

@@ -17,7 +17,7 @@ from tests.algorithms.references import delta_fl as reference
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss
 from tests.computations.harness import make_client, random_client
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.classifiers import emnist_cnn
@@ -119,6 +119,7 @@ def test_rounds_of_clients_in_step_are_those_of_the_reference(cohort_runtime, ca
     _assert_follows(training, algorithm, _CASES[case])
 
 
+@pytest.mark.slow_cases("survey .5")
 @pytest.mark.parametrize("case", usually(["tracked .5"], ["survey .5", "tracked .5"]))
 def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
@@ -131,6 +132,7 @@ def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
     _assert_follows(tff_runtime.training(algorithm, PlainSum()), algorithm, _CASES[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", usually(["survey"], ["survey", "lagged"]))
 def test_every_level_of_a_family_is_trained_as_if_it_were_alone(streaming_runtime, threshold):
     levels = (0.1, 0.5, 1.0)
@@ -145,7 +147,7 @@ def test_every_level_of_a_family_is_trained_as_if_it_were_alone(streaming_runtim
         _assert_follows(training, algorithm, _Case(theta, threshold), level=k)
 
 
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("threshold", ["survey", "lagged"])
 def test_a_family_of_networks_runs_client_after_client(streaming_runtime, threshold):
     """Its graph is large enough for TensorFlow to rewrite sums in loops; see `fold_in`."""
@@ -189,6 +191,8 @@ def _weights_after_rounds(runtime: Any, name: str, losses: str, **settings: Any)
     return algorithm.main_model(state.algorithm).trainable
 
 
+@pytest.mark.nightly_cases("survey-rise and fall", "lagged-rise and fall")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("threshold", "losses"),
     [("survey", _RISE_AND_FALL), ("lagged", _RISE_AND_FALL), ("tracked", _FALL)],
@@ -202,6 +206,7 @@ def test_a_level_of_1_is_fed_avg_bit_for_bit(streaming_runtime, threshold, losse
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_level_below_every_weight_is_the_worst_client(streaming_runtime):
     algorithm = _Case(1e-4).build()
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -220,6 +225,8 @@ def test_a_level_below_every_weight_is_the_worst_client(streaming_runtime):
     assert float(of_level["kept_share"]) == pytest.approx(1e-4, rel=1e-5)
 
 
+@pytest.mark.nightly_cases("paper-1.0")
+@pytest.mark.slow
 @pytest.mark.parametrize(("boundary", "kept"), [("exact", 0.3), ("paper", 1.0)])
 def test_clients_with_equal_losses_are_treated_alike(streaming_runtime, boundary, kept):
     # At zero weights all losses are log 3.
@@ -236,6 +243,7 @@ def test_clients_with_equal_losses_are_treated_alike(streaming_runtime, boundary
     assert report["clients"]["contributed"] == len(cohort)
 
 
+@pytest.mark.slow
 def test_a_tracked_threshold_starts_low_and_keeps_the_right_share_in_the_end(streaming_runtime):
     algorithm = _Case(0.3, "tracked", None, "equal").build(client_learning_rate=1e-4)
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -251,6 +259,7 @@ def test_a_tracked_threshold_starts_low_and_keeps_the_right_share_in_the_end(str
     assert min(shares) > 0.1
 
 
+@pytest.mark.slow
 def test_a_client_that_trains_for_no_level_takes_no_step(streaming_runtime):
     steps = []
 
@@ -278,6 +287,7 @@ def test_bad_levels_are_told(case):
     return golden.refusal(build, "delta_fl", conformity=case)
 
 
+@pytest.mark.slow
 def test_examples_that_are_kept_out_decide_who_trains_and_train_nobody(streaming_runtime):
     """Half of the examples are measured, the other half trained on."""
     algorithm = build("delta_fl", conformity=(0.01,), domain_loss_share=0.5)

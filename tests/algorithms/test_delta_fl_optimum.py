@@ -13,9 +13,11 @@ from tests.algorithms.references.delta_fl import (
     superquantile,
 )
 from tests.computations.harness import random_client
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
+
+pytestmark = pytest.mark.slow
 
 _FEATURES, _CLASSES, _RIDGE = 4, 3, 0.05
 _SHAPES = ((_FEATURES, _CLASSES), (_CLASSES,))
@@ -113,13 +115,13 @@ def test_the_superquantile_falls_to_the_optimum_of_a_convex_solver(cohort_runtim
     assert _reached(cohort_runtime, theta, "exact") == pytest.approx(_optimum(theta), rel=0.01)
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_as_printed_it_stays_above(cohort_runtime):
     """Clients at the threshold count in full, and more than theta of the weight trains."""
     assert 1.01 < _reached(cohort_runtime, 0.5, "paper") / _optimum(0.5) < 1.05
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_the_smoothed_objective_falls_to_its_own_optimum(cohort_runtime):
     """It is differentiable, so that a solver without constraints finds the optimum."""
     theta, nu = 0.3, 0.2

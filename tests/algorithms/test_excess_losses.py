@@ -37,6 +37,8 @@ def _agnostic(**settings: Any) -> Any:
     return agnostic_fed_avg(problem, AgnosticFedAvgOptions(**chosen))
 
 
+@pytest.mark.nightly_cases("secure")
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", [PlainSum(), SECURE], ids=["plain", "secure"])
 def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtime, aggregation):
     def rounds(**settings: Any) -> Any:
@@ -160,6 +162,7 @@ _SETS = {
 }
 
 
+@pytest.mark.slow_cases("simplex", "box", "ball", "hull")
 @pytest.mark.parametrize("name", _SETS)
 def test_lambda_and_weights_that_follow_gradients_end_at_the_saddle_of_each_set(name, tmp_path):
     settings, corners = _SETS[name]
@@ -223,6 +226,7 @@ def _stochastic_rounds(problem: Problem, baselines: Any) -> Any:
     return stochastic_afl(problem, options), lambda state: state.weights.trainable[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [_agnostic_rounds, _stochastic_rounds])
 def test_it_goes_to_the_saddle_of_the_regret(cohort_runtime, build):
     """To the weights of the least worst regret, which are not those of the least worst loss."""

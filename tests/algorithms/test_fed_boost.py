@@ -11,7 +11,7 @@ from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, random_ense
 from tests.algorithms.random_rounds import SECURE
 from tests.algorithms.references import fed_boost as reference
 from tests.computations.harness import assert_all_close, random_client, run_rounds, single
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.boosting.alpha import AlphaSteps, alpha_steps
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
@@ -158,19 +158,20 @@ def _assert_follows(training: Any, case: _Case) -> None:
     assert np.ptp(alpha) > 0.05
 
 
+@pytest.mark.slow_cases("repeated", "figure 2 repeated")
 @pytest.mark.parametrize("case", usually(["unbiased", "centred", "figure 2 repeated"], _CASES))
 def test_thirty_rounds_are_those_of_the_reference(streaming_runtime, case):
     training = streaming_runtime.training(_built(_CASES[case]), PlainSum())
     _assert_follows(training, _CASES[case])
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime):
     case = _CASES["figure 2"]
     _assert_follows(streaming_runtime.training(_built(case), SECURE), case)
 
 
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", ["cohort_runtime", "tff_runtime"])
 @pytest.mark.parametrize("case", _CASES)
 def test_all_runtimes_follow_the_reference(request, runtime, case):
@@ -193,12 +194,13 @@ def _in_two_architectures() -> EnsembleModel:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "rounds"),
     [
         ("streaming_runtime", 6),
-        pytest.param("cohort_runtime", 6, marks=exhaustive),
-        pytest.param("tff_runtime", 6, marks=exhaustive),
+        pytest.param("cohort_runtime", 6, marks=pytest.mark.nightly),
+        pytest.param("tff_runtime", 6, marks=pytest.mark.nightly),
     ],
 )
 def test_rounds_do_not_depend_on_how_predictors_are_held(request, runtime, rounds):
@@ -298,6 +300,7 @@ def _answer(algorithm: Any, message: Any) -> Any:
     return algorithm.steps[0].client_work(message, clients)
 
 
+@pytest.mark.slow
 def test_what_is_traced_for_one_budget_serves_no_other(streaming_runtime):
     """A comparison has arms of several budgets in one runtime."""
     sampled = []
@@ -309,6 +312,7 @@ def test_what_is_traced_for_one_budget_serves_no_other(streaming_runtime):
     assert sampled == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streaming_runtime):
     case = _CASES["unbiased"]._replace(sampling="uniform")
     spec = ALGORITHMS["fed_boost"]

@@ -263,6 +263,8 @@ def _options(algorithm: str, **given: Any) -> Any:
     return resolve("digits", flags, {}).algorithm
 
 
+@pytest.mark.nightly_cases(but=["q_ffl"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _TRAINED)
 def test_the_model_is_the_papers(streaming_runtime, name):
     transcription, given = _TRAINED[name]
@@ -278,6 +280,8 @@ def test_the_model_is_the_papers(streaming_runtime, name):
     assert np.abs(found - _W_0).max() > 0.05
 
 
+@pytest.mark.nightly_cases("fed_boost")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
 def test_the_ensemble_is_the_papers(streaming_runtime, name):
     """Hamer et al. 2020, figures 1 and 2, F the entropy, the log loss, C = 2 of q = 4."""

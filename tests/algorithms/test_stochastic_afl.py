@@ -15,7 +15,7 @@ from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
 from tests.computations.harness import make_client, random_client, run_rounds, single
 from tests.domain_weights import solvers
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.algorithms.saddle_point import draw
 from tff_agnostic.computations import PlainSum, TrainingOutput
 from tff_agnostic.computations.local_training import gradient_pass
@@ -199,7 +199,7 @@ def _population() -> list[dict[str, np.ndarray]]:
     return [random_client(rng, n, range(3)) for n in (4, 7, 2, 9)]
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_over_all_draws_a_sample_has_the_gradient_and_the_losses_of_all_examples():
     """Of samples of one example each is n times that example, and all are drawn alike."""
     rng = np.random.default_rng(5)
@@ -251,6 +251,7 @@ def test_draws_have_their_probabilities_and_never_what_has_none():
     np.testing.assert_allclose(shares, probabilities, atol=0.055)
 
 
+@pytest.mark.slow
 def test_one_loss_of_one_domain_has_the_mean_of_all(cohort_runtime):
     """p L_K e_K: lambda moves in one entry, and each entry moves in a third of the rounds."""
     algorithm = build_afl(lambda_gradient="one_domain", domain_learning_rate=1e-3)
@@ -287,6 +288,7 @@ def _disagreeing(num_domains: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return make_client(x, domain, y), np.bincount(domain).astype(float)
 
 
+@pytest.mark.slow
 def test_it_converges_to_the_exact_saddle(cohort_runtime):
     """Two domains that disagree: at the saddle their losses are equal, and the gap closes."""
     client, counts = _disagreeing(2)
@@ -314,6 +316,7 @@ _SETS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually([], _SETS))
 def test_in_each_set_it_converges_to_the_best_worst_mixture(cohort_runtime, tmp_path, name):
     """What a solver finds for lambda_A is what the worst mixture of the set costs at w_A."""

@@ -59,6 +59,7 @@ def test_the_fingerprint_is_of_the_code_wherever_it_lies(path, tmp_path):
     assert algorithm_fingerprint(str(path)) != algorithm_fingerprint(str(copy))
 
 
+@pytest.mark.slow
 def test_what_is_imported_while_it_is_built_belongs_to_it(tmp_path):
     (tmp_path / "beside.py").write_text("LABEL = 1\n")
     line = "def by_size(problem, options):\n"
@@ -73,6 +74,7 @@ def test_what_is_imported_while_it_is_built_belongs_to_it(tmp_path):
     assert algorithm_fingerprint(str(path)) == found
 
 
+@pytest.mark.slow
 def test_two_builds_of_equal_options_share_what_is_traced(path):
     spec = load_user_algorithm(path)
     problem = Problem.of_numbered_domains(linear_model(), 2)
@@ -84,6 +86,7 @@ def test_two_builds_of_equal_options_share_what_is_traced(path):
     assert hash(clients[0]) == hash(clients[1])
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_registered_one_does(path, cohort_runtime):
     spec, model = load_user_algorithm(path), linear_model()
     algorithm = spec.build(Problem.of_numbered_domains(model, 2), spec.options())

@@ -44,6 +44,7 @@ def _same(found: Path, expected: Path, *names: str) -> None:
 _OF_RUN = ("config.json", "metrics.csv", "result.json", "model/model.keras")
 
 
+@pytest.mark.nightly
 def test_train_is_the_command(call, tmp_path):
     outcome = call(train_binary, *TOY, "--rounds=2", "--output_dir=of_command")
     assert outcome.status == 0, outcome
@@ -67,6 +68,7 @@ def test_train_is_the_command(call, tmp_path):
     assert not Path("again").exists()
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_with_the_settings_that_it_has(tmp_path):
     whole = api.train("toy_regression", rounds=3, seed=4, **_TOY)
     assert whole.path == Path("runs/toy_regression-agnostic_fed_avg-001")
@@ -77,6 +79,7 @@ def test_a_run_goes_on_with_the_settings_that_it_has(tmp_path):
         api.train(output_dir="two", resume=True, seed=5)
 
 
+@pytest.mark.nightly
 def test_compare_is_the_command(call, tmp_path):
     arms = "slow=fed_avg:client_learning_rate=0.01;agnostic_fed_avg"
     outcome = call(
@@ -125,6 +128,7 @@ def _of_tff(name: str, num_clients: int) -> Any:
     return tff.simulation.datasets.TestClientData(clients)
 
 
+@pytest.mark.nightly
 def test_train_takes_clients_of_tff(tmp_path):
     def domain_of(client_id: str) -> str:
         return "odd" if int(client_id[-1]) % 2 else "even"

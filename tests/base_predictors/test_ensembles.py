@@ -157,6 +157,7 @@ def test_counts_of_domains_are_sums_over_clients(task, streaming_runtime):
     assert found.left_out == {}
 
 
+@pytest.mark.nightly
 def test_secure_counts_are_those_of_groups_that_are_large_enough(task, streaming_runtime):
     options = SecureSumOptions(max_examples=10, min_clients=2)
     found = by_domain(task, streaming_runtime, SecureSum(options))
@@ -181,6 +182,7 @@ def test_smoothing_is_a_share_of_the_uniform_distribution():
     assert smoothed_scores(np.array([3, 0]), 0.0)[1] == -np.inf
 
 
+@pytest.mark.nightly
 @needs("tinyshakespeare")
 @pytest.mark.parametrize(
     ("smoothing", "best", "uniform"), [(0.0, 6.69043, 6.84553), (0.01, 6.69078, 6.83009)]

@@ -80,6 +80,7 @@ def test_each_file_has_the_mean_that_it_was_adapted_to(digits, tmp_path):
     np.testing.assert_allclose(np.exp(predictions), said, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_runs_and_files_are_mixed_and_architectures_are_part_of_the_fingerprint(digits, tmp_path):
     weights = digits.task.model.initial_weights
     CheckpointFolder(tmp_path / "run" / "checkpoints", 1).save(1, weights, {"model": weights})

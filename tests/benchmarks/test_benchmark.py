@@ -18,7 +18,6 @@ from tests import golden
 from tests.benchmarks.timing.harness import FAKE_SIDE, HANG, TINY
 from tests.binaries.harness import Caller, Process
 from tests.processes import is_running, wait_until
-from tests.selection import exhaustive
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.registry import Registry
 
@@ -60,6 +59,7 @@ def fake_ours(monkeypatch):
     monkeypatch.setattr(benchmark, "own_sides", lambda runtime, device: fast)
 
 
+@pytest.mark.slow
 @golden.arguments
 def test_wrong_flags_are_told_before_anything_starts(call, folder, arguments):
     (folder / "full").mkdir()
@@ -68,7 +68,7 @@ def test_wrong_flags_are_told_before_anything_starts(call, folder, arguments):
     return call.refused(folder, benchmark, "--runtime=tff", *arguments)
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_the_price_of_every_algorithm_is_beside_fed_avgs(call, folder, tiny):
     outcome = call(
         benchmark, "--workload=logistic", "--algorithms=all", "--rounds=1", "--output_dir=results"
@@ -84,6 +84,7 @@ def test_the_price_of_every_algorithm_is_beside_fed_avgs(call, folder, tiny):
     assert {"fed_avg, sums: secure", "agnostic_fed_avg, sums: tree, secure"} < set(found)
 
 
+@pytest.mark.nightly
 def test_ours_alone(call, folder, tiny):
     outcome = call(benchmark, "--workload=logistic", "--peers=none", *QUICK)
     assert outcome.status == 0, outcome
@@ -103,7 +104,7 @@ def test_ours_alone(call, folder, tiny):
     assert "AgnosticFedAvg" in outcome.out
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_scale(call, folder, tiny):
     outcome = call(benchmark, "--workload=scale", *QUICK)
     assert outcome.status == 0, outcome
@@ -113,6 +114,7 @@ def test_scale(call, folder, tiny):
     assert list(result["scale"]["long_run"]["memory_bytes"]) == ["2", "4"]
 
 
+@pytest.mark.nightly
 def test_a_peer_that_fails_is_named_and_the_others_go_on(call, folder, tiny, fake_peers, fake_ours):
     outcome = call(benchmark, "--workload=logistic", "--peers=good,raises,killed", *QUICK)
     assert outcome.status == 1
@@ -126,7 +128,7 @@ def test_a_peer_that_fails_is_named_and_the_others_go_on(call, folder, tiny, fak
     assert timed["the raises one"]["failure"]
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_a_peer_without_a_round_is_given_up(call, folder, tiny, fake_peers, fake_ours):
     peers, limit = "--peers=hangs_at_once,good", f"--round_limit={HANG:.0f}"
     outcome = call(benchmark, "--workload=logistic", peers, limit, *QUICK)
@@ -138,6 +140,7 @@ def test_a_peer_without_a_round_is_given_up(call, folder, tiny, fake_peers, fake
     assert len(timed["the good one"]["seconds"][0]) == len(timed["ours"]["seconds"][0]) == 2
 
 
+@pytest.mark.nightly
 def test_a_page_gets_the_results_and_keeps_the_rest(call, folder, tiny, fake_peers, fake_ours):
     page = Path("page.md")
     page.write_text(f"# Ours\n\n{BEGIN}\n\nOld.\n\n{END}\n\nThe end.\n")
@@ -152,7 +155,7 @@ def test_a_page_gets_the_results_and_keeps_the_rest(call, folder, tiny, fake_pee
     assert "Old." not in section
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_no_process_stays_after_ctrl_c(folder):
     """In the middle of a workload that is not tiny; test_process has the other signals."""
     command = [sys.executable, "-m", "benchmarks.benchmark", "--workload=logistic", "--peers=tff"]

@@ -8,6 +8,7 @@ from benchmarks import secure_sum_cost
 _GIVEN = ["--clients", "5", "--values", "10", "--vanish", "0.2"]
 
 
+@pytest.mark.slow
 def test_both_sums_are_in_the_table(capsys):
     secure_sum_cost.main(_GIVEN)
     *_, plain, secure = capsys.readouterr().out.splitlines()

@@ -1,8 +1,11 @@
 """What commands take before they have work to do: what is counted."""
 
+import pytest
+
 from benchmarks.start_up import main
 
 
+@pytest.mark.slow
 def test_lines_and_modules_are_those_of_the_command(capsys):
     main(["--repetitions=1", "--only=train --raunds=1"])
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "raunds" in line]

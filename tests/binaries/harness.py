@@ -19,7 +19,6 @@ from absl.testing import flagsaver
 
 from binaries import compare
 from tests.processes import children_of, default_signals, wait_until
-from tests.selection import skip_if_tff_is_missing
 from tff_agnostic.commands import command
 from tff_agnostic.files import make_folder
 from tff_agnostic.reports import page
@@ -103,7 +102,6 @@ class Caller:
                 status = exit_status(main, parse_flags(argv))
             except SystemExit as e:
                 status = int(e.code or 0)
-        skip_if_tff_is_missing(err.getvalue())
         return Outcome(status, out.getvalue(), err.getvalue())
 
     def refused(self, folder: Path, binary: ModuleType, *arguments: str) -> str:

@@ -30,6 +30,7 @@ def _config(path: Path, arm: str) -> dict:
     return json.loads((path / arm / "trial_00" / "config.json").read_text())
 
 
+@pytest.mark.nightly
 def test_every_arm_has_a_folder_with_its_settings(compared):
     path, printed = compared
     head = (
@@ -45,6 +46,7 @@ def test_every_arm_has_a_folder_with_its_settings(compared):
     assert "window" not in mild and "q" not in agnostic
 
 
+@pytest.mark.nightly
 def test_labels_are_the_rows_of_the_tables(compared):
     path, _ = compared
     lines = (path / "compare.md").read_text().splitlines()
@@ -57,6 +59,7 @@ def test_labels_are_the_rows_of_the_tables(compared):
     assert found["mild"]["(overall)"] != found["strong"]["(overall)"]
 
 
+@pytest.mark.nightly
 def test_the_last_layer_begins_where_fed_avg_ended_after_half_of_the_rounds(compared, call):
     path, printed = compared
     told = "1 round of FedAvg, and from its model 1 round of dense, the only layer, in which"
@@ -75,6 +78,7 @@ def test_the_last_layer_begins_where_fed_avg_ended_after_half_of_the_rounds(comp
     assert (second / "initial_model.npz").read_bytes() == checkpoint.read_bytes()
 
 
+@pytest.mark.nightly
 def test_a_pooled_row_is_told_from_federated_ones(compared, call, tmp_path):
     path, printed = compared
     run = path / "pooled" / "trial_00"
@@ -92,6 +96,7 @@ def test_a_pooled_row_is_told_from_federated_ones(compared, call, tmp_path):
     assert message == "--pooled: expected a federated run to export, found one of pooled examples"
 
 
+@pytest.mark.nightly
 def test_a_comparison_of_arms_goes_on_with_a_further_one(call, folder, compared):
     path, _ = compared
     flags = [*_SHORT, "--window=4", f"--output_dir={path}", "--resume"]

@@ -10,7 +10,6 @@ import pytest
 from binaries import compare, train
 from tests.binaries.harness import tree
 from tests.run.harness import AWKWARD_NAMES, is_png
-from tests.selection import exhaustive
 
 _FLAGS = (
     "--task=client_files",
@@ -80,7 +79,7 @@ def test_more_clients_a_round_than_there_are(call, folder):
     )
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_awkward_domain_names_come_through(call_that_draws, folder):
     _write(folder, AWKWARD_NAMES)
     outcome = call_that_draws(train, *_FLAGS)
@@ -96,6 +95,7 @@ def test_awkward_domain_names_come_through(call_that_draws, folder):
         assert tree(folder / "run")[name] == before[name]
 
 
+@pytest.mark.nightly
 def test_a_domain_that_nobody_has(call, folder):
     data = _write(folder, ("phone", "tablet"))
     description = json.loads((data / "dataset.json").read_text())
@@ -111,6 +111,7 @@ def test_a_domain_that_nobody_has(call, folder):
     assert compared["fed_avg"]["watch"]["loss"] == {"mean": None, "std": None, "trials": [None]}
 
 
+@pytest.mark.nightly
 def test_an_empty_client_is_counted(call, folder):
     data = _write(folder)
     empty = {name: column[:0] for name, column in _columns().items()}

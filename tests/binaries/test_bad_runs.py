@@ -40,6 +40,7 @@ def test_settings_that_do_not_fit_the_task(call, folder, arguments):
 _SECURE = ("--aggregation=secure", "--secure_min_clients=4")
 
 
+@pytest.mark.nightly_cases("binaries.train")
 @pytest.mark.parametrize("binary", [train, compare])
 def test_fewer_clients_than_secure_sums_need(call, folder, binary):
     def refused(*arguments: str) -> str:
@@ -60,6 +61,7 @@ def test_fewer_clients_than_secure_sums_need(call, folder, binary):
     )
 
 
+@pytest.mark.nightly
 def test_an_evaluation_on_fewer_clients_than_secure_sums_need(call, folder, whole):
     message = call.refused(
         *(folder, evaluate, f"--checkpoint={whole}", "--aggregation=secure"),
@@ -94,6 +96,7 @@ def test_a_malformed_line_of_adult_is_named(call, folder):
     assert message == f"{folder / 'adult.data'}:4: expected 15 columns, found 1"
 
 
+@pytest.mark.nightly
 def test_a_model_that_diverges(call, folder):
     arguments = ["--client_learning_rate=1e20", "--output_dir=run"]
     message = call(train, *_RUN, *arguments).error
@@ -106,6 +109,7 @@ def test_a_model_that_diverges(call, folder):
     assert not (folder / "compared" / "compare.json").exists()
 
 
+@pytest.mark.nightly
 def test_a_damaged_checkpoint(call, folder, whole):
     shutil.copytree(whole, folder / "run")
     newest = folder / "run" / "checkpoints" / "round_00000006.npz"
@@ -119,6 +123,7 @@ def test_a_damaged_checkpoint(call, folder, whole):
     _assert_same_numbers(folder / "run", whole)
 
 
+@pytest.mark.nightly
 def test_only_damaged_checkpoints(call, folder, whole):
     shutil.copytree(whole, folder / "run")
     for path in (folder / "run" / "checkpoints").iterdir():
@@ -144,6 +149,7 @@ _READERS = {
 _MENDED = "put back what was changed there, or the checkpoints of that run"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("reader", _READERS)
 def test_a_config_that_was_edited_since(call, folder, whole, reader):
     shutil.copytree(whole, folder / "run")
@@ -159,6 +165,7 @@ def test_a_config_that_was_edited_since(call, folder, whole, reader):
     )
 
 
+@pytest.mark.nightly
 def test_checkpoints_of_another_run_of_equal_shapes(call, folder, whole):
     outcome = call(train, *_RUN, "--seed=3", "--window=2", "--output_dir=other")
     assert outcome.status == 0, outcome
@@ -176,6 +183,7 @@ def test_checkpoints_of_another_run_of_equal_shapes(call, folder, whole):
     assert call(train, *_RUN, started, "--output_dir=started").status == 0
 
 
+@pytest.mark.nightly
 def test_what_may_change_may_be_edited(call, folder, whole):
     shutil.copytree(whole, folder / "run")
     config = folder / "run" / "config.json"
@@ -184,6 +192,7 @@ def test_what_may_change_may_be_edited(call, folder, whole):
     assert outcome.status == 0, outcome
 
 
+@pytest.mark.nightly
 def test_a_full_disk_at_a_checkpoint(call, folder, whole, monkeypatch):
     fsync = os.fsync
 
@@ -214,6 +223,7 @@ def _private_tmpfs(command: str) -> list[str]:
     ]
 
 
+@pytest.mark.nightly
 def test_a_disk_that_really_is_full(call, folder):
     (folder / "disk").mkdir()
     try:

@@ -64,6 +64,7 @@ def test_a_setting_of_an_algorithms_name_has_its_type(folder):
     assert Caller(None).refused(folder, train, *_RUN) == message
 
 
+@pytest.mark.nightly
 def test_optional_settings_may_be_written_either_way(call, folder):
     more = 'size_power: "float | None" = setting(1.0, "Help.")'
     listed = 'parts: "tuple[int, ...]" = setting((1,), "Help.")'
@@ -83,6 +84,7 @@ def test_functions_that_return_something_else_or_fail(call, folder, case):
     return _without_marks(call.refused(folder, train, *_RUN))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", ["cohort", "tff"])
 def test_every_runtime_tells_it_alike(call, folder, runtime):
     for there, instead, message in (

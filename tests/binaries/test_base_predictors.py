@@ -52,6 +52,7 @@ def there(files, monkeypatch) -> Path:
     return files
 
 
+@pytest.mark.slow
 def test_a_run_tells_what_it_sent_and_what_it_learned(there):
     columns = read_history(there / "run" / "metrics.csv")
     # A row of 9 outcomes, four numbers beside it, and the scales of 2 domains.
@@ -65,6 +66,7 @@ def test_a_run_tells_what_it_sent_and_what_it_learned(there):
     assert list(json.loads((there / "run" / "result.json").read_text())["models"]) == ["mean"]
 
 
+@pytest.mark.nightly
 def test_it_goes_on_to_the_same_bytes_wherever_the_predictors_are(call, there):
     shorter = [*_BOOST, "--rounds=2", "--output_dir=short"]
     assert call(train, *shorter).status == 0
@@ -90,6 +92,7 @@ def test_each_predictor_is_evaluated_by_its_name(call, there):
     assert len(set(map(str, losses))) == 3
 
 
+@pytest.mark.slow
 def test_a_saved_ensemble_has_a_card_with_the_names_of_its_predictors(call, there):
     saved = call(save_model, "--checkpoint=run", "--format=saved_model", "--output_dir=saved")
     assert saved.status == 0, saved
@@ -97,6 +100,7 @@ def test_a_saved_ensemble_has_a_card_with_the_names_of_its_predictors(call, ther
     assert card["settings"]["base_predictors"] == ["p.npz"]
 
 
+@pytest.mark.nightly
 def test_it_is_compared_with_a_model_of_all_data(call, there):
     outcome = call(
         *(compare, *_TASK, "--trials=1", "--output_dir=compared"),
@@ -108,6 +112,7 @@ def test_it_is_compared_with_a_model_of_all_data(call, there):
     assert all(name in json.dumps(rows) for name in ("fed_avg", "fed_boost", "all"))
 
 
+@pytest.mark.slow
 def test_words_that_secure_counts_leave_out_are_said(call, there):
     secure = ("--aggregation=secure", "--secure_min_clients=1", "--secure_max_examples=3")
     outcome = call(base_predictors, "--data=texts.sqlite", *secure, "--output=cut.npz")
@@ -125,6 +130,7 @@ def test_words_that_secure_counts_leave_out_are_said(call, there):
     assert "left out" not in whole.out
 
 
+@pytest.mark.nightly
 def test_runs_are_base_predictors_of_the_next(call, there):
     for name in ("one", "two"):
         flags = ("--algorithm=fed_avg", "--rounds=2", f"--output_dir={name}")
@@ -143,6 +149,7 @@ def test_bad_flags(call, there, arguments):
     return call.refused(there, base_predictors, "--data=texts.sqlite", *arguments)
 
 
+@pytest.mark.nightly
 def test_other_tasks_have_no_outcomes_to_count(call, there):
     refused = call.refused(there, base_predictors, "--task=digits", "--output=x.npz")
     assert refused.startswith("--task: expected one of distributions, such as unigram")

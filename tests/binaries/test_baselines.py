@@ -102,6 +102,7 @@ def test_trivial_loss_of_probabilities_stays_on_simplex():
     assert trivial_loss(model, clients) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", [None, 4.0])
 def test_of_words_it_is_the_best_unigram(length):
     """No scores that are the same everywhere have a smaller loss."""
@@ -177,6 +178,7 @@ def _reference_of(monkeypatch, task: Task, **settings) -> RunSpec:
     return resolve("toy_regression", {**given, **settings}, {})
 
 
+@pytest.mark.slow
 def test_references_go_to_each_domains_optimum_and_a_small_domain_gets_its_trivial_baseline(
     cohort_runtime, monkeypatch, tmp_path, capsys
 ):
@@ -271,6 +273,7 @@ def test_trivial_baselines_are_made_in_a_new_folder_and_fixed_weights_take_none(
         resolve("custom", {**given, "domain_weight_update": "fixed"}, options, data=store)
 
 
+@pytest.mark.nightly
 def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tmp_path):
     path = tmp_path / "runs"
     data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")

@@ -31,6 +31,7 @@ def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     return path, outcome.out
 
 
+@pytest.mark.slow
 def test_a_folder_per_trial_and_the_comparison(compared):
     path, _ = compared
     assert sorted(p.name for p in path.iterdir()) == [
@@ -105,6 +106,7 @@ def test_the_markdown_table(compared):
     assert printed.splitlines()[-2].startswith(f"tables: {path / 'compare.md'}, ")
 
 
+@pytest.mark.nightly
 def test_the_plots_are_images(call_that_draws, folder, compared):
     shutil.copytree(compared[0], folder / "runs")
     flags = (*_SHORT, "--output_dir=runs", "--seed=3", "--resume")
@@ -115,6 +117,7 @@ def test_the_plots_are_images(call_that_draws, folder, compared):
     assert all(is_png(path.read_bytes()) for path in paths)
 
 
+@pytest.mark.nightly
 def test_resuming_a_complete_comparison_runs_nothing_again(call, folder, compared):
     shutil.copytree(compared[0], folder / "runs")
     before = tree(folder)
@@ -145,6 +148,7 @@ def _without_pages(files):
     return {path: content for path, content in files.items() if not path.endswith("report.html")}
 
 
+@pytest.mark.nightly
 def test_trials_from_before_superquantiles_stay(call, folder, compared):
     """As an earlier release left them: settings that it did not have are missing, too."""
     shutil.copytree(compared[0], folder / "runs")
@@ -174,6 +178,7 @@ def test_trials_from_before_superquantiles_stay(call, folder, compared):
     assert row[-2:] == ["-", "-"] and "-" not in row[:-2]
 
 
+@pytest.mark.nightly
 def test_more_trials_and_algorithms_are_added(call, folder, compared):
     shutil.copytree(compared[0], folder / "runs")
     shutil.rmtree(folder / "runs" / "agnostic_fed_avg" / "trial_01")
@@ -192,6 +197,7 @@ def test_more_trials_and_algorithms_are_added(call, folder, compared):
             assert trials[:2] == domains[name]["loss"]["trials"]
 
 
+@pytest.mark.nightly
 def test_a_stopped_comparison_goes_on(call, folder, compared, monkeypatch):
     class StopInSecondTrial(StopRequest):
         questions = 0
@@ -218,6 +224,7 @@ def test_a_stopped_comparison_goes_on(call, folder, compared, monkeypatch):
     assert found == expected
 
 
+@pytest.mark.nightly
 def test_a_signal_in_the_last_trial_costs_no_table(call, folder, monkeypatch):
     """Nothing is left to be stopped, on a terminal and elsewhere."""
     monkeypatch.setattr(
@@ -229,6 +236,7 @@ def test_a_signal_in_the_last_trial_costs_no_table(call, folder, monkeypatch):
     assert (folder / "runs" / "compare.json").exists()
 
 
+@pytest.mark.nightly
 def test_flags_for_one_algorithm_only(call, folder):
     outcome = call(
         compare,
@@ -252,6 +260,7 @@ def test_flags_for_one_algorithm_only(call, folder):
     assert comparison["fed_avg"]["(worst)"]["loss"]["std"] is None
 
 
+@pytest.mark.nightly
 def test_what_is_left_out_of_the_data_is_said_once(call, folder):
     outcome = call(compare, *TOY, "--rounds=1", "--trials=2", "--max_examples=3")
     assert outcome.status == 0, outcome

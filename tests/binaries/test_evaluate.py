@@ -24,6 +24,7 @@ def trained(call: Caller, tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_as_at_its_end(call, folder, trained):
     outcome = call(evaluate, f"--checkpoint={trained}", "--output=evaluation.json")
     assert outcome.status == 0, outcome
@@ -73,6 +74,7 @@ def test_nothing_is_written_unless_asked_for(call, folder, trained):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_another_seed_and_other_options_of_the_task(call, folder, trained):
     def overall(*arguments: str) -> float:
         outcome = call(evaluate, f"--checkpoint={trained}", "--output=e.json", *arguments)
@@ -84,6 +86,7 @@ def test_another_seed_and_other_options_of_the_task(call, folder, trained):
     assert overall("--toy_regression_spread=1") > overall()
 
 
+@pytest.mark.nightly
 def test_secure_sums_give_the_same_up_to_quantisation(call, folder, trained):
     outcome = call(
         *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--aggregation=secure"),
@@ -134,6 +137,7 @@ def _write_clients(path: Path, domains: list[str]) -> None:
             )
 
 
+@pytest.mark.nightly
 def test_data_with_other_domains(call, folder):
     _write_clients(folder / "two", ["phone", "tablet"])
     _write_clients(folder / "three", ["red", "green", "blue"])

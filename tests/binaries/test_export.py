@@ -15,7 +15,6 @@ from tests import golden
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import sentence, write_store
 from tests.plan_runner.harness import call as run_plan
-from tests.selection import exhaustive
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 
@@ -43,6 +42,7 @@ def _state(path: Path) -> dict[str, np.ndarray]:
     return read_checkpoint(path / "server_state.ckpt", "the state")
 
 
+@pytest.mark.nightly
 def test_an_export_of_a_run_is_verified(exported):
     path, _ = exported
     outcome = run_plan(f"--plan={path}", "--verify")
@@ -50,6 +50,7 @@ def test_an_export_of_a_run_is_verified(exported):
     assert "\nverified" in outcome.out
 
 
+@pytest.mark.nightly
 def test_it_begins_where_the_run_ended(exported, trained):
     path, printed = exported
     checkpoint = newest_checkpoint(trained / "checkpoints")
@@ -68,6 +69,7 @@ def test_it_begins_where_the_run_ended(exported, trained):
     )
 
 
+@pytest.mark.nightly
 def test_what_is_printed_is_what_travels(exported, tmp_path):
     """With as many clients as the run had in a round."""
     path, printed = exported
@@ -102,6 +104,7 @@ def test_export_rejects_noise_generator_where_nodes_add_noise(call, tmp_path):
     )
 
 
+@pytest.mark.nightly
 def test_a_fleets_export_is_that_plan_and_an_app_that_names_it(call, trained, exported, tmp_path):
     """Of secure sums; without what a server of the platform has of its own."""
     secure, _ = exported
@@ -136,6 +139,7 @@ def test_a_fleets_export_is_that_plan_and_an_app_that_names_it(call, trained, ex
     assert len(readme) <= 10 and f"{sha256}." in readme
 
 
+@pytest.mark.slow
 def test_an_evaluation_reports_what_evaluate_does(call, folder):
     """Of a family's model that is not the main one."""
     family = ("--algorithm=delta_fl", "--conformity=1,0.5", "--threshold=lagged")
@@ -191,6 +195,7 @@ def test_flags(folder, arguments):
     return nothing_starts.refused(folder, export, *task, *arguments)
 
 
+@pytest.mark.nightly
 @golden.arguments
 def test_checkpoints(folder, trained, arguments):
     for name in ("run", "damaged", "nobodys"):
@@ -202,6 +207,7 @@ def test_checkpoints(folder, trained, arguments):
     return nothing_starts.refused(folder, export, *arguments, "--output_dir=new/export")
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_of_other_settings(call, folder, trained):
     arguments = [f"--checkpoint={trained}", "--output_dir=new/export", "--server_optimizer=adam"]
     message = call.refused(folder, export, *arguments)
@@ -214,6 +220,7 @@ def test_a_folder_that_cannot_be_made(call, folder):
     assert message.startswith("file/export: cannot write: ")
 
 
+@pytest.mark.nightly
 def test_clients_that_cannot_be_written(call, folder):
     (folder / "file").write_text("")
     message = call(export, *TOY, "--output_dir=export", "--clients_dir=file/clients").error
@@ -234,7 +241,7 @@ def build_model(data):
 """
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_a_users_own_model(call, folder):
     def write(words):
         rows = [

@@ -23,6 +23,7 @@ def family(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     return folder, outcome.out
 
 
+@pytest.mark.slow
 def test_files_hold_every_level(family):
     folder, _ = family
     columns = read_history(folder / "metrics.csv")
@@ -39,6 +40,7 @@ def test_files_hold_every_level(family):
     assert list(result["models"]) == ["conformity_1"]
 
 
+@pytest.mark.nightly
 def test_it_goes_on_to_the_same_bytes(call, folder, family):
     for more in (["--rounds=2"], ["--rounds=3", "--resume"]):
         outcome = call(train, *_FAMILY, *more, "--output_dir=run")
@@ -47,6 +49,7 @@ def test_it_goes_on_to_the_same_bytes(call, folder, family):
         assert (folder / "run" / name).read_bytes() == (family[0] / name).read_bytes()
 
 
+@pytest.mark.nightly
 def test_it_is_evaluated_and_compared(call, folder, family):
     outcome = call(evaluate, f"--checkpoint={family[0]}", "--output=again.json")
     assert outcome.status == 0, outcome
@@ -62,6 +65,7 @@ def test_it_is_evaluated_and_compared(call, folder, family):
 class TestChoice:
     """Clients choose a model by a share of their examples."""
 
+    @pytest.mark.slow
     def test_table_and_json_have_every_way_to_choose(self, call, folder, family):
         outcome = call(
             *(evaluate, f"--checkpoint={family[0]}", "--adaptation_share=0.4", "--output=c.json"),
@@ -82,6 +86,7 @@ class TestChoice:
         whole = json.loads((folder / "c.json").read_text())["overall"]["num_examples"]
         assert 0.4 * whole < found["chosen"]["overall"]["num_examples"] < 0.8 * whole
 
+    @pytest.mark.nightly
     def test_what_secure_sums_clip_is_said_of_the_choice_too(self, call, family):
         outcome = call(
             *(evaluate, f"--checkpoint={family[0]}", "--adaptation_share=0.4"),
@@ -91,6 +96,7 @@ class TestChoice:
         *_, last = outcome.out.splitlines()
         assert last.startswith("values beyond the bounds of secure sums, which were clipped: ")
 
+    @pytest.mark.nightly
     def test_a_family_may_be_some_of_its_models(self, call, folder, family):
         outcome = call(
             *(evaluate, f"--checkpoint={family[0]}", "--models=conformity_1", "--output=one.json"),

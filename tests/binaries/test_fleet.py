@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 
+import pytest
+
 from binaries import evaluate, export, import_state, train
 from plan_runner.fleet.server import FleetServer
 from plan_runner.fleet.settings import PlanSettings, manifest_sha256
@@ -22,6 +24,7 @@ _DIGITS = (
 )
 
 
+@pytest.mark.slow
 def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     places = [f"--output_dir={tmp_path / 'export'}", f"--clients_dir={tmp_path / 'clients'}"]
     _ok(call(export, *_DIGITS, "--backend=flower", *places))

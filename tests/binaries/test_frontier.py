@@ -13,7 +13,6 @@ from binaries import frontier, report
 from tests import golden
 from tests.binaries.harness import TOY, Caller, tree
 from tests.run.harness import is_png
-from tests.selection import exhaustive
 from tff_agnostic import progress
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.studies import frontier_command
@@ -50,6 +49,7 @@ def _json(path: Path) -> dict:
     return json.loads((path / "frontier.json").read_text())
 
 
+@pytest.mark.nightly
 def test_every_mixture_ends_at_its_own_optimum(exact):
     found = _json(exact[0])
     domains = list(found["mixtures"]["training_mixture"]["lambda"])
@@ -70,6 +70,7 @@ def test_every_mixture_ends_at_its_own_optimum(exact):
         assert result["(worst)"]["loss"]["mean"] == pytest.approx(losses.max(), rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_it_says_first_how_many_runs_there_are_and_what_makes_them_fewer(exact):
     path, printed = exact
     assert printed.startswith(
@@ -78,6 +79,7 @@ def test_it_says_first_how_many_runs_there_are_and_what_makes_them_fewer(exact):
     )
 
 
+@pytest.mark.nightly
 def test_fed_avg_ends_where_the_training_mixture_does(exact):
     found = _json(exact[0])
     ends = [found["results"][row]["(worst)"]["loss"]["mean"] for row in _ENDS]
@@ -87,6 +89,7 @@ def test_fed_avg_ends_where_the_training_mixture_does(exact):
 _ENDS = ("training_mixture", "fed_avg")
 
 
+@pytest.mark.nightly
 def test_the_answer(exact):
     path, printed = exact
     found = _json(path)
@@ -114,6 +117,7 @@ def test_the_answer(exact):
     assert len(lines) == 1 + len(found["results"])
 
 
+@pytest.mark.nightly
 def test_its_report_is_made_again_byte_for_byte(call, exact):
     path, _ = exact
     before = tree(path)
@@ -123,6 +127,7 @@ def test_its_report_is_made_again_byte_for_byte(call, exact):
     assert tree(path) == before
 
 
+@pytest.mark.nightly
 def test_a_frontier_that_is_not_there_has_no_report(call, exact, folder):
     shutil.copytree(exact[0], folder / "runs")
     for spoil, what in (
@@ -164,6 +169,7 @@ def two_domains(folder) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_a_grid_that_takes_too_long_stops_and_goes_on(call, two_domains, monkeypatch):
     outcome = call(frontier, *_SHORT, "--output_dir=runs", "--max_hours=1e-9")
     assert outcome.status == 2
@@ -194,6 +200,7 @@ def test_a_grid_that_takes_too_long_stops_and_goes_on(call, two_domains, monkeyp
     assert is_png(Path("runs/frontier.png").read_bytes())
 
 
+@pytest.mark.nightly
 def test_a_stopped_frontier_says_how_to_go_on(call, two_domains, monkeypatch):
     monkeypatch.setattr(StopRequest, "__enter__", _stopped)
     outcome = call(frontier, *_SHORT, "--output_dir=runs")
@@ -208,7 +215,7 @@ def _stopped(self: StopRequest) -> StopRequest:
     return self
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_mixtures_have_settings_of_their_own(call, two_domains):
     own = "--override=mixtures:server_learning_rate=0.5"
     flags = ["--grid_algorithm=stochastic_afl", own, "--measure=loss"]

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from binaries import compare
 from tests.binaries.harness import Caller
@@ -41,6 +42,7 @@ _ARMS = (
 )
 
 
+@pytest.mark.nightly
 def test_compare_says_first_whom_a_row_gave_up(call: Caller, tmp_path):
     data, path = _write(tmp_path / "data"), tmp_path / "runs"
     outcome = call(compare, *_RUN, _ARMS, f"--data_dir={data}", f"--output_dir={path}")
@@ -56,6 +58,7 @@ def test_compare_says_first_whom_a_row_gave_up(call: Caller, tmp_path):
     assert "Collapse gave up rare" in (path / "compare.md").read_text()
 
 
+@pytest.mark.slow
 def test_compare_says_first_that_losses_are_out_of_range(call: Caller, tmp_path):
     data, path = _write(tmp_path / "data", scale=1e4), tmp_path / "runs"
     outcome = call(

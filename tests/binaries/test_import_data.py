@@ -15,8 +15,8 @@ from binaries import import_data
 from tests import golden
 from tests.binaries.harness import ROOT, Caller, Process, python_module
 from tests.importing.harness import table
+from tests.marks import usually
 from tests.processes import wait_until
-from tests.selection import usually
 from tff_agnostic.importing.importer import FORMATS
 
 _ROW = '<row Id="{0}" PostTypeId="{1}" OwnerUserId="{2}" Body="&lt;p&gt;Hello {0}.&lt;/p&gt;" />\n'
@@ -156,6 +156,7 @@ def test_skipped_records_are_told(call, folder):
     assert "unknown domain  20" in result.out
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "status"),
     usually(
@@ -183,6 +184,7 @@ def test_a_signal_leaves_no_store(folder, number, status):
         assert left == set()
 
 
+@pytest.mark.slow
 def test_tensorflow_federated_is_not_loaded(folder):
     # It takes many seconds, and an import needs none of it.
     code = (
@@ -207,6 +209,7 @@ def test_installed_program_runs_named_command(folder):
     assert outcome.out.startswith("Makes a client store from files in a public format.\n")
 
 
+@pytest.mark.slow
 def test_the_installed_program_lists_its_commands(folder):
     outcome = _installed(folder, "tff-agnostic")
     assert outcome.status == 0

@@ -13,10 +13,10 @@ from plan_runner.export import open_export
 from plan_runner.graph_session import read_checkpoint, write_checkpoint
 from tests import golden
 from tests.binaries.harness import Caller
+from tests.marks import usually
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, isolated_here
 from tests.plan_runner.harness import call as run_plan
-from tests.selection import usually
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
@@ -79,6 +79,7 @@ def _assert_close(found, expected, names) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_state_is_readable_by_its_owner_only(loop):
     """That of a plan with noise holds its key."""
     assert stat.S_IMODE((loop / "after" / "server_state.ckpt").stat().st_mode) == 0o600
@@ -108,6 +109,7 @@ def test_a_fleets_rounds_are_those_of_the_simulation(loop):
     assert np.abs(found[weights] - before[weights]).max() > 0.01
 
 
+@pytest.mark.nightly
 def test_it_goes_on_as_if_it_had_never_been_away(loop, call, tmp_path):
     shutil.copytree(loop / "back", tmp_path / "back")
     resumed = ["--resume", f"--rounds={3 * _ROUNDS}", f"--output_dir={tmp_path / 'back'}"]
@@ -130,6 +132,7 @@ def test_it_goes_on_as_if_it_had_never_been_away(loop, call, tmp_path):
     assert known.tolist() == [False] * 2 * _ROUNDS + [True] * _ROUNDS
 
 
+@pytest.mark.nightly
 def test_it_is_evaluated_and_saved(loop, call, tmp_path):
     of_fleet = f"--checkpoint={loop / 'back'}"
     of_run = f"--checkpoint={loop / 'whole/checkpoints' / _name(2 * _ROUNDS)}"
@@ -167,6 +170,7 @@ def test_flags(loop, folder, arguments):
         return Caller(None).refused(folder, import_state, *arguments)
 
 
+@pytest.mark.nightly
 def test_an_export_of_an_earlier_release_takes_options_from_flags(loop, call, folder):
     shutil.copytree(loop / "export", folder / "export")
     manifest = json.loads((folder / "export" / "manifest.json").read_text())

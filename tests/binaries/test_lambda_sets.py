@@ -32,6 +32,7 @@ def _last_lambda(folder) -> np.ndarray:
     return np.array([float(v) for k, v in last.items() if k.startswith("lambda/")])
 
 
+@pytest.mark.nightly
 def test_a_box_holds_lambda_and_its_worst_mixture_is_reported(call, folder):
     box = ("--lambda_set=box", "--lambda_lower=0.1", "--lambda_upper=0.4")
     outcome = call(train, *_RUN, *box, "--domain_learning_rate=10")
@@ -46,6 +47,7 @@ def test_a_box_holds_lambda_and_its_worst_mixture_is_reported(call, folder):
     assert f"worst mixture of Lambda: loss {worst['loss']:.4g} at " in outcome.out
 
 
+@pytest.mark.slow
 def test_a_hull_is_evaluated_and_resumed_with_its_file(call, folder):
     mixtures = folder / "mixtures.json"
     mixtures.write_text(json.dumps(_MIXTURES))

@@ -11,7 +11,6 @@ import pytest
 from binaries import train
 from tests.binaries.harness import ROOT, Caller, compared_specs, given
 from tests.data.stores import tff_store
-from tests.selection import exhaustive
 from tff_agnostic.run.spec import from_flags
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "delta_fl_thresholds.md"
@@ -41,7 +40,7 @@ def _assert_compared(call: Caller, folder: Path, command: list[str], *more: str)
         assert found[arm]["(over clients)"]["p10"]["accuracy"]["mean"] is not None
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_emnist_62(call: Caller, folder: Path):
     rng = np.random.default_rng(0)
     rows = [
@@ -56,7 +55,7 @@ def test_emnist_62(call: Caller, folder: Path):
     _assert_compared(call, folder, command, "--data=emnist.sqlite", "--emnist_model=linear")
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_sent140(call: Caller, folder: Path):
     users = {
         f"user{k}": [(f"so {'happy' if j % 2 else 'sad'} {k}", j % 2) for j in range(4)]

@@ -25,6 +25,7 @@ def call() -> Caller:
     return Caller(None)
 
 
+@pytest.mark.slow
 @golden.arguments
 def test_epsilon_of_settings(call, arguments):
     outcome = call(privacy, *arguments)
@@ -73,6 +74,7 @@ def test_what_it_writes(call, tmp_path):
     assert is_png((tmp_path / "out" / "privacy.png").read_bytes())
 
 
+@pytest.mark.nightly
 def test_an_audit_ends_with_an_error_where_more_is_proved_than_is_claimed(
     call, tmp_path, monkeypatch
 ):

@@ -12,8 +12,8 @@ from binaries import compare, evaluate, export, report, train
 from plan_runner.graph_session import read_checkpoint
 from tests import golden
 from tests.binaries.harness import TOY, Caller, Process, python_module
+from tests.marks import usually
 from tests.plan_runner.harness import call as run_plan
-from tests.selection import exhaustive, usually
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 _PRIVATE = (
@@ -61,6 +61,7 @@ _KINDS = {"central": _PRIVATE, "distributed": _DISTRIBUTED, "tree": _TREE}
 
 
 # The other one is in docs/explanations/privacy/noise_from_clients.md.
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", usually(["central", "tree"], _KINDS))
 def test_what_was_spent_is_said_everywhere(call: Caller, tmp_path, kind):
     flags = _KINDS[kind]
@@ -109,6 +110,7 @@ def test_delta_below_the_tail_is_refused(call: Caller, tmp_path, kind):
     assert refused.startswith(f"--delta: expected at least {least:.3g}, 100 times the probability ")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("answering", usually([4], [8, 4]))
 def test_everyone_answers_whatever_the_coins_say(call: Caller, tmp_path, answering):
     """No round has fewer clients than answer: how many took part is in no number."""
@@ -122,6 +124,7 @@ def test_everyone_answers_whatever_the_coins_say(call: Caller, tmp_path, answeri
     assert len({round(float(row["clients/contributed"])) for row in rows}) > 1
 
 
+@pytest.mark.nightly
 def test_a_folder_whose_epsilon_was_too_small_says_so(call: Caller, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = ("--nosecret_participation", "--noise_seed=3", "--evaluate_every=2")
@@ -155,7 +158,7 @@ def test_a_folder_whose_epsilon_was_too_small_says_so(call: Caller, tmp_path, mo
     assert "note: epsilon" not in call(evaluate, "--checkpoint=run").out
 
 
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["central", "distributed"])
 def test_more_rounds_cost_more_and_the_noise_stays(call: Caller, tmp_path, kind):
     folder = tmp_path / "run"
@@ -175,6 +178,7 @@ def test_more_rounds_cost_more_and_the_noise_stays(call: Caller, tmp_path, kind)
     assert said < next(k for k, line in enumerate(lines) if "worst" in line)
 
 
+@pytest.mark.nightly
 def test_kill_9_loses_no_key_and_repeats_no_noise(call: Caller, tmp_path, monkeypatch):
     """Rounds and evaluations before the kill are released again to the last bit."""
     flags = (*_EVALUATED, "--rounds=40", "--checkpoint_every=7", "--evaluate_every=20")
@@ -213,6 +217,7 @@ def _assert_nowhere(folder: Path, key: list[int]) -> None:
                 assert number.to_bytes(8, byte_order) not in content, path
 
 
+@pytest.mark.nightly
 def test_two_runs_have_different_noise_unless_it_is_seeded(call: Caller, tmp_path):
     def states(*flags: str) -> list[tuple[np.ndarray, ...]]:
         found = []
@@ -232,6 +237,7 @@ def test_two_runs_have_different_noise_unless_it_is_seeded(call: Caller, tmp_pat
     assert sum(any("--noise_seed=4" in text for text in texts) for texts in remarks) == 2
 
 
+@pytest.mark.nightly
 def test_who_takes_part_is_a_secret_of_its_own(call: Caller, tmp_path):
     """Without noise the counts of examples tell the cohorts, which --seed must not."""
 
@@ -250,6 +256,7 @@ def test_who_takes_part_is_a_secret_of_its_own(call: Caller, tmp_path):
     assert of_seed != examples_of_rounds()
 
 
+@pytest.mark.nightly
 def test_a_run_is_not_resumed_with_other_privacy(call: Caller, tmp_path):
     run = f"--output_dir={tmp_path / 'run'}"
     assert call(train, *_PRIVATE, "--rounds=1", run).status == 0
@@ -261,6 +268,7 @@ def test_a_run_is_not_resumed_with_other_privacy(call: Caller, tmp_path):
         assert flag in outcome.error
 
 
+@pytest.mark.nightly
 def test_what_evaluations_spend_is_said(call: Caller, folder):
     """Of all clients of the toy task, which train and are evaluated; then of another call."""
     noise = "--evaluation_noise_multiplier=0.2"
@@ -300,7 +308,7 @@ def test_what_evaluations_spend_is_said(call: Caller, folder):
     )
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_noise_for_some_evaluations_is_not_that_for_more(call: Caller, folder):
     target = ("--private_evaluation", "--evaluation_target_epsilon=3", "--evaluate_every=1")
     flags = (*_PRIVATE, *target, "--output_dir=run")
@@ -312,6 +320,7 @@ def test_noise_for_some_evaluations_is_not_that_for_more(call: Caller, folder):
     assert message.startswith("--evaluation_target_epsilon: expected 2 evaluations, for which the ")
 
 
+@pytest.mark.slow
 def test_an_export_has_a_key_of_its_own(call: Caller, folder):
     assert call(train, *_EVALUATED, "--rounds=1", "--output_dir=run").status == 0
     to_plan = ("--checkpoint=run", "--output_dir=plan", "--clients_dir=clients")
@@ -359,6 +368,7 @@ def test_what_cannot_be_promised_is_one_line(call: Caller, folder, arguments):
     return outcome.error
 
 
+@pytest.mark.nightly
 def test_a_comparison_says_which_rows_are_private(call: Caller, tmp_path):
     shared = ("--cohort_sampling=poisson", "--rounds=2", "--trials=1", "--evaluate_every=2")
     arms = "plain=fed_avg;private=fed_avg:privacy=central,noise_multiplier=1.5"

@@ -62,6 +62,7 @@ def recommended(call: Caller, data, tmp_path_factory):
     return path, outcome.out
 
 
+@pytest.mark.nightly
 def test_what_it_says_and_leaves(recommended):
     path, out = recommended
     content = _content(path)
@@ -85,6 +86,7 @@ def test_what_it_says_and_leaves(recommended):
     assert result["overall"]["over_clients"]["loss"]["num_clients"] == 20
 
 
+@pytest.mark.nightly
 def test_it_goes_on_where_it_was_killed_and_ends_alike(call: Caller, data, recommended, tmp_path):
     path, _ = recommended
     folder = tmp_path / "runs"
@@ -109,6 +111,7 @@ def test_it_goes_on_where_it_was_killed_and_ends_alike(call: Caller, data, recom
     assert told.startswith("--hours: expected ")
 
 
+@pytest.mark.nightly
 def test_the_last_layer_is_trained_anew_in_two_stages(call: Caller, data, recommended, tmp_path):
     """Whatever was chosen in two rounds: this is what follows where it is the last layer."""
     folder = tmp_path / "runs"
@@ -136,6 +139,7 @@ def test_the_last_layer_is_trained_anew_in_two_stages(call: Caller, data, recomm
     assert (folder / "report.html").read_bytes() == page
 
 
+@pytest.mark.slow
 def test_data_without_test_clients_is_told_before_anything_is_trained(call: Caller, data, tmp_path):
     records = [
         (split, Record(f"{split}_{k}", domain, {"x": np.zeros(2, np.float32), "label": k % 2}))
@@ -149,6 +153,7 @@ def test_data_without_test_clients_is_told_before_anything_is_trained(call: Call
     assert "expected clients in split test" in message
 
 
+@pytest.mark.slow
 def test_a_row_whose_runs_diverge_is_told(call: Caller, data, tmp_path):
     flags = ("--portfolio=fed_avg", "--tries=1", "--client_learning_rate=3e38", "--trials=1")
     message = call(recommend, *data, *flags, f"--output_dir={tmp_path / 'runs'}").error

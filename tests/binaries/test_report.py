@@ -29,6 +29,7 @@ def compared(call: Caller, tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_a_run_leaves_its_report_whose_numbers_are_the_results(trained):
     page = Reader((trained / "report.html").read_text())
     assert len(page.images) > 3
@@ -48,6 +49,7 @@ def test_a_run_leaves_its_report_whose_numbers_are_the_results(trained):
     assert "the best constant answer (the mean of the numbers" in page.text
 
 
+@pytest.mark.nightly
 def test_a_comparison_leaves_its_report_whose_numbers_are_its_own(compared):
     page = Reader((compared / "report.html").read_text())
     for datum in page.data:
@@ -65,6 +67,7 @@ def test_a_comparison_leaves_its_report_whose_numbers_are_its_own(compared):
             assert not datum.source or at(datum.source, (compared / path).parent) == datum.value
 
 
+@pytest.mark.nightly
 def test_the_report_is_made_again_byte_for_byte(call, call_that_draws, trained, compared):
     for caller, path in ((call_that_draws, trained), (call, compared)):
         before = tree(path)
@@ -74,6 +77,7 @@ def test_the_report_is_made_again_byte_for_byte(call, call_that_draws, trained, 
         assert tree(path) == before
 
 
+@pytest.mark.nightly
 def test_a_title_stays_until_there_is_another(call, compared, folder):
     shutil.copytree(compared, folder / "runs")
     for given, title in (("--title=Planes & <carriers>", "Planes &amp; &lt;carriers&gt;"),):
@@ -86,6 +90,7 @@ def test_a_title_stays_until_there_is_another(call, compared, folder):
     assert "<title>FedAvg (uniform) on toy_regression</title>" in one
 
 
+@pytest.mark.nightly
 def test_a_report_that_cannot_be_written_leaves_the_results(call, folder):
     (folder / "run").mkdir()
     arguments = (*TOY, "--rounds=1", "--output_dir=run")

@@ -92,6 +92,7 @@ def adult(folder, adult_files):
     return folder
 
 
+@pytest.mark.nightly
 def test_adult_from_files_to_page(
     call: Caller, cohort_runtime, adult, small_experiments, monkeypatch
 ):
@@ -179,6 +180,7 @@ class _Prepared:
         raise AssertionError("nothing is left to do")
 
 
+@pytest.mark.nightly
 def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
     call: Caller, folder, small_experiments
 ):
@@ -226,6 +228,7 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
     assert (run / "clients.sqlite").read_bytes() == store
 
 
+@pytest.mark.slow
 def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, monkeypatch):
     experiment = reproduce_command.EXPERIMENTS["adult"]
     arms = {"fed_avg": EXPERIMENTS["adult"].arms["fed_avg"]}
@@ -250,6 +253,7 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
     ).read_text().splitlines()[0].split(",")
 
 
+@pytest.mark.nightly_cases("--experiment=adult")
 @golden.arguments
 def test_what_cannot_be_reproduced_is_one_line_and_nothing_is_written(
     call: Caller, adult, arguments

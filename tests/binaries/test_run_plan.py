@@ -99,6 +99,7 @@ def alone(module, foreign, *arguments, cwd):
     )
 
 
+@pytest.mark.nightly
 def test_an_export_is_verified_with_tensorflow_and_the_copied_folder_alone(
     foreign, export, tmp_path
 ):
@@ -111,6 +112,7 @@ def test_an_export_is_verified_with_tensorflow_and_the_copied_folder_alone(
     assert "tabulate is not TensorFlow's" in foreign_one.stderr
 
 
+@pytest.mark.slow
 def test_nothing_else_is_imported_anywhere():
     # TensorFlow brings flatbuffers; secure aggregation and the fleet, which no plan is played with,
     # have extras.

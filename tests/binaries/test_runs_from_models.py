@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from binaries import evaluate, export, save_model, train
 from tests.binaries.harness import TOY, Outcome
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 
@@ -25,6 +25,7 @@ _SAME_ROUNDS = (
 )
 
 
+@pytest.mark.nightly
 def test_a_run_from_the_model_of_round_n_is_the_run_that_goes_on_there(call, folder):
     def run(*arguments: str) -> None:
         outcome = call(train, *_SAME_ROUNDS, *arguments)
@@ -49,6 +50,7 @@ def test_a_run_from_the_model_of_round_n_is_the_run_that_goes_on_there(call, fol
     assert call(save_model, "--checkpoint=from_keras", "--output_dir=again").status == 0
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_when_the_run_it_started_from_has_gone_on(call, folder):
     """Which has deleted the checkpoint that was the newest then."""
 
@@ -83,6 +85,7 @@ def test_a_run_goes_on_when_the_run_it_started_from_has_gone_on(call, folder):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.nightly
 def test_a_damaged_newest_checkpoint_of_the_run_is_passed_over(call, folder):
     often = ("--checkpoint_every=1", "--rounds=2", "--output_dir=first")
     assert call(train, *TOY, *often).status == 0
@@ -111,6 +114,7 @@ def _save_with_code(path: Path, mark: Path) -> None:
     mark.rmdir()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", usually(["code.h5"], ["code.h5", "code.keras"]))
 def test_predictors_with_code_are_trusted_in_each_command_anew(call, folder, name):
     mark = folder / "mark"
@@ -131,6 +135,7 @@ def test_predictors_with_code_are_trusted_in_each_command_anew(call, folder, nam
         mark.rmdir()
 
 
+@pytest.mark.nightly
 def test_a_file_with_code_is_trusted_in_each_command_anew(call, folder):
     """A run keeps a copy of the file, and nothing that says that it is trusted."""
     mark = folder / "mark"
@@ -156,6 +161,7 @@ def test_a_file_with_code_is_trusted_in_each_command_anew(call, folder):
     assert run("--rounds=2", "--resume", "--trust").status == 0
 
 
+@pytest.mark.slow
 def test_initial_models_that_do_not_fit(call, folder, three_rounds):
     def refused(path: str) -> str:
         arguments = [*TOY, "--rounds=1", "--output_dir=run", f"--initial_model={path}"]

@@ -12,9 +12,9 @@ from binaries import evaluate, export, save_model, train
 from tests import golden
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import WORDS, image, text_store, write_store
+from tests.marks import selected, usually
 from tests.plan_runner.harness import call as run_plan
 from tests.saving.harness import ask_plain_tensorflow
-from tests.selection import asked_for, exhaustive, usually
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
@@ -133,7 +133,7 @@ def several(
     write_store(folder / "images.sqlite", writers, "features")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name in sorted({"text_classifier", *asked_for(request, "name")}):
+        for name in sorted({"text_classifier", *selected(request, "name")}):
             outcome = call(train, *_TASKS[name], *_ONE_ROUND, f"--output_dir=run_{name}")
             assert outcome.status == 0, outcome
             outcome = call(
@@ -185,6 +185,7 @@ def _scores(folder: Path, name: str) -> np.ndarray:
     return np.asarray(model.predict(weights, x, False, np.zeros(2, np.int32)))
 
 
+@pytest.mark.slow_cases("text_classifier")
 @pytest.mark.parametrize("name", usually(_USUAL, _TASKS))
 def test_tasks_in_plain_tensorflow(several, name):
     scores = _scores(several, name)
@@ -196,7 +197,7 @@ def test_tasks_in_plain_tensorflow(several, name):
     assert left.read_bytes() == saved.read_bytes()
 
 
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["next_word", "custom"])
 def test_next_words_of_texts(several, name):
     scores, words = _scores(several, name), np.array(_WORDS)
@@ -227,6 +228,7 @@ _SUMS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("aggregation", usually(["secure"], _SUMS))
 def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     """From a run of which nothing was frozen, and on to one of which nothing is any more."""
@@ -268,7 +270,7 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     )
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_a_run_with_frozen_layers_is_exported(call, folder, several):
     data = several / "labelled.sqlite"
     task = [*_CLASSIFIER, f"--data={data}", *_ONE_ROUND, "--frozen_layers=embedding"]
@@ -328,6 +330,7 @@ def test_the_card_says_what_the_model_is(call, folder, three_rounds):
     assert (card["round"], card["result"]) == (2, None)
 
 
+@pytest.mark.nightly
 def test_every_member_of_a_family(call, folder):
     arguments = ["--algorithm=delta_fl", "--conformity=0.3,1", "--rounds=2", "--output_dir=run"]
     assert call(train, *TOY, *arguments).status == 0

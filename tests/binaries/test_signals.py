@@ -12,8 +12,8 @@ import pytest
 
 from binaries import train
 from tests.binaries.harness import ROOT, TOY, Caller, Process, python_module
+from tests.marks import usually
 from tests.processes import children_of, is_running, wait_until
-from tests.selection import usually
 
 # Long enough to be stopped in the middle, with a checkpoint now and then.
 _FLAGS = (
@@ -77,6 +77,7 @@ def _rows(path: Path) -> int:
     return (path / "metrics.csv").read_bytes().count(b"\n") - 1
 
 
+@pytest.mark.nightly
 def test_kill_9_costs_nothing_and_leaves_no_process(whole, folder, call, runtime, arguments):
     command = python_module("train", *arguments, "--output_dir=run")
     with Process(command, folder) as process:
@@ -112,6 +113,7 @@ def _arguments(command: list[str]) -> list[str]:
     return command[command.index(_FLAGS[0]) :]
 
 
+@pytest.mark.nightly
 def test_a_signal_ends_the_run_after_saving_and_the_line_that_it_prints_goes_on(whole_runs, folder):
     """SIGTERM; test_interrupts has SIGINT too, and test_worker what becomes of TFF's worker."""
     # The folder as two words: the command has to do without them.
@@ -145,6 +147,7 @@ def test_ctrl_c_while_a_command_starts_is_one_line(folder):
         assert process.outcome() == (130, "", "interrupted\n")
 
 
+@pytest.mark.nightly
 def test_a_command_that_fails_leaves_no_process(folder):
     command = python_module(
         "train", *TOY, "--runtime=tff", "--client_learning_rate=1e30", "--output_dir=run"

@@ -43,6 +43,7 @@ def digits(call_that_draws: Caller, tmp_path_factory) -> tuple[Path, str]:
     return path, outcome.out
 
 
+@pytest.mark.nightly
 def test_the_output_folder_has_the_layout_of_the_design(digits):
     path, _ = digits
     assert sorted(p.name for p in path.iterdir()) == [
@@ -59,6 +60,7 @@ def test_the_output_folder_has_the_layout_of_the_design(digits):
     assert [p.name for p in (path / "checkpoints").iterdir()] == ["round_00000002.npz"]
 
 
+@pytest.mark.nightly
 def test_examples_that_are_kept_out_are_told_and_counted(call, tmp_path):
     path = tmp_path / "run"
     flags = (*_DIGITS, "--domain_loss_share=0.3", "--rounds=2", f"--output_dir={path}")
@@ -77,12 +79,14 @@ def test_examples_that_are_kept_out_are_told_and_counted(call, tmp_path):
     assert "train/loss/0" not in columns
 
 
+@pytest.mark.nightly
 def test_what_little_can_be_said_of_is_said_before_the_first_round(digits):
     out = digits[1]
     note = out.index("note: 10 of 10 domains have fewer than 100 examples in test: ")
     assert out.index("digits, 2 rounds: ") < note < out.index("result: ")
 
 
+@pytest.mark.nightly
 def test_the_result(digits):
     result = json.loads((digits[0] / "result.json").read_text())
     assert list(result) == [
@@ -143,6 +147,7 @@ def test_the_result(digits):
         assert sum(result["client_values"][measure]["by_size"]["clients"]) == 4
 
 
+@pytest.mark.nightly
 def test_the_last_row_has_the_distribution_of_the_result(digits):
     of = json.loads((digits[0] / "result.json").read_text())["overall"]["over_clients"]
     columns = read_history(digits[0] / "metrics.csv")
@@ -156,6 +161,7 @@ def test_the_last_row_has_the_distribution_of_the_result(digits):
         assert is_png((digits[0] / "plots" / f"test_clients_{measure}.png").read_bytes())
 
 
+@pytest.mark.nightly
 def test_every_flag_is_in_the_config(digits):
     config = json.loads((digits[0] / "config.json").read_text())
     expected = {"task", "data_dir", "data", *resolve("digits", {}, {}).settings()}
@@ -201,6 +207,7 @@ def _names(settings: type) -> list[str]:
     return [flag_of(field) for field in dataclasses.fields(settings)]
 
 
+@pytest.mark.nightly
 def test_there_is_a_row_per_round(digits):
     columns = read_history(digits[0] / "metrics.csv")
     assert columns["round"].tolist() == [1, 2]
@@ -209,6 +216,7 @@ def test_there_is_a_row_per_round(digits):
     assert columns["clients/contributed"].tolist() == [3, 3]
 
 
+@pytest.mark.nightly
 def test_plots_are_images(digits):
     paths = sorted((digits[0] / "plots").iterdir())
     assert [p.name for p in paths] == [
@@ -223,6 +231,7 @@ def test_plots_are_images(digits):
     assert all(is_png(p.read_bytes()) for p in paths)
 
 
+@pytest.mark.nightly
 def test_tensorboard_has_a_run_per_domain_with_tags_in_common(digits):
     tags: dict[str, set[str]] = {}
     for path in (digits[0] / "tensorboard").rglob("*tfevents*"):
@@ -236,6 +245,7 @@ def test_tensorboard_has_a_run_per_domain_with_tags_in_common(digits):
     assert tags["all"] >= {"test/loss over clients/p95", "test/loss over clients/superquantile"}
 
 
+@pytest.mark.nightly
 def test_a_table_per_domain_is_printed(digits):
     path, printed = digits
     lines = printed.splitlines()
@@ -248,6 +258,7 @@ def test_a_table_per_domain_is_printed(digits):
     ]
 
 
+@pytest.mark.nightly
 def test_the_toy_task_draws_its_figure(call_that_draws, folder):
     outcome = call_that_draws(train, *TOY, "--rounds=2", "--output_dir=run")
     assert outcome.status == 0, outcome
@@ -257,6 +268,7 @@ def test_the_toy_task_draws_its_figure(call_that_draws, folder):
     assert 0 < columns["learned value"][1] < columns["learned value"][0] < 2
 
 
+@pytest.mark.nightly_cases(but=["arguments2"])
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -290,6 +302,7 @@ def test_settings_reach_the_run(call, folder, arguments):
             assert config[name] is True
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -310,6 +323,7 @@ def test_how_a_run_is_executed_is_no_part_of_it(call, folder, arguments):
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_with_other_percentiles(call, folder):
     first = [*TOY, "--rounds=2", "--evaluate_every=1", "--output_dir=run"]
     assert call(train, *first, "--client_percentiles=10,50").status == 0
@@ -331,6 +345,7 @@ def test_a_run_goes_on_with_other_percentiles(call, folder):
         assert np.isfinite(columns[f"test/loss over clients/{name}"]).all()
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_as_its_folder_says_and_otherwise_where_it_may(call, folder):
     first = [*TOY, "--rounds=1", "--client_mode=streamed", "--window=3", "--seed=2"]
     outcome = call(train, *first, "--output_dir=run")
@@ -374,6 +389,7 @@ def test_a_run_goes_on_as_its_folder_says_and_otherwise_where_it_may(call, folde
     ) in outcome.out
 
 
+@pytest.mark.nightly
 def test_default_folders_are_numbered_and_resume_takes_the_newest(call, folder):
     def run(*arguments: str) -> str:
         outcome = call(train, *TOY, "--rounds=1", *arguments)

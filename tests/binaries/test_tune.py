@@ -15,7 +15,6 @@ from tests.binaries.harness import Caller, Process, compared_specs, given, pytho
 from tests.data.stores import image, write_store
 from tests.processes import wait_until
 from tests.run.harness import is_png
-from tests.selection import exhaustive
 from tff_agnostic import progress
 from tff_agnostic.files import folder_lock
 from tff_agnostic.metrics.metrics_file import read_history
@@ -70,6 +69,7 @@ def _result(path: Path, trial: int) -> dict:
 _OBJECTIVE = "0.5*worst:accuracy+0.5*overall:accuracy"
 
 
+@pytest.mark.nightly
 def test_the_table_of_trials_is_what_the_runs_found(searched):
     path, printed = searched
     rows = _rows(path)
@@ -92,6 +92,7 @@ def test_the_table_of_trials_is_what_the_runs_found(searched):
     assert "(best)" in printed and "FedAvg (uniform)" in printed
 
 
+@pytest.mark.nightly
 def test_evaluations_between_rounds_are_reported(searched):
     path, _ = searched
     reported = tuned_trials(path)[1].intermediate_values
@@ -109,6 +110,7 @@ def tuned_trials(path: Path) -> list:
     return optuna.load_study(study_name="fed_avg", storage=storage).trials
 
 
+@pytest.mark.nightly
 def test_the_best_trial_and_its_flags(searched, folder):
     path, _ = searched
     rows = _rows(path)
@@ -137,6 +139,7 @@ def test_the_best_trial_and_its_flags(searched, folder):
     assert trials[0].settings() == spec.settings()
 
 
+@pytest.mark.nightly
 def test_the_verdict_comes_first_and_says_what_it_does_not_prove(searched):
     path, printed = searched
     found = json.loads((path / "tuned.json").read_text())
@@ -157,6 +160,7 @@ def test_the_verdict_comes_first_and_says_what_it_does_not_prove(searched):
     assert page.index(sentences[0]) < page.index("<h2>The best settings</h2>")
 
 
+@pytest.mark.nightly
 def test_its_report_is_made_again_byte_for_byte(call, folder, searched):
     shutil.copytree(searched[0], folder / "search")
     before = tree(folder / "search")
@@ -180,6 +184,7 @@ def test_its_report_is_made_again_byte_for_byte(call, folder, searched):
     assert message.startswith("search: expected the runs of a complete trial, found none")
 
 
+@pytest.mark.slow
 def test_of_two_stages_the_second_is_searched_and_the_first_is_trained_once(call, folder):
     further = ("--algorithms=last_layer", "--preset=none", "--rounds=3", "--pruner=none")
     search = ("--search=server_learning_rate=choice:0.1,1", "--trials=2", "--output_dir=search")
@@ -203,12 +208,14 @@ def test_of_two_stages_the_second_is_searched_and_the_first_is_trained_once(call
     assert (config["domain_weight_update"], config["rounds"]) == ("fixed", 3)
 
 
+@pytest.mark.nightly
 def test_the_plots_are_images(searched):
     paths = sorted((searched[0] / "plots").iterdir())
     assert [path.name for path in paths] == ["fed_avg_importance.png", "fed_avg_slices.png"]
     assert all(is_png(path.read_bytes()) for path in paths)
 
 
+@pytest.mark.nightly
 def test_a_complete_search_runs_nothing_again(call, folder, searched, monkeypatch):
     shutil.copytree(searched[0], folder / "search")
     before = tree(folder / "search" / "fed_avg")
@@ -235,6 +242,7 @@ _ADULT = (
 _TWO_CLIENTS = ("--adult_num_clients=2", "--adult_num_test_clients=2")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("further", "found"),
     [
@@ -254,6 +262,7 @@ def test_another_search_does_not_go_on_there(call, folder, searched, further, fo
     assert message.startswith(f"--output_dir: search holds another search: {found}")
 
 
+@pytest.mark.nightly
 @golden.arguments
 def test_what_is_wrong_is_told_in_a_line(call, folder, searched, arguments):
     shutil.copytree(searched[0], folder / "search")
@@ -280,6 +289,7 @@ def test_a_store_without_the_split_is_told_what_mends_it(call, folder):
     )
 
 
+@pytest.mark.nightly
 def test_an_objective_that_no_run_reports_ends_the_search(call, folder):
     """No domain has enough held-out examples to be the worst one."""
     few = (*_FLAGS, "--worst_min_examples=1000", "--trials=1", "--output_dir=search")
@@ -291,6 +301,7 @@ def test_an_objective_that_no_run_reports_ends_the_search(call, folder):
     assert "expected a number that the runs report, found none: of the heldout" in message
 
 
+@pytest.mark.nightly
 def test_a_trial_that_diverges_ends_early_and_equal_settings_run_once(call, folder):
     outcome = call(
         tune,
@@ -312,6 +323,7 @@ def test_a_trial_that_diverges_ends_early_and_equal_settings_run_once(call, fold
     assert len(list((folder / "search" / "fed_avg").glob("trial_*/seed_7"))) == 2
 
 
+@pytest.mark.nightly
 def test_a_stopped_search_goes_on_as_if_it_had_not_been(call, folder, searched, monkeypatch):
     monkeypatch.setattr(
         StopRequest, "signal_number", property(_after_evaluations(4)), raising=False
@@ -327,6 +339,7 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_been(call, folder, searched, 
     assert _without_times(folder / "search") == _without_times(searched[0])
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_trial_costs_no_table(call, folder, monkeypatch):
     monkeypatch.setattr(
         StopRequest, "signal_number", property(lambda self: 15, lambda self, value: None), False
@@ -353,7 +366,7 @@ def _without_times(path: Path) -> list[dict[str, str]]:
 _LONGER = (*(f for f in _FLAGS if not f.startswith("--rounds")), "--rounds=40", "--trials=4")
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_kill_9_costs_nothing(call, folder):
     whole = call(tune, *_LONGER, "--output_dir=whole")
     assert whole.status == 0, whole
@@ -370,7 +383,7 @@ def test_kill_9_costs_nothing(call, folder):
     assert _without_times(folder / "killed") == _without_times(folder / "whole")
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_two_processes_share_the_trials(folder):
     (folder / "second").mkdir()
     search = folder / "search"

@@ -9,7 +9,7 @@ import pytest
 
 from binaries import export, train
 from tests.binaries.harness import TOY, Caller
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 _IN_TFF = (*TOY, "--runtime=tff")
@@ -29,6 +29,7 @@ def _leaves(folder: Path) -> tuple[np.ndarray, ...]:
     return checkpoint.leaves
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", usually(["dp"], _KINDS))
 def test_a_run_that_went_on_is_one_that_did_not_stop(call: Caller, tmp_path, kind):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -86,6 +87,7 @@ _REFUSED = {
 }
 
 
+@pytest.mark.slow_cases("flags2")
 @pytest.mark.parametrize("flags", list(_REFUSED))
 def test_what_does_not_go_with_it_is_refused(call: Caller, tmp_path, flags):
     outcome = call(train, *TOY, *flags, "--rounds=1", f"--output_dir={tmp_path / 'run'}")

@@ -12,8 +12,8 @@ from binaries import compare, evaluate, export, train
 from tests import golden
 from tests.algorithms.user_files import write_by_size
 from tests.binaries.harness import ROOT, TOY, Caller, defined_flags, python_module
+from tests.marks import usually
 from tests.plan_runner.harness import call as run_plan
-from tests.selection import usually
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -43,6 +43,7 @@ def _weights(run: Path) -> np.ndarray:
     return newest_checkpoint(run / "checkpoints").leaves[0]
 
 
+@pytest.mark.nightly
 def test_its_settings_are_part_of_the_run(trained):
     config = json.loads((trained / "config.json").read_text())
     assert config["algorithm"] == str(trained.parent / "by_size.py")
@@ -52,6 +53,7 @@ def test_its_settings_are_part_of_the_run(trained):
 
 
 # In this process without secure sums it is trained above.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("runtime", "aggregation"),
     usually(
@@ -71,6 +73,7 @@ def test_every_runtime_and_aggregation_gives_the_same(
     np.testing.assert_allclose(_weights(folder / "run"), _weights(trained), rtol=tolerance)
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_with_the_same_file_only(call, algorithm, folder, trained):
     def go_on(*arguments: str):
         return call(train, *TOY, *_BY_SIZE, "--output_dir=run", "--resume", *arguments)
@@ -103,6 +106,7 @@ def test_a_run_goes_on_with_the_same_file_only(call, algorithm, folder, trained)
     np.testing.assert_array_equal(_weights(folder / "run"), _weights(trained))
 
 
+@pytest.mark.nightly
 def test_what_it_imports_from_beside_it_is_part_of_the_run(call, algorithm, folder):
     (folder / "power.py").write_text("def power(n, exponent):\n    return n**exponent\n")
     write_by_size(
@@ -122,6 +126,7 @@ def test_what_it_imports_from_beside_it_is_part_of_the_run(call, algorithm, fold
     assert message.startswith("run: expected the files that the algorithm imports that the run ")
 
 
+@pytest.mark.nightly
 def test_it_is_evaluated_by_the_folder_of_its_run(call, folder, trained):
     outcome = call(evaluate, f"--checkpoint={trained}", "--output=e.json")
     assert outcome.status == 0, outcome
@@ -130,6 +135,7 @@ def test_it_is_evaluated_by_the_folder_of_its_run(call, folder, trained):
     assert json.loads((folder / "e.json").read_text())["overall"] == result["overall"]
 
 
+@pytest.mark.nightly
 def test_it_is_compared_with_others(call, algorithm, folder, trained):
     outcome = call(
         *(compare, *_SHORT, "--trials=1", "--algorithms=fed_avg,by_size.py"),
@@ -142,6 +148,7 @@ def test_it_is_compared_with_others(call, algorithm, folder, trained):
     np.testing.assert_array_equal(_weights(trial), _weights(trained))
 
 
+@pytest.mark.nightly
 def test_the_setting_has_its_effect(call, algorithm, folder):
     """With power 1 it is FedAvg, and with another power it is not, where clients' sizes differ."""
     outcome = call(
@@ -171,6 +178,7 @@ def test_it_is_deployed(call, algorithm, folder, trained, profile):
     assert outcome.status == 0, outcome
 
 
+@pytest.mark.nightly
 def test_its_settings_are_flags_beside_those_of_every_run_with_their_help(algorithm, folder):
     completed = subprocess.run(
         python_module("train", "--algorithm=by_size.py", "--help"),
@@ -189,6 +197,7 @@ def test_its_settings_are_flags_beside_those_of_every_run_with_their_help(algori
     assert "size_power" not in defined_flags(train)
 
 
+@pytest.mark.nightly
 def test_a_flagfile_can_name_it(call, algorithm, folder):
     (folder / "mine.flags").write_text("\n".join([*_SHORT, *_BY_SIZE]))
     outcome = call(train, "--flagfile=mine.flags", "--output_dir=run")
@@ -196,12 +205,14 @@ def test_a_flagfile_can_name_it(call, algorithm, folder):
     assert json.loads((folder / "run" / "config.json").read_text())["size_power"] == 0.5
 
 
+@pytest.mark.nightly_cases("--algorithm=fed_avg --size_power=1")
 @golden.arguments
 def test_settings_that_are_wrong(call, algorithm, folder, arguments):
     flags = ["--algorithm=by_size.py", "--output_dir=run", *arguments]
     return call.refused(folder, train, *_SHORT, *flags)
 
 
+@pytest.mark.nightly
 def test_two_files_of_one_name_are_told_apart_by_labels_only(call, algorithm, folder):
     (folder / "old").mkdir()
     write_by_size(folder / "old" / "by_size.py")
@@ -231,6 +242,7 @@ ALGORITHM = core.AlgorithmSpec("Twice", "none", lambda *a: _twice(by_size(*a)), 
 """
 
 
+@pytest.mark.nightly
 def test_rounds_of_two_steps_run_and_cannot_be_deployed(call, algorithm, folder):
     algorithm.write_text(f"{algorithm.read_text()}{_TWICE}")
     (folder / "plans").mkdir()

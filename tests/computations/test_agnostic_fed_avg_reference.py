@@ -10,7 +10,7 @@ import pytest
 from tests.algorithms.references.delta_fl import cvar_lambda
 from tests.computations import reference
 from tests.computations.harness import EagerTraining, random_client
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import Algorithm, PlainSum
@@ -118,6 +118,7 @@ def _assert_pure_functions_follow(options: AgnosticFedAvgOptions, seed: int = 0)
     _assert_follows_reference(EagerTraining(_algorithm(options)), _reference_server(options), seed)
 
 
+@pytest.mark.slow_cases("1-client")
 @pytest.mark.parametrize(
     ("window", "normalizer"),
     usually([(4, "batch")], [(1, "client"), (2, "batch"), (3, "client"), (4, "batch")]),

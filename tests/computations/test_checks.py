@@ -143,6 +143,7 @@ _MISTAKES = {
 _OF_EACH_KIND = ("no bound of one weight", "float64", "a state of another shape")
 
 
+@pytest.mark.nightly_cases(but=["streaming_runtime-plain-a state of another dtype"])
 @pytest.mark.parametrize(
     ("runtime", "aggregation", "mistake"),
     [
@@ -162,6 +163,7 @@ def test_a_mistake_is_one_line(request, runtime, aggregation, mistake):
     assert "\n" not in message
 
 
+@pytest.mark.slow
 def test_without_a_mistake_nothing_is_said(streaming_runtime):
     training = streaming_runtime.training(_algorithm(), SecureSum())
     state, _ = training.next(training.initialize(), cohort())

@@ -10,13 +10,15 @@ from tests.computations.harness import (
     random_client,
     single,
 )
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import Holdout
 from tff_agnostic.computations.evaluation import ChoiceOutput, measurement_of_choice
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes import CohortRuntime, RuntimeOptions
+
+pytestmark = pytest.mark.slow
 
 _DOMAINS, _MODELS = 3, 3
 _MODEL = logistic_regression(4, 3)

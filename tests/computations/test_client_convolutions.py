@@ -59,6 +59,8 @@ def _vectorised(convolve, image_shape, kernel_shape):
     )
 
 
+@pytest.mark.nightly_cases("image0-kernel0-5-strides0-dilations0-SAME")
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize(("image", "kernel", "outputs", "strides", "dilations"), _CASES)
 def test_each_client_has_its_own_convolution(image, kernel, outputs, strides, dilations, padding):
@@ -94,6 +96,7 @@ def test_a_kernel_that_clients_share_is_left_to_tensorflow():
     assert "Conv2D" in _op_types(many.get_concrete_function())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "sums"), [([5, 6, 4], 3), ([5, 0, 4], 3), ([6, 4], 1), ([4], 1)])
 def test_gradients_of_biases_of_images_are_added_up_axis_by_axis(shape, sums):
     """A thread of a GPU then has a row of pixels to add up, and not those of all images."""

@@ -102,6 +102,7 @@ def test_a_client_without_examples_has_none_that_count():
         assert group.take(positions)["x"].shape == [len(group.num_examples), 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 2, 3, 9])
 def test_a_group_may_be_limited_to_the_first_examples_of_each_client(limit):
     clients = _clients(3, 1, 0, 2)
@@ -153,6 +154,7 @@ def test_a_batch_larger_than_any_client_is_one_batch_of_all(map_):
     np.testing.assert_array_equal(batch.is_present[1], [True, True, False, False, False])
 
 
+@pytest.mark.slow
 def test_a_function_is_applied_to_every_client():
     scale = tf.constant(10.0)
 
@@ -175,6 +177,8 @@ def test_what_does_not_depend_on_the_client_gets_an_axis_of_clients_too():
     np.testing.assert_array_equal(result, [[1, 2]] * 3)
 
 
+@pytest.mark.nightly_cases("3-sizes0", "3-sizes2")
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5), (7,), (0, 0)])
 @pytest.mark.parametrize("batch_size", [3, 100])
 def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
@@ -186,6 +190,8 @@ def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
         assert_all_close(found, np.stack(expected))
 
 
+@pytest.mark.nightly_cases("sizes0")
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5)])
 def test_vectorised_training_is_that_of_each_client(sizes):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
@@ -199,6 +205,7 @@ def test_vectorised_training_is_that_of_each_client(sizes):
         assert_all_close([w[k] for w in together.trained], list(alone.trained))
 
 
+@pytest.mark.slow
 def test_a_vectorised_client_cannot_be_told_from_one_alone_by_its_neighbours():
     """An empty client's rows are its neighbour's, whose numbers are not finite here."""
     spoiled = make_client([[np.nan] * 4] * 2, [0, 1])

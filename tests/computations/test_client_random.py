@@ -40,6 +40,8 @@ def test_a_counter_carries_over_to_the_upper_word():
     )
 
 
+@pytest.mark.nightly_cases(but=["shape1-seed_dtype1"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "seed_dtype"),
     [([], tf.int32), ([0], tf.int32), ([1], tf.int64), ([4], tf.int32), ([3, 7], tf.int64)],
@@ -60,6 +62,7 @@ def test_numbers_are_those_of_each_seed_alone(shape, seed_dtype):
             np.testing.assert_array_equal(of_all[k], of_one)
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("rows", [0, 1, 8, 11])
 def test_batches_may_have_any_size(rows):
     """As the last batch of a loop, whose size is not known when it is traced."""
@@ -85,6 +88,7 @@ def _graph_of(map_, fn):
     return many(tf.constant(_SEEDS)), {node.op for node in (*graph.node, *inner)}
 
 
+@pytest.mark.slow
 def test_dropout_takes_no_loop_over_clients():
     def drop(seed):
         seed = tf.random.experimental.stateless_fold_in(seed, 3)
@@ -97,6 +101,8 @@ def test_dropout_takes_no_loop_over_clients():
     assert loops & with_loops and not loops & without_loops
 
 
+@pytest.mark.nightly_cases("<lambda>3", "<lambda>4")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",
     [
@@ -114,6 +120,7 @@ def test_other_numbers_are_left_to_tensorflow(draw):
     np.testing.assert_array_equal(at_once, one_by_one)
 
 
+@pytest.mark.slow
 def test_what_else_the_process_vectorises_is_left_to_tensorflow():
     vectoriser = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
     registry = vectoriser._pfor_converter_registry

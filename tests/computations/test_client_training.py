@@ -18,7 +18,7 @@ from tests.computations.harness import (
     run_rounds,
     single,
 )
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.algorithms.agnostic_fed_avg import client_work
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import TrainingBroadcast, TrainingOutput
@@ -62,6 +62,7 @@ def _update(client, alpha=(0.1, 0.2, 0.3, 0.4), **options) -> TrainingOutput:
     return _output(logistic_regression(4, 3), alpha, _weights(), client, **options)
 
 
+@pytest.mark.slow
 def test_a_huge_learning_rate_is_dropped_when_it_overflows():
     client = _client()
     client["x"] *= 1e20
@@ -71,6 +72,7 @@ def test_a_huge_learning_rate_is_dropped_when_it_overflows():
         np.testing.assert_array_equal(value, np.zeros_like(value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil_the_metric", [False, True])
 def test_losses_or_metrics_that_are_not_finite_are_dropped_with_a_finite_update(spoil_the_metric):
     model = linear_model()
@@ -111,6 +113,7 @@ def _noise(x, *, seed=_SEED, epochs=1) -> float:
     return float(output.weighted_delta[0][0])
 
 
+@pytest.mark.slow
 def test_every_step_draws_anew():
     first = _noise([1.0], epochs=1)
     assert _noise([1.0], epochs=1) == first
@@ -118,6 +121,7 @@ def test_every_step_draws_anew():
     assert len(set(np.round(draws, 4))) == 3
 
 
+@pytest.mark.slow
 def test_clients_with_other_data_and_rounds_with_another_seed_draw_differently():
     noise = {_noise([1.0]), _noise([2.0]), _noise([1.0], seed=np.array([1, 3], np.int32))}
     assert len(noise) == 3
@@ -164,6 +168,8 @@ def _clipped(report: Any) -> list[Any]:
 
 
 # Every algorithm in one way, and one algorithm in the other.
+@pytest.mark.nightly_cases("streamed-above_mean")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "name"),
     usually(
@@ -188,6 +194,7 @@ def test_one_of_ten_times_the_examples_weighs_as_one_at_the_limit(runtime, name)
     assert not np.allclose(_matrix(found), _matrix(without))
 
 
+@pytest.mark.slow
 def test_plain_sums_take_all_examples(runtime):
     training = runtime.training(build("agnostic_fed_avg"), PlainSum())
     state = _started(training)
@@ -196,7 +203,7 @@ def test_plain_sums_take_all_examples(runtime):
     assert not np.allclose(_matrix(found), _matrix(of_limited))
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_the_tff_runtime_does_the_same(tff_runtime):
     training = tff_runtime.training(build("agnostic_fed_avg"), SecureSum(_OPTIONS))
     state = _started(training)
@@ -206,6 +213,7 @@ def test_the_tff_runtime_does_the_same(tff_runtime):
     assert sum(report["client_work"]["train"]["num_examples"]) == 20 + 9 + 20
 
 
+@pytest.mark.slow
 def test_evaluations_are_on_the_first_examples_too(runtime):
     model = logistic_regression(4, 3)
     evaluate = runtime.evaluation(model, 3, SecureSum(_OPTIONS))
@@ -246,6 +254,7 @@ def _trained(client, *, seed=_SEED_OF_LOCAL_TRAINING, **options):
     ).trained
 
 
+@pytest.mark.slow
 def test_shuffling_is_a_function_of_the_seed():
     client = _client()
     first = _trained(client)
@@ -255,6 +264,7 @@ def test_shuffling_is_a_function_of_the_seed():
     assert not np.array_equal(first[0], _trained(client, shuffle=False)[0])
 
 
+@pytest.mark.slow
 def test_each_epoch_visits_every_example_once():
     """The gradient of a linear loss does not depend on the order: only on who was visited."""
     client = make_client(2.0 ** np.arange(9), np.zeros(9))
@@ -270,6 +280,7 @@ def test_each_epoch_visits_every_example_once():
         assert trained[0] == -epochs * (2.0**9 - 1)
 
 
+@pytest.mark.slow
 def test_epochs_have_different_orders():
     """Two epochs are not the order of the first one twice."""
     client = _client()
@@ -322,6 +333,8 @@ def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
         assert accuracy.denominator[i] == in_domain.sum()
 
 
+@pytest.mark.nightly_cases("1")
+@pytest.mark.slow_cases("2", "7")
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 24])
 def test_domain_pass_does_not_depend_on_its_batch_size(batch_size):
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
@@ -336,6 +349,8 @@ def test_the_regularizer_is_part_of_every_examples_loss():
     np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])
 
 
+@pytest.mark.nightly_cases("small first")
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1], ids=["large first", "small first"])
 def test_a_large_sum_does_not_swallow_small_losses(order):
     """Of 60,000 examples the first, or the last, has a million times the loss of the others."""

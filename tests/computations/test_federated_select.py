@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.selection import exhaustive
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
@@ -45,6 +44,7 @@ def _round(select: Any) -> tff.Computation:
     return next_round
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", [tff.federated_select, tff.federated_secure_select])
 def test_no_form_of_a_round_holds_it(select):
     """Neither that of exports and of the check of secure sums, nor that of daf plans."""
@@ -55,7 +55,7 @@ def test_no_form_of_a_round_holds_it(select):
         forms.get_distribute_aggregate_form_for_computation(_round(select))
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_it_gives_what_the_broadcast_has(tff_runtime):
     model = ensemble(unigram_model(_OUTCOMES), [ModelWeights([row], []) for row in _SCORES])
     (table,) = model.initial_weights.non_trainable

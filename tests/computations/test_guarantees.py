@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from tests import golden
 from tests.algorithms.cases import build, cohort
 from tests.computations.leaks import Leaky
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.aggregations.aggregation import SecurityProperty
 from tff_agnostic.computations import PlainSum, SecureSum
 from tff_agnostic.computations.tff_process import Process, build_process
@@ -53,6 +53,8 @@ def _refused(run: Any, *arguments: Any) -> str:
     return message
 
 
+@pytest.mark.nightly_cases("beside")
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [frozenset(), SecureSum.guarantees], ids=["alone", "beside"])
 def test_a_promise_that_nobody_can_check_is_refused(streaming_runtime, others):
     """Also beside one that holds."""
@@ -72,6 +74,8 @@ def test_every_guarantee_has_a_check():
     assert {*CHECKS, *ROUND_CHECKS} == set(SecurityProperty)
 
 
+@pytest.mark.nightly_cases("tff_runtime-secure")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "name"),
     usually(
@@ -94,6 +98,7 @@ def test_one_value_in_a_plain_sum_is_refused_whatever_the_name(runtime, name):
     assert message.startswith("step 'evaluation': ")
 
 
+@pytest.mark.slow
 def test_one_that_promises_nothing_is_not_checked(runtime):
     aggregation = Leaky(guarantees=frozenset())
     training = runtime.training(build("agnostic_fed_avg"), aggregation)
@@ -105,12 +110,15 @@ def test_one_that_promises_nothing_is_not_checked(runtime):
     assert evaluate(model.initial_weights, [cohort()]).output.clients["evaluated"] == 4
 
 
+@pytest.mark.nightly_cases("_in_training-training")
+@pytest.mark.slow
 @pytest.mark.parametrize(("leaks", "step"), [(_in_survey, "survey"), (_in_training, "training")])
 def test_one_of_several_steps_that_leaks_is_refused_by_name(streaming_runtime, leaks, step):
     message = _refused(streaming_runtime.training, build("above_mean"), Leaky(leaks=leaks))
     assert message.startswith(f"step '{step}': secure aggregation was asked for, but 1 ")
 
 
+@pytest.mark.slow
 def test_of_several_steps_everything_is_reported(runtime):
     security = runtime.training(build("above_mean"), SecureSum()).security
     assert security.is_secure
@@ -151,6 +159,8 @@ def process():
     return made
 
 
+@pytest.mark.nightly_cases(but=["federated_max"])
+@pytest.mark.slow
 @pytest.mark.parametrize("way", list(_WAYS))
 def test_a_way_to_the_server_beside_the_steps_is_refused(process, way):
     """Each step is secure by itself; the round adds a sum that belongs to none."""

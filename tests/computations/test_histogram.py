@@ -134,6 +134,7 @@ def test_superquantiles_on_a_linear_grid_are_within_half_a_bin(
     assert abs(found - _worst_mean(values, share, worst_is_largest)) <= 0.0025 + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", _SHARES)
 @pytest.mark.parametrize("worst_is_largest", [True, False])
 def test_superquantiles_on_a_log_grid_are_within_a_share_of_the_value(share, worst_is_largest):
@@ -144,6 +145,7 @@ def test_superquantiles_on_a_log_grid_are_within_a_share_of_the_value(share, wor
     assert abs(found - exact) <= 0.0274 * exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", _SHARES)
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_the_conditional_value_at_risk_of_the_histogram(share, seed):
@@ -194,6 +196,23 @@ def _vectorised(fn, *args, known: bool = True):
     ).get_concrete_function(*specs)
 
 
+@pytest.mark.slow_cases(
+    "0-0-unknown",
+    "0-1-unknown",
+    "0-2-unknown",
+    "0-3-unknown",
+    "1-0-unknown",
+    "1-1-unknown",
+    "1-3-unknown",
+    "2-0-unknown",
+    "2-1-unknown",
+    "2-2-unknown",
+    "2-3-unknown",
+    "3-0-unknown",
+    "3-1-unknown",
+    "3-2-unknown",
+    "3-3-unknown",
+)
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("other_rank", range(4))
@@ -228,6 +247,7 @@ def test_no_shape_is_computed_where_all_ranks_are_known():
     assert "Tile" not in {op.type for op in traced.graph.get_operations()}
 
 
+@pytest.mark.slow
 def test_what_others_vectorise_is_left_to_tensorflow():
     """Before, after, and in another thread while a client's function is being vectorised."""
 

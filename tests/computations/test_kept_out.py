@@ -21,7 +21,7 @@ from tests.computations.harness import (
     vectorised,
 )
 from tests.computations.kept_out_split import SHARE, SPLIT, split_of
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import Holdout, HoldoutOptions
 from tff_agnostic.domain_weights.ascent import LambdaOptions, lambda_ascent
@@ -63,6 +63,7 @@ def test_every_example_is_measured_or_trained_on(share):
             assert abs(len(kept_out) - share * n) < 1
 
 
+@pytest.mark.slow_cases("3", "7")
 @pytest.mark.parametrize("n", [2, 3, 7])
 def test_the_share_is_kept_out_on_average_and_of_every_place(n):
     rng = np.random.default_rng(2)
@@ -72,6 +73,7 @@ def test_the_share_is_kept_out_on_average_and_of_every_place(n):
     np.testing.assert_allclose(places, 0.3, atol=0.03)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_alone_in_any_group_and_in_fixed_shapes():
     rng = np.random.default_rng(3)
     clients = [_numbered(rng, n) for n in (5, 0, 1, 30, 8, 2)]
@@ -210,6 +212,7 @@ def _kind_of_round(cohort: list[dict[str, np.ndarray]], domain: int) -> tuple[bo
 
 
 # What is kept out decides which losses lambda's step has, whatever the step.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "update",
     usually(["exponentiated_gradient"], ["exponentiated_gradient", "projected_gradient"]),
@@ -253,6 +256,8 @@ def test_rounds_are_those_of_the_reference(streaming_runtime, update):
 # Clients that measure nothing, in algorithms that weigh clients by their losses
 
 
+@pytest.mark.nightly_cases("q_ffl")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["q_ffl", "term"])
 def test_a_client_of_one_example_weighs_as_one_of_the_usual_loss(name):
     algorithm = build(name, domain_loss_share=SHARE, shuffle=False)
@@ -306,6 +311,7 @@ def _assert_same(found: Any, expected: Any, rtol: float = 1e-4) -> None:
             assert_all_close(found_part, expected_part, rtol=rtol, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "group"),
     usually(
@@ -326,7 +332,7 @@ def test_vectorised_clients_do_the_same(streamed_rounds, name, group):
     _assert_same(found, streamed_rounds(name))
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_xla_does_the_same(cohort_runtime):
     cohorts = [[_EVERYWHERE[0][k] for k in (0, 2)]] * 2
     with CohortRuntime(RuntimeOptions(client_mode="streamed", xla=True)) as runtime:
@@ -337,11 +343,13 @@ def test_xla_does_the_same(cohort_runtime):
     _assert_same(found, expected)
 
 
+@pytest.mark.slow
 def test_tff_does_the_same(tff_runtime, streamed_rounds):
     training = tff_runtime.training(_everywhere("agnostic_fed_avg"), PlainSum())
     _assert_same(run_rounds(training, _EVERYWHERE), streamed_rounds("agnostic_fed_avg"))
 
 
+@pytest.mark.slow
 def test_secure_sums_carry_both_counts(streaming_runtime, streamed_rounds):
     name = "agnostic_fed_avg"
     aggregation = SecureSum(SecureSumOptions(max_examples=20, max_delta=20.0, bits=40))
@@ -356,6 +364,7 @@ def test_secure_sums_carry_both_counts(streaming_runtime, streamed_rounds):
         assert not any(report["aggregator"]["clipped"].values())
 
 
+@pytest.mark.slow
 def test_without_a_share_nothing_more_is_sent_or_reported(streaming_runtime):
     plain, apart = (
         streaming_runtime.training(build("agnostic_fed_avg", domain_loss_share=share), PlainSum())

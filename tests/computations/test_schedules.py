@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.algorithms.cases import CASES, build, cohorts
 from tests.computations.harness import assert_all_close, assert_identical, run_rounds
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.api import train
 from tff_agnostic.computations import PlainSum, Rate, with_rate_columns
 from tff_agnostic.computations.schedules import tabulated
@@ -62,6 +62,8 @@ _USUAL = [
 ]
 
 
+@pytest.mark.nightly_cases(but=["delta_fl-server"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "whose"), usually(_USUAL, _ALL))
 def test_rounds_of_a_schedule_are_rounds_of_its_rates(streaming_runtime, name, whose):
     """Of every algorithm that has such a rate: round t is one of the constant rate of round t."""
@@ -108,6 +110,8 @@ def _at_rate(state: Any, rate: float) -> Any:
 
 
 # TensorFlow multiplies q-FFL's constants with one another before anything else.
+@pytest.mark.nightly_cases("fed_prox-client")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "whose"),
     usually(
@@ -129,6 +133,7 @@ def test_a_schedule_that_does_not_fall_is_the_constant_to_the_bit(streaming_runt
     assert_identical(models[0], models[1])
 
 
+@pytest.mark.slow
 def test_clients_of_q_ffl_whose_rate_has_become_0_count_and_change_nothing(streaming_runtime):
     """Delta_k is 0 then, and h_k / L is F_k^q, the limit of small rates."""
     stops = {
@@ -153,6 +158,7 @@ def test_a_function_that_decides_in_python_is_one_line_where_rounds_are_traced(s
     assert found["client_schedule_rounds"] == (2,)
 
 
+@pytest.mark.slow
 def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_runtime):
     settings = {
         "client_schedule": "inverse_sqrt",

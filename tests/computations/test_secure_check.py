@@ -27,6 +27,7 @@ def _fields(name: str) -> tuple[str, ...]:
     return tuple(f for f in bounds._fields if tf.nest.flatten(getattr(bounds, f)))
 
 
+@pytest.mark.slow
 def test_an_algorithm_sends_nothing_but_secure_sums_when_asked():
     """Of every algorithm: see test_properties."""
     name = "agnostic_fed_avg"
@@ -40,6 +41,7 @@ def test_an_algorithm_sends_nothing_but_secure_sums_when_asked():
         assert field in text
 
 
+@pytest.mark.slow
 def test_plain_sums_are_reported_by_name():
     name = "agnostic_fed_avg"
     report = security_report(_process(name, PlainSum()).next)
@@ -98,6 +100,8 @@ def test_a_plain_mean_is_caught():
         require_only_secure_sums(mean_round)
 
 
+@pytest.mark.nightly_cases("aggregation0-True")
+@pytest.mark.slow
 @pytest.mark.parametrize(("aggregation", "is_secure"), [(SecureSum(), True), (PlainSum(), False)])
 def test_evaluations(aggregation, is_secure):
     evaluation = build_evaluation(logistic_regression(4, 3), 2, aggregation)

@@ -10,8 +10,8 @@ import tensorflow_federated as tff
 
 from tests.algorithms.cases import CASES, build, cohort
 from tests.computations.harness import assert_identical
+from tests.marks import usually
 from tests.models import tff_models
-from tests.selection import usually
 from tff_agnostic import aggregations
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import (
@@ -92,6 +92,8 @@ def _keras_as_it_was():
     restore_keras_classes()
 
 
+@pytest.mark.nightly_cases("robust", "compressed", "clipping")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["default", "robust"], _AGGREGATORS))
 def test_fed_avg_is_tffs_own(tff_runtime, name):
     model, make = tff_models.from_keras(), _AGGREGATORS[name]
@@ -108,6 +110,7 @@ def test_fed_avg_is_tffs_own(tff_runtime, name):
     _assert_equal(_weights(ours, lambda cohort: cohort), expected, model.initial_weights[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     usually([tff_models.HandWritten], [tff_models.variables_from_keras, tff_models.HandWritten]),
@@ -172,6 +175,8 @@ def plain(tff_runtime):
     return _moved(_agnostic().learning_process)
 
 
+@pytest.mark.nightly_cases("compressed", "dp", "secure")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["robust", "dp"], _FOUR))
 def test_agnostic_fed_avg_goes_the_same_way_under_tffs_aggregators(plain, name):
     moved, state, reports = _moved(_under(name))
@@ -189,6 +194,8 @@ def test_agnostic_fed_avg_goes_the_same_way_under_tffs_aggregators(plain, name):
     assert any(not np.array_equal(a, b) for a, b in zip(*kept)), "the factory's state stands still"
 
 
+@pytest.mark.nightly_cases("MeanFactory")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "factory", [tff.aggregators.MeanFactory, tff.aggregators.UnweightedMeanFactory]
 )
@@ -201,6 +208,7 @@ def test_a_mean_of_either_kind_is_the_average_of_the_paper(plain, factory):
     )
 
 
+@pytest.mark.slow
 def test_rounds_without_clients_change_no_weights(tff_runtime):
     process = _under("robust")
     state = process.initialize()
@@ -210,6 +218,8 @@ def test_rounds_without_clients_change_no_weights(tff_runtime):
     assert report["skipped"] == 0
 
 
+@pytest.mark.nightly_cases("secure")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["secure", "robust"], _FOUR))
 def test_only_secure_takes_the_secure_aggregator_and_no_other(tff_runtime, name):
     aggregation = aggregations.from_tff(_FOUR[name](), only_secure=True)
@@ -221,6 +231,7 @@ def test_only_secure_takes_the_secure_aggregator_and_no_other(tff_runtime, name)
             check_process(aggregation, process)
 
 
+@pytest.mark.slow
 def test_losses_and_counts_are_in_secure_sums_beside_any_factory(tff_runtime):
     report = security_report(_under("robust").next)
     assert any("domain_losses" in name for name in report.secure)
@@ -232,6 +243,8 @@ def test_losses_and_counts_are_in_secure_sums_beside_any_factory(tff_runtime):
 _ANSWERS = ["fed_boost", "q_ffl", "term"]
 
 
+@pytest.mark.nightly_cases("fed_boost", "term")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", usually(_ANSWERS, [n for n in sorted(CASES) if len(build(n).steps) == 1])
 )
@@ -258,6 +271,7 @@ def test_other_runtimes_name_the_one_that_it_takes(cohort_runtime):
         cohort_runtime.training(build("agnostic_fed_avg", _softmax()), aggregation)
 
 
+@pytest.mark.slow
 def test_the_tff_runtime_goes_on_from_a_checkpoint_with_the_factorys_state(tff_runtime, tmp_path):
     aggregation = aggregations.from_tff(tff.learning.robust_aggregator())
     algorithm = build("agnostic_fed_avg", _softmax())
@@ -285,6 +299,7 @@ def test_a_sum_is_refused(factory):
         aggregations.from_tff(_SUMS[factory]())
 
 
+@pytest.mark.nightly_cases("robust")
 @pytest.mark.parametrize("factory", [None, "robust"])
 def test_what_is_no_factory_is_refused(factory):
     with pytest.raises(UserError, match="expected a weighted or unweighted factory"):

@@ -41,6 +41,7 @@ def test_what_was_saved_is_read(tmp_path):
     np.testing.assert_array_equal(arrays["x"], np.full([4, 2], 0.1, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressed", [False, True])
 def test_no_changed_byte_goes_unnoticed(tmp_path, compressed):
     good = {"x": np.arange(6, dtype=np.float32), "y": np.array([7], np.int32)}
@@ -139,6 +140,7 @@ def test_what_never_ends_is_not_read(tmp_path):
     assert "found a damaged or another file" in _read_error(tmp_path / "c.npz")
 
 
+@pytest.mark.nightly
 def test_what_unpacks_to_many_times_its_size_is_not_read(tmp_path):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros(1 << 25, np.float32))

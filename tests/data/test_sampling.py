@@ -43,6 +43,7 @@ def test_seed_and_round_do_not_stand_in_for_each_other():
     assert sample_cohort(_IDS, 4, seed=1, round_num=2) != sample_cohort(_IDS, 4, 2, 1)
 
 
+@pytest.mark.nightly
 def test_every_client_and_every_pair_is_equally_likely():
     draws = 4000
     singles, pairs = np.zeros(7), np.zeros([7, 7])
@@ -98,6 +99,7 @@ def test_shares_that_are_whole_are_met_exactly():
         np.testing.assert_array_equal(np.unique(strata[drawn], return_counts=True)[1], [3, 3, 3])
 
 
+@pytest.mark.nightly
 def test_in_a_stratified_draw_every_client_is_equally_likely():
     draws = 4000
     hits = np.zeros(10)

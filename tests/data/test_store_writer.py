@@ -134,6 +134,7 @@ def test_nothing_is_left_without_finish(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_nothing_that_looks_like_a_store_is_left_by_a_kill(tmp_path):
     program = textwrap.dedent(
         """

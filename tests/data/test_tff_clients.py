@@ -60,6 +60,7 @@ def test_a_client_without_examples_has_empty_columns():
     }
 
 
+@pytest.mark.nightly
 def test_a_round_takes_what_is_read_of_them(tff_runtime):
     process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
     cohort = tff_clients.cohort(_client_data(), ("b", "a"))

@@ -8,7 +8,7 @@ from plan_runner.export import open_export
 from plan_runner.graph_session import write_checkpoint
 from plan_runner.rounds import conformance_clients, run_rounds, verify
 from tests.deployment.kinds import KINDS, NUM_DOMAINS, make_request
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.computations.histograms import LinearGrid, LogGrid, quantile
 from tff_agnostic.deployment.metrics import EvaluationMetrics, quantiles
 from tff_agnostic.deployment.rounds import EVALUATION, synthetic_clients
@@ -61,7 +61,7 @@ def test_evaluations_are_verified(evaluated, profile, kind):
 
 
 # test_export compares what the commands print, of plain sums, in the usual tests.
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("profile", ["daf", "secure"])
 def test_it_reports_what_a_run_reports_of_a_checkpoint(
     evaluated, exported, cohort_runtime, tmp_path, profile

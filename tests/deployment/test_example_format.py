@@ -14,7 +14,7 @@ import tensorflow as tf
 import tff_agnostic.deployment
 from tests.binaries.harness import ROOT, tree
 from tests.deployment.kinds import make_request
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.deployment.client_graph import ExampleFormat
 from tff_agnostic.deployment.export import export
 from tff_agnostic.errors import UserError
@@ -41,6 +41,7 @@ def _examples(size):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 5])
 def test_what_is_written_is_read(size, tmp_path):
     examples = _examples(size)
@@ -110,6 +111,7 @@ _ALLOWED = {
 }
 
 
+@pytest.mark.slow
 def test_deployment_imports_no_task_and_no_program():
     (folder,) = tff_agnostic.deployment.__path__
     paths = sorted(Path(folder).rglob("*.py"))
@@ -163,12 +165,14 @@ def from_another_process(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["logistic-daf"], _EXPORTS))
 def test_the_same_bytes(exported, from_another_process, name):
     kind, profile = name.split("-")
     assert tree(exported(profile, kind=kind)) == tree(from_another_process / name)
 
 
+@pytest.mark.slow
 def test_a_second_export_of_a_process(exported, tff_runtime, tmp_path):
     export(tmp_path / "again", make_request("daf"), tff_runtime)
     assert tree(tmp_path / "again") == tree(exported("daf"))

@@ -16,7 +16,7 @@ from plan_runner.graph_session import CheckpointOp, GraphSession, read_checkpoin
 from plan_runner.rounds import conformance_clients, run_rounds
 from tests.binaries.harness import tree
 from tests.deployment.kinds import NUM_DOMAINS, USUAL_ALGORITHMS
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
 from tff_agnostic.deployment.graphs import write_checkpoint
@@ -57,6 +57,8 @@ def _of_algorithms(profile):
     return pytest.mark.parametrize("algorithm", usually(usual, ALGORITHMS))
 
 
+@pytest.mark.nightly_cases("delta_fl")
+@pytest.mark.slow_cases("stochastic_afl")
 @_of_algorithms("daf")
 def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
     plan = _plan(exported("daf", algorithm=algorithm))
@@ -77,6 +79,8 @@ def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
     assert sorted(summed) == sorted(_saved_names(graph_def, save_node))
 
 
+@pytest.mark.nightly_cases("agnostic_fed_avg")
+@pytest.mark.slow
 @_of_algorithms("secure")
 def test_a_secure_plan_sends_nothing_outside_secure_sums(exported, algorithm):
     plan = _plan(exported("secure", algorithm=algorithm))
@@ -101,6 +105,7 @@ def test_a_secure_plan_sends_nothing_outside_secure_sums(exported, algorithm):
     assert {channel.WhichOneof("type") for channel in channels.values()} == {"secure_aggregand"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", usually(["logistic"], ["logistic", "lstm"]))
 def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
     folder = exported("secure", kind=kind)
@@ -119,6 +124,7 @@ def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
 
 
 # By default devices get the TFLite graph alone.
+@pytest.mark.nightly_cases("daf-how1")
 @pytest.mark.parametrize(
     ("profile", "how"), [("daf", {}), ("daf", {"client_graph": "both"}), ("secure", {})]
 )
@@ -277,6 +283,8 @@ def _measured(folder):
     return result
 
 
+@pytest.mark.nightly_cases("convolutional")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", usually(["logistic", "convolutional"], ["logistic", "convolutional", "lstm"])
 )
@@ -287,6 +295,7 @@ def test_checkpoints_have_the_size_foretold(exported, kind):
     assert measured.bytes_up == pytest.approx(counts["up"]["checkpoint_bytes"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_secure_values_have_the_size_foretold(exported):
     folder = exported("secure")
     counts, measured = _counts(folder), _measured(folder)

@@ -69,6 +69,7 @@ def _renamed(graph_def, fetched):
     return renamed, f"{new_names['x']}:0", f"{new_names[fetched.partition(':')[0]]}:0"
 
 
+@pytest.mark.slow
 def test_a_graph_used_twice_computes_what_it_did_twice():
     graph_def, fetched = _graph(False)
     once, names = _compute(graph_def, {"once": _renamed(graph_def, fetched)})
@@ -82,6 +83,7 @@ def test_a_graph_used_twice_computes_what_it_did_twice():
     assert {name.partition("_")[0] for name in names} == {"first", "second"}
 
 
+@pytest.mark.slow
 def test_what_came_before_in_the_process_is_in_no_name():
     first, second = (
         with_renamed_functions(_renamed(*_graph(past))[0], "f").SerializeToString(

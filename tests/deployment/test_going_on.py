@@ -7,7 +7,7 @@ from plan_runner.export import open_export
 from plan_runner.rounds import conformance_clients, run_rounds
 from tests.deployment import in_worker
 from tests.deployment.kinds import make_request
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.graphs import SERVER, leaves, named_values
 from tff_agnostic.deployment.rounds import synthetic_clients
@@ -15,7 +15,7 @@ from tff_agnostic.deployment.rounds import synthetic_clients
 _ROUNDS = 6
 
 
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("profile", usually(["secure"], ["secure", "daf"]))
 def test_six_rounds_and_six_are_twelve(tff_runtime, tmp_path, monkeypatch, profile):
     """Bit for bit, with the same clients, in the runtime's TensorFlow."""

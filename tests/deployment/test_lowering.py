@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.deployment.kinds import KINDS
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.deployment.export import ODP_FLEX_OPS, beyond_odp, check_within_odp
 from tff_agnostic.deployment.lowering import (
     LOWERINGS,
@@ -70,6 +70,7 @@ def test_cross_entropy_of_scores():
         sparse_softmax_cross_entropy(scores, tf.fill([50], 7))
 
 
+@pytest.mark.slow
 def test_a_graph_and_its_functions():
     """What is lowered computes what the graph does, called by others or not."""
     with tf.Graph().as_default() as graph:
@@ -121,6 +122,7 @@ def test_the_gradient_of_a_convolution_by_its_filter(size, stride, padding):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow_cases("size3-2-VALID", "size3-2-SAME")
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize(("size", "stride"), _SIZES)
 def test_the_gradient_of_maximum_pooling(size, stride, padding):
@@ -172,6 +174,8 @@ _BEYOND = {
 }
 
 
+@pytest.mark.nightly_cases("convolutional", "lstm")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", usually(["logistic", "convolutional", "lstm"], KINDS))
 def test_ops_of_each_kind_of_model(exported, kind):
     manifest = json.loads((exported("daf", kind=kind) / "manifest.json").read_text())

@@ -9,8 +9,8 @@ from plan_runner.export import open_export
 from plan_runner.rounds import conformance_clients, relative_difference, run_rounds, verify
 from plan_runner.tflite import tflite_beside
 from tests.deployment.kinds import KINDS, make_request
+from tests.marks import usually
 from tests.run.harness import make_task
-from tests.selection import usually
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.private_sum import ServerNoiseOptions
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
@@ -21,6 +21,8 @@ from tff_agnostic.deployment.metrics import EvaluationMetrics, quantiles
 from tff_agnostic.deployment.privacy import CONFORMANCE_KEY, FleetNoise
 from tff_agnostic.deployment.rounds import EVALUATION, synthetic_clients
 from tff_agnostic.run.private_evaluation import PrivateEvaluation, consistent
+
+pytestmark = pytest.mark.slow
 
 _KEY = (0x0F1E2D3C4B5A6978, 0x7766554433, -0x1E2D3C4B5A69780F, 0x66554433778899)
 _LIMITS = {"max_examples": 20, "max_loss": 5.0}

@@ -17,7 +17,7 @@ from plan_runner.rounds import (
 )
 from tests.aggregations.sums import private_sum
 from tests.deployment.kinds import make_request
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.deployment import export as deployment_export
@@ -26,6 +26,8 @@ from tff_agnostic.deployment.graphs import write_checkpoint
 from tff_agnostic.deployment.privacy import CONFORMANCE_KEY, FleetNoise, with_key
 from tff_agnostic.deployment.rounds import synthetic_clients
 from tff_agnostic.later import tff
+
+pytestmark = pytest.mark.slow
 
 _ROUNDING = 1e-5
 _RUNS_KEY, _FLEETS_KEY = (

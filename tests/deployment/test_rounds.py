@@ -19,7 +19,7 @@ from tests.deployment.kinds import (
     USUAL_COMBINATIONS,
     make_request,
 )
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.schedules import CONSTANT, SCHEDULES
 from tff_agnostic.data.clients import first_rows
@@ -74,22 +74,25 @@ def _assert_the_same(found: list[np.ndarray], expected: list[np.ndarray]) -> Non
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_plain_plan_is_the_plain_simulation(exported, expected):
     _assert_the_same(_of_plan(exported("daf", max_examples=_LIMIT)), expected)
 
 
+@pytest.mark.slow
 def test_a_secure_simulation_is_the_plain_one_on_first_examples(cohort_runtime, expected):
     _assert_the_same(_of_simulation(cohort_runtime, _SECURE, _clients()), expected)
 
 
 # What a device reads may be limited, or all of it; the client's graph has the limit of the sums.
+@pytest.mark.slow
 @pytest.mark.parametrize("read", usually([8], [None, 8]))
 def test_a_secure_plan_is_the_secure_simulation(exported, expected, read):
     folder = exported("secure", aggregation=_SECURE, max_examples=read)
     _assert_the_same(_of_plan(folder), expected)
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_a_secure_plan_says_how_many_examples_it_left_out(exported):
     folder = exported("secure", aggregation=_SECURE, max_examples=None)
     export = open_export(folder)
@@ -97,6 +100,7 @@ def test_a_secure_plan_says_how_many_examples_it_left_out(exported):
     assert result.metrics["metrics/aggregator/clipped/examples"] == _LEFT_OUT
 
 
+@pytest.mark.slow
 def test_without_a_limit_the_state_is_another(cohort_runtime, expected):
     """Otherwise all of the above would prove nothing."""
     found = _of_simulation(cohort_runtime, PlainSum(), _clients())
@@ -146,22 +150,27 @@ def _assert_up_to_rounding(folder):
         assert all(difference <= _ROUNDING for difference in check.differing.values())
 
 
+@pytest.mark.nightly_cases(but=["agnostic_fed_avg-daf"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "profile"), usually(USUAL_ALGORITHMS, ALL_ALGORITHMS))
 def test_every_algorithm(exported, algorithm, profile):
     _assert_up_to_rounding(exported(profile, algorithm=algorithm))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", usually(["daf"], PROFILES))
 def test_a_family_of_models(exported, profile):
     how = {"algorithm": "delta_fl", "threshold": "tracked", "conformity": (0.5, 1.0)}
     _assert_up_to_rounding(exported(profile, **how))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server_optimizer", usually(["adam"], ["nesterov", "adam"]))
 def test_server_optimizers_with_state(exported, server_optimizer):
     _assert_up_to_rounding(exported("daf", server_optimizer=server_optimizer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "schedule"),
     usually(
@@ -182,6 +191,8 @@ def test_learning_rates_that_fall(exported, algorithm, schedule):
         assert np.allclose(weights, of_constant, rtol=1e-6) == is_same
 
 
+@pytest.mark.nightly_cases("logistic-secure", "convolutional-daf", "lstm-daf")
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
 def test_every_kind_of_model_in_the_runtimes_tensorflow(exported, kind, profile, monkeypatch):
     folder = exported(profile, kind=kind)
@@ -189,6 +200,8 @@ def test_every_kind_of_model_in_the_runtimes_tensorflow(exported, kind, profile,
     _assert_bit_for_bit(folder)
 
 
+@pytest.mark.nightly_cases("logistic-secure", "convolutional-daf", "lstm-daf")
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
 def test_every_kind_of_model_in_plain_tensorflow(exported, kind, profile):
     _assert_up_to_rounding(exported(profile, kind=kind))
@@ -206,6 +219,7 @@ def test_the_state_moves(exported):
             assert not np.array_equal(before[name], after[name])
 
 
+@pytest.mark.slow
 def test_max_examples_is_a_constant_of_the_plan(exported):
     """Of a client with more examples the first ones are used, by plan and runtime alike."""
     limited, unlimited = exported("daf", max_examples=5), exported("daf")

@@ -14,7 +14,7 @@ from plan_runner.kernel import kernel_problem
 from plan_runner.rounds import conformance_clients, run_rounds
 from plan_runner.tflite import TfLiteClient
 from tests.deployment.kinds import ALL_ALGORITHMS, COMBINATIONS, KINDS, USUAL_COMBINATIONS
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.deployment.client_graph import OP_NAME
 
 # Largest difference, of a tensor's largest number or of 1: TFLite has kernels of its own.
@@ -42,6 +42,7 @@ def _ops(content):
         yield builtin != schema.BuiltinOperator.CUSTOM, (code.CustomCode() or b"").decode()
 
 
+@pytest.mark.nightly_cases("lstm-daf", "two_inputs-daf")
 @pytest.mark.parametrize(
     ("kind", "profile"), usually([(kind, "daf") for kind in KINDS], COMBINATIONS)
 )
@@ -87,18 +88,22 @@ def _assert_as_in_tensorflow(folder, monkeypatch):
     assert compared == _SIZES
 
 
+@pytest.mark.nightly_cases("logistic-secure", "convolutional-daf", "lstm-daf")
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
 def test_every_kind_of_model(exported, kind, profile, monkeypatch):
     _assert_as_in_tensorflow(exported(profile, kind=kind), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize(("algorithm", "profile"), usually([("delta_fl", "daf")], ALL_ALGORITHMS))
 def test_every_algorithm(exported, algorithm, profile, monkeypatch):
     _assert_as_in_tensorflow(exported(profile, algorithm=algorithm), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 def test_an_example_beyond_the_domains_fails_on_the_device(exported, tmp_path):
     folder = exported("daf")

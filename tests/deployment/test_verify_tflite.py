@@ -6,9 +6,11 @@ import pytest
 
 from plan_runner import plan_pb2
 from plan_runner.kernel import kernel_problem
+from tests.marks import usually
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.harness import call
-from tests.selection import usually
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,9 +25,9 @@ from tests.docs.printed import (
 )
 from tests.docs.small_data import small_copies
 from tests.docs.small_reproduce import small_experiments
+from tests.marks import usually
 from tests.plan_runner.harness import call as run_plan
 from tests.plan_runner.harness import isolated_here
-from tests.selection import usually
 from tff_agnostic.experiments import reproduce
 
 DOCS = ROOT / "docs"
@@ -164,6 +164,7 @@ _WITH_COMMANDS = [page for page in PAGES if has_blocks(page.read_text())]
 _USUAL = [p for p in _WITH_COMMANDS if p.parent.name != "results"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", usually(_USUAL, _WITH_COMMANDS), ids=_name)
 def test_page_runs_from_top_to_bottom(
     page: Path, reader_folder: Path, commands: Commands, python: Session
@@ -259,6 +260,7 @@ def test_readme_is_short() -> None:
     assert len(words) <= README_WORDS, f"README.md has {len(words)} words"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted({page.parent for page in DOCS.glob("**/index.md")}))
 def test_the_index_leads_to_every_page(folder: Path) -> None:
     linked = re.findall(r"\]\(([^)#:]*)", (folder / "index.md").read_text())

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Optional
 
 import nbformat
+import pytest
 
 from tests.docs.newcomer import ROOT, environment
 from tests.docs.notebooks import executed, progress, stored, texts
 from tests.processes import wait_until
 
 
+@pytest.mark.slow
 def test_the_notebook_prints_what_it_is_stored_with(tmp_path):
     notebook = executed(tmp_path)
     ran, kept = (
@@ -36,6 +38,7 @@ def test_the_notebook_is_stored_with_outputs_and_without_progress():
             assert cell.execution_count and not progress(cell)
 
 
+@pytest.mark.slow
 def test_run_notebook_serves_it(tmp_path):
     home = tmp_path / "home"
     home.mkdir()

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 PAGES += sorted((ROOT / "docs").glob("**/*.md"))
@@ -70,6 +72,7 @@ def _texts(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+@pytest.mark.slow
 def test_no_phrase_came_back_to_a_page():
     every = {**PHRASES, **_OF_PAGES}
     texts = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
@@ -77,6 +80,7 @@ def test_no_phrase_came_back_to_a_page():
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_no_phrase_came_back_to_help_and_reports():
     found = []
     for folder in ("tff_agnostic", "binaries"):

@@ -52,6 +52,7 @@ def defined(monkeypatch):
     return of_command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_a_commands_page_has_every_flag_that_the_command_defines(pages, defined, name):
     linked = _LINK.findall(pages[f"{commands.FOLDER}/{name}.md"])
@@ -120,6 +121,7 @@ def test_pages_stand_in_the_order_of_their_folders_links():
     assert _order(texts["results.md"]) == ["results/two.md", "results/one.md"]
 
 
+@pytest.mark.slow
 def test_the_reference_of_python_has_every_public_name_once():
     texts, files = api.pages(ROOT)
     documented = re.findall(r"^\.\. autoapi\w+:: ([\w.]+)$", "".join(texts.values()), re.MULTILINE)

@@ -42,6 +42,7 @@ def _steps(conformity: float = 0.5, mixture=_ALPHA, **settings) -> LambdaAscent:
     return lambda_ascent(options, "abcdefgh"[: len(mixture)], mixture)
 
 
+@pytest.mark.slow
 def test_it_is_the_reference():
     for losses, alpha, theta, lambda_ in _problems(150):
         # The reference has an absolute tolerance in theta.
@@ -61,6 +62,7 @@ def test_no_mixture_of_the_level_is_worse():
         _assert_on_simplex(found)
 
 
+@pytest.mark.slow
 def test_with_weights_that_stay_it_is_the_worst_mixture_that_has_them():
     rng = np.random.default_rng(4)
     num_feasible = 0
@@ -118,6 +120,7 @@ def test_an_absent_domain_that_is_frozen_keeps_its_weight():
     np.testing.assert_allclose(lambda_, [1 / 3, 2 / 3, 0.0, 0.0], rtol=1e-6)
 
 
+@pytest.mark.nightly_cases("0.3-True", "1.0-False", "1.0-True")
 @pytest.mark.parametrize("freeze", [False, True])
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 def test_it_stays_on_the_simplex_whoever_is_there(freeze, rate):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic import settings
 from tff_agnostic.domain_weights import ascent, project_to_simplex
 from tff_agnostic.domain_weights.ascent import DOMAIN_WEIGHT_UPDATES, LambdaOptions, lambda_ascent
@@ -210,6 +210,7 @@ def _moved(options, lambda_, losses, counts, rounds):
     return lambda_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze", usually([True], [False, True]))
 def test_a_weight_that_fell_for_thousands_of_rounds_is_positive_and_recovers(freeze):
     """It falls by e a round; float32 has no room for 90 of them, and log 0 would be the end."""

@@ -85,6 +85,7 @@ def test_arms_that_are_mixed_are_trained_before_the_others():
             assert tuple(arms[: len(recipe.arms)]) == recipe.arms
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", _NAMES)
 def test_targets_are_domains(name, tasks):
     domains = tasks[name].domain_names
@@ -93,6 +94,7 @@ def test_targets_are_domains(name, tasks):
     assert EXPERIMENTS[name].harder_domain in (None, *domains)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", _NAMES)
 def test_columns_are_domains_and_summaries(name, tasks):
     experiment = EXPERIMENTS[name]
@@ -105,6 +107,7 @@ def test_columns_are_domains_and_summaries(name, tasks):
     assert others == ({"es-419*", "es-US"} if name == "spanish_keyboard" else set())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", _NAMES)
 def test_measures_are_those_of_the_model(name, tasks):
     measures = {"loss", *(metric.name for metric in tasks[name].model.metrics)}

@@ -148,6 +148,7 @@ def test_a_file_that_is_refused_is_closed(tmp_path, other):
     assert not any(os.path.realpath(f) == str(path) for f in Path("/proc/self/fd").iterdir()), error
 
 
+@pytest.mark.nightly
 @needs("mnist_by_writer")
 def test_the_real_writers():
     path = REAL / "mnist_by_writer" / "mnist_by_writer.npz"

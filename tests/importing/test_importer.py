@@ -192,6 +192,7 @@ def test_records_that_differ_are_named(tmp_path):
     assert not list(tmp_path.glob("*sqlite*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
 def test_an_import_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch, error):
     def read(options, paths, log):
@@ -208,6 +209,7 @@ def test_an_import_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch, err
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
 
 
+@pytest.mark.nightly
 def test_tff_reads_an_imported_store(tmp_path):
     import tensorflow_federated as tff
 

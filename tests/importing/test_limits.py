@@ -52,6 +52,8 @@ _LONG: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.nightly_cases("csv", "jsonl", "leaf", "plays")
+@pytest.mark.slow
 @pytest.mark.parametrize("format_", list(_LONG))
 def test_a_long_record(tmp_path, format_):
     name, content, options = _LONG[format_]
@@ -64,11 +66,13 @@ def test_a_long_record(tmp_path, format_):
     assert examples
 
 
+@pytest.mark.nightly
 def test_a_record_of_many_lines(tmp_path):
     path = _written(tmp_path / "a.csv", "who,text\n" + '"\n",' * _MB)
     assert "(--max_record_mb)" in refused("csv", path, max_record_mb=1, **_TEXT)
 
 
+@pytest.mark.slow
 def test_a_bomb_of_gzip(tmp_path):
     path = tmp_path / "Posts.xml.gz"
     path.write_bytes(gzip.compress(b"<posts>" + b" " * (12 * _MB) + b"</posts>"))
@@ -84,6 +88,7 @@ def test_a_bomb_of_gzip(tmp_path):
     assert read("stackexchange", path, max_unpacked_ratio=2000)[0] == []
 
 
+@pytest.mark.slow
 def test_a_bomb_of_gzip_is_left_where_it_begins(tmp_path):
     """Although the whole file has no more than 8 times its size."""
     noise = np.random.default_rng(0).bytes(2 * _MB).hex()

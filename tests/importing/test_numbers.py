@@ -56,6 +56,7 @@ def _stored(store: Store, split: str, client: str) -> np.ndarray:
     return parse_examples(serialized, {"x": store.description.features["x"]}, "")["x"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("standardize", [False, True])
 def test_statistics_are_those_of_training_clients(tmp_path, standardize):
     rows = _rows()
@@ -82,6 +83,7 @@ def test_statistics_are_those_of_training_clients(tmp_path, standardize):
     assert any(line.startswith("pay ") for line in report.text().splitlines())
 
 
+@pytest.mark.nightly
 def test_statistics_are_of_the_final_splits(tmp_path):
     rows = [{**row, "for": ""} for row in _rows()]
     _, store = _imported(tmp_path, rows, split_column=None)
@@ -94,6 +96,7 @@ def test_statistics_are_of_the_final_splits(tmp_path):
     )
 
 
+@pytest.mark.nightly
 def test_numbers_of_like_sizes_have_no_note(tmp_path):
     rows = [{**row, "age": 0.3, "pay": 5 * (k % 3)} for k, row in enumerate(_rows())]
     report, _ = _imported(tmp_path, rows)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.importing import independent
 from tests.importing.harness import REAL, job, needs, table
 from tests.importing.independent import Example
@@ -72,6 +74,7 @@ def _of_store(store: Path) -> Counter[Any]:
     return Counter({tuple(key): n for *key, n in rows})
 
 
+@pytest.mark.nightly
 @needs("stackexchange")
 def test_stackexchange(tmp_path):
     folder = REAL / "stackexchange"
@@ -92,6 +95,7 @@ def test_stackexchange(tmp_path):
     assert [remark.kind for remark in report.remarks] == ["words_cut"]
 
 
+@pytest.mark.nightly
 @needs("tinyshakespeare")
 def test_tinyshakespeare(tmp_path):
     folder = REAL / "tinyshakespeare"
@@ -106,6 +110,7 @@ def test_tinyshakespeare(tmp_path):
     assert _documented("tinyshakespeare") == _cells(log.num_records, expected)
 
 
+@pytest.mark.nightly
 @needs("activ_es")
 def test_activ_es():
     sentences, expected = independent.tokenised_texts(REAL / "activ_es")
@@ -117,6 +122,7 @@ def test_activ_es():
     assert _documented("activ_es") == _cells(sum(sentences.values()), expected, splits=False)
 
 
+@pytest.mark.nightly
 @needs("mnist_by_writer")
 def test_mnist_by_writer():
     path = REAL / "mnist_by_writer" / "mnist_by_writer.npz"
@@ -128,6 +134,7 @@ def test_mnist_by_writer():
     assert _documented("mnist_by_writer") == _cells(log.num_records, expected)
 
 
+@pytest.mark.slow
 @needs("fashion_mnist")
 def test_fashion_mnist():
     log = ReadLog()
@@ -142,6 +149,7 @@ def test_fashion_mnist():
     assert _documented("fashion_mnist") == _cells(log.num_records, found)
 
 
+@pytest.mark.nightly
 @needs("adult")
 def test_adult():
     names = (("adult.data", "train"), ("adult.test", "test"))

@@ -167,6 +167,7 @@ def _thirty_domains(folder, clients):
     return path, Counter(home)
 
 
+@pytest.mark.nightly
 def test_thirty_domains_and_few_clients(tmp_path):
     path, clients_of = _thirty_domains(tmp_path, 140)
     single = sorted(name for name, n in clients_of.items() if n == 1)
@@ -234,6 +235,7 @@ def test_words_and_lengths_are_those_of_the_final_splits(tmp_path):
     }
 
 
+@pytest.mark.nightly
 def test_a_newer_dump_moves_few_clients(tmp_path):
     path, _ = _thirty_domains(tmp_path, 400)
     rows = path.read_text().splitlines()

@@ -225,6 +225,7 @@ def test_bad_rows_may_be_skipped(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_dump(tmp_path):
     def peak(num_rows: int) -> int:
         code = f"<pre>{'x' * 20_000}</pre>"

@@ -298,6 +298,7 @@ def test_escaped_characters_beyond_the_basic_plane(tmp_path):
 # --- Parquet
 
 
+@pytest.mark.nightly
 def test_damaged_parquet(tmp_path):
     path = _write("parquet", tmp_path, _ROWS * 1000)
     whole = path.read_bytes()

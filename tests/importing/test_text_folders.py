@@ -275,6 +275,7 @@ def test_a_folder_without_texts_is_refused(tmp_path):
     assert "expected files .txt, found none" in refused("plays", tmp_path)
 
 
+@pytest.mark.nightly
 @needs("tinyshakespeare")
 def test_speakers_and_words_of_shakespeare():
     examples, _ = read("plays", REAL / "tinyshakespeare", tokenizer="letters", case="lower")

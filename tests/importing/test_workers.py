@@ -53,6 +53,7 @@ def _awkward_dump(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_writes_the_same_store(tmp_path, monkeypatch):
     path = _awkward_dump(tmp_path)
     # Parts of rows, and of characters, at the ends of what is read at once.

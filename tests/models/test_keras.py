@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.marks import usually
 from tests.models.keras_zoo import KINDS, Kind, classification
-from tests.selection import usually
 from tff_agnostic.later import tff
 from tff_agnostic.models import Model, model_from_keras
 from tff_agnostic.models.keras_platform import KERAS_3, keras_platform
@@ -58,6 +58,9 @@ def kind(request) -> Kind:
     return KINDS[request.param]
 
 
+@pytest.mark.nightly_cases(
+    "lstm_with_dropout", "own_recurrent_layers", "stacked_cells", "tied_embedding"
+)
 def test_initial_weights_are_those_of_keras_after_seeding(kind):
     model, twin = make(kind, seed=5), _keras_twin(kind, seed=5)
     assert len(model.initial_weights.trainable) == len(twin.trainable_weights)
@@ -66,6 +69,15 @@ def test_initial_weights_are_those_of_keras_after_seeding(kind):
     assert model.num_parameters == sum(int(tf.size(v)) for v in twin.trainable_weights)
 
 
+@pytest.mark.nightly_cases(
+    "dense",
+    "lstm_with_dropout",
+    "own_recurrent_layers",
+    "stacked_cells",
+    "attention",
+    "tied_embedding",
+)
+@pytest.mark.slow_cases("dense_with_dropout", "convolutional", "nested", "weights_in_lists")
 def test_losses_and_gradients_at_other_weights_are_those_of_keras(kind):
     model, twin, batch = make(kind), _keras_twin(kind), examples(kind)
     weights = _moved(model.initial_weights)
@@ -99,6 +111,8 @@ def test_losses_and_gradients_at_other_weights_are_those_of_keras(kind):
         )
 
 
+@pytest.mark.nightly_cases("dense_with_dropout", "lstm_with_dropout")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense_with_dropout", "weights_in_lists", "lstm_with_dropout"])
 def test_calls_leave_the_model_as_it_was(name):
     """Tensors of one call must not stay behind in the Keras model for the next one."""
@@ -210,6 +224,8 @@ def _outputs(model: Model, seed: tuple[int, int], training: bool = True) -> np.n
     return call(tf.constant(seed)).numpy()
 
 
+@pytest.mark.nightly_cases("dropout", "random_flip", "random_rotation")
+@pytest.mark.slow
 @pytest.mark.parametrize("make_layer", _RANDOM_LAYERS.values(), ids=_RANDOM_LAYERS)
 def test_a_random_layer_is_a_function_of_the_seed(make_layer):
     model = _model(make_layer)
@@ -226,6 +242,7 @@ def test_without_training_the_seed_is_ignored(make_layer):
     np.testing.assert_allclose(_outputs(model, (9, 9), training=False), _X, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_global_seed_does_not_matter():
     outputs = []
     for seed in (0, 1):
@@ -253,6 +270,8 @@ def test_two_layers_and_two_calls_of_one_layer_draw_differently():
         assert not np.array_equal(masks[a], masks[b])
 
 
+@pytest.mark.nightly_cases("0.5", "0.8")
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
 def test_dropout_drops_its_rate_and_scales_the_rest(rate):
     model = _model(lambda: layers.Dropout(rate))
@@ -264,6 +283,7 @@ def test_dropout_drops_its_rate_and_scales_the_rest(rate):
     np.testing.assert_allclose(outputs[kept], scaled[kept], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_inside_an_lstm_is_a_function_of_the_seed():
     kind = KINDS["lstm_with_dropout"]
     spec = {"x": kind.x_spec, "y": kind.y_spec}

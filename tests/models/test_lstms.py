@@ -56,6 +56,8 @@ def test_shapes(batch, length, features, units):
     assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
 
 
+@pytest.mark.nightly_cases("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_long_sequences(masked):
     """Those that run in a loop."""
@@ -65,6 +67,7 @@ def test_long_sequences(masked):
     assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -73,7 +76,7 @@ def test_long_sequences(masked):
         {"bias_initializer": tf.keras.initializers.Constant(0.3)},
         {"kernel_initializer": "he_normal", "recurrent_initializer": "glorot_normal"},
     ],
-    ids=str,
+    ids=["defaults", "ones", "constant", "normal"],
 )
 def test_initial_weights_are_those_of_keras_after_seeding(arguments):
     weights = []
@@ -86,6 +89,7 @@ def test_initial_weights_are_those_of_keras_after_seeding(arguments):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_those_of_keras():
     layer, twin = _with_twin(4, 3, dtype="float64")
     x = tf.constant(sequences([2, 5, 3]).x)
@@ -105,6 +109,7 @@ def test_second_derivatives_are_those_of_keras():
     assert_all_close(tf.function(second)(layer), expected)
 
 
+@pytest.mark.slow
 def test_a_stack_over_masked_words_is_that_of_keras():
     """Masks come from the embedding, and go on from layer to layer."""
 
@@ -175,6 +180,8 @@ def test_outputs_are_those_of_the_formulas(mask, projection):
     assert_all_close(last(x, mask=mask).numpy(), expected[:, -1])
 
 
+@pytest.mark.nightly_cases(but=["none-1"])
+@pytest.mark.slow
 @pytest.mark.parametrize("projection", [None, 1])
 @pytest.mark.parametrize(
     "mask", [None, [[1, 0, 1], [0, 1, 1]], [[0, 0, 0], [1, 1, 0]]], ids=["none", "holes", "ends"]
@@ -271,6 +278,7 @@ def _plain_gradients(weights: list[np.ndarray], batch: Any) -> list[np.ndarray]:
     return [gradient.numpy() for gradient in tape.gradient(mean, variables)]
 
 
+@pytest.mark.slow
 def test_it_has_the_papers_number_of_parameters():
     model = keyboard_cifg()
     embedding, biases = 10_004 * 96, 10_004
@@ -286,12 +294,14 @@ def test_it_has_the_papers_number_of_parameters():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.05, 0.4])
 def test_word_vectors_start_in_a_range(scale):
     vectors = _small(embedding_scale=scale).initial_weights.trainable[0]
     assert 0.8 * scale < np.max(np.abs(vectors)) <= scale
 
 
+@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("traced", [False, True])
 def test_the_embeddings_gradient_is_that_of_both_its_uses(traced):
     model, batch = _small(), _sentences(9)
@@ -317,6 +327,8 @@ def _plain_training(weights: list[np.ndarray], client: Any, batch_size: int) -> 
     return weights
 
 
+@pytest.mark.nightly_cases("fed_avg-vectorised")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "mode"), [("agnostic_fed_avg", "streamed"), ("fed_avg", "vectorised")]
 )
@@ -347,6 +359,7 @@ def test_a_round_is_sgd_on_the_plain_model(algorithm, mode):
         np.testing.assert_allclose(perplexity, [np.exp(total / words)], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_loss_metrics_and_specs_are_those_of_the_other_next_word_model():
     for arguments in ({}, {"expected_length": 2.5}):
         model = _small(**arguments)
@@ -370,6 +383,7 @@ def test_what_stands_in_padding_is_of_no_consequence():
         np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.slow
 def test_models_of_other_seeds_are_equal_and_start_elsewhere():
     first, second = _small(seed=1), _small(seed=2)
     assert first == second

@@ -45,10 +45,12 @@ def _log_probabilities(scores: Any) -> np.ndarray:
     return scores - np.log(np.sum(np.exp(scores), axis=-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_it_has_the_papers_number_of_parameters():
     assert next_word_lstm().num_parameters == 4_050_748
 
 
+@pytest.mark.slow
 def test_the_two_layer_lstm_has_the_parameters_of_its_parts():
     embedding, scores = 10_004 * 96, 96 * 10_004 + 10_004
     layer = (96 + 256 + 1) * 4 * 256 + (256 + 1) * 96
@@ -57,6 +59,8 @@ def test_the_two_layer_lstm_has_the_parameters_of_its_parts():
     assert small == _small(layers=2)
 
 
+@pytest.mark.nightly_cases("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2])
 def test_shapes_of_weights(layers):
     shapes = [w.shape for w in _small(layers=layers).initial_weights.trainable]
@@ -64,6 +68,7 @@ def test_shapes_of_weights(layers):
     assert shapes == [(14, 3), *(layer * layers), (3, 14), (14,)]
 
 
+@pytest.mark.slow
 def test_a_keras_model_with_the_same_weights_gives_the_same_scores():
     model = _small()
     keras = tf.keras.Sequential(
@@ -93,6 +98,7 @@ def test_the_loss_is_the_mean_over_the_words_of_a_sentence():
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_with_an_expected_length_every_word_weighs_the_same():
     model = _small(expected_length=2.5)
     losses, scores, _ = _losses_and_gradients(model, _weights(model), _X, _Y)
@@ -109,6 +115,7 @@ def test_metrics_are_those_of_texts():
     ]
 
 
+@pytest.mark.nightly_cases("{'expected_length': 3.0}")
 @pytest.mark.parametrize("arguments", [{}, {"expected_length": 3.0}, {"layers": 2}], ids=str)
 def test_what_stands_in_padding_is_of_no_consequence(arguments):
     model = _small(**arguments)
@@ -124,6 +131,7 @@ def test_what_stands_in_padding_is_of_no_consequence(arguments):
         np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.slow
 def test_more_padding_is_of_no_consequence():
     model = _small()
     longer = next_word_lstm(vocabulary_size=10, embedding=3, units=4, sequence_length=9)
@@ -138,6 +146,7 @@ def test_more_padding_is_of_no_consequence():
         )
 
 
+@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("traced", [False, True])
 def test_the_embeddings_gradient_is_sparse(traced):
     call = partial(_losses_and_gradients, model := _small())
@@ -149,6 +158,7 @@ def test_the_embeddings_gradient_is_sparse(traced):
     assert not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients[1:])
 
 
+@pytest.mark.slow
 def test_clients_are_vectorised():
     model = _small(layers=2)
     rng = np.random.default_rng(0)
@@ -170,6 +180,7 @@ def test_clients_are_vectorised():
             np.testing.assert_allclose(actual[k], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_initial_weights():
     first, second, other = _small(seed=3), _small(seed=3), _small(seed=4)
     for a, b in zip(first.initial_weights.trainable, second.initial_weights.trainable):
@@ -179,6 +190,7 @@ def test_the_seed_decides_the_initial_weights():
     )
 
 
+@pytest.mark.slow
 def test_models_that_differ_in_their_seeds_are_equal_and_others_are_not():
     model = _small(seed=3)
     assert model == _small(seed=4)
@@ -189,6 +201,8 @@ def test_models_that_differ_in_their_seeds_are_equal_and_others_are_not():
         assert model != _small(seed=3)
 
 
+@pytest.mark.nightly_cases("0")
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 3])
 def test_a_seed_has_its_weights_whatever_was_made_before(seed):
     sizes = {"vocabulary_size": 5, "embedding": 3, "units": 4, "sequence_length": 2}

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.algorithms.cases import build
 from tests.computations.harness import EagerTraining, random_client, run_rounds
-from tests.selection import usually
+from tests.marks import usually
 from tff_agnostic.models import Model, emnist_cnn, logistic_regression, next_word_lstm
 from tff_agnostic.models.keras import PRECISIONS, computing_in
 
@@ -25,6 +25,7 @@ def _rounds(model: Model) -> list[np.ndarray]:
     return state.algorithm.weights.trainable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", usually(["mixed_float16"], _MIXED))
 def test_training_is_close_to_that_in_float32(precision):
     with computing_in(precision):
@@ -36,6 +37,7 @@ def test_training_is_close_to_that_in_float32(precision):
         assert not np.array_equal(a, b)
 
 
+@pytest.mark.nightly_cases("next_word_lstm-mixed_bfloat16", "next_word_lstm-mixed_float16")
 @pytest.mark.parametrize("precision", _MIXED)
 @pytest.mark.parametrize("name", ["emnist_cnn", "next_word_lstm"])
 def test_models_compute_in_16_bits_and_give_float32_losses(precision, name):
@@ -55,6 +57,7 @@ def test_models_compute_in_16_bits_and_give_float32_losses(precision, name):
     np.testing.assert_array_equal(tf.cast(tf.cast(predictions, kind), tf.float32), predictions)
 
 
+@pytest.mark.slow
 def test_small_gradients_survive_in_float16():
     with computing_in("mixed_float16"):
         model = logistic_regression(1, 2)

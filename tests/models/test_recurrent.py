@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.marks import usually
 from tests.models.recurrent_harness import (
     LAYERS,
     MASKS,
@@ -15,7 +16,6 @@ from tests.models.recurrent_harness import (
     random_weights,
     sequences,
 )
-from tests.selection import usually
 from tff_agnostic.later import tff
 from tff_agnostic.models import CIFG, LSTM, Model, lstm, model_from_keras
 from tff_agnostic.models.model import ModelWeights
@@ -47,6 +47,8 @@ def _traced(layer: tf.keras.layers.Layer, data: Sequences, x_spec: tf.TensorSpec
     return tf.function(call, autograph=False).get_concrete_function(x_spec)
 
 
+@pytest.mark.nightly_cases(but=["cifg-[None, None, 3]-no_mask"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "mask"),
     [
@@ -82,6 +84,8 @@ def _shapes_of_products(layer: tf.keras.layers.Layer, data: Sequences) -> list[t
     return [tuple(op.outputs[0].shape) for op in graph.get_operations() if op.type == "MatMul"]
 
 
+@pytest.mark.nightly_cases(but=["lstm-no_mask", "cifg-no_mask"])
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, MASKS["middle"]], ids=["no_mask", "middle"])
 def test_each_weight_has_one_gradient_product(make_layer, mask):
     """However many time steps there are."""
@@ -102,6 +106,7 @@ def test_each_weight_has_one_gradient_product(make_layer, mask):
     assert len(products) == len(rest) + matrices + 2
 
 
+@pytest.mark.slow
 def test_recurrent_weights_are_transposed_once_at_most(make_layer):
     layer = make_layer(features=7, return_sequences=True)
     data = sequences([4, 6, 7])
@@ -171,6 +176,7 @@ def test_a_layer_comes_back_from_its_config(make_layer):
     np.testing.assert_array_equal(copy.bias, np.full(copy.bias.shape, 0.2, np.float32))
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_without_naming_the_layer(make_layer, tmp_path):
     layer = make_layer(dtype="float32", return_sequences=True)
     model = tf.keras.Sequential([tf.keras.Input([6, 3]), layer])
@@ -219,6 +225,8 @@ def _clients(model: Model, count: int, length: int) -> tuple[list[np.ndarray], A
 
 
 # TensorFlow traces what it vectorises in eager mode, too.
+@pytest.mark.nightly_cases("cifg_with_projection-loop")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_layer", "length"),
     usually(
@@ -247,6 +255,8 @@ def test_clients_with_weights_of_their_own_are_vectorised(make_layer, length):
         assert_all_close(actual, [value.numpy() for value in expected])
 
 
+@pytest.mark.nightly_cases(but=["cifg-unrolled"])
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [6, 66], ids=["unrolled", "loop"])
 def test_it_runs_in_a_tff_computation(tff_runtime, make_layer, length):
     model = _functional(make_layer, length)

@@ -48,6 +48,8 @@ def _keras_as_it_was():
     restore_keras_classes()
 
 
+@pytest.mark.nightly_cases(but=["variables"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _BUILDERS)
 def test_each_example_has_its_own_loss_and_any_weight(name):
     model = models.from_tff(_BUILDERS[name]())
@@ -71,6 +73,7 @@ def test_each_example_has_its_own_loss_and_any_weight(name):
     np.testing.assert_allclose(gradient, np.einsum("n,nfc->fc", scale, of_each), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_initial_weights_are_the_models_own():
     model = tff_models.functional()
     converted = models.from_tff(model)
@@ -113,6 +116,11 @@ _REFUSED = {
 }
 
 
+@pytest.mark.nightly_cases(
+    "mean of its examples' losses, without which domains cannot be weighted",
+    "mean of its examples'",
+    "draws no random numbers",
+)
 @pytest.mark.parametrize("said", _REFUSED)
 def test_what_cannot_be_converted_is_refused_in_one_line(said):
     with pytest.raises(UserError, match=said) as refused:
@@ -120,6 +128,7 @@ def test_what_cannot_be_converted_is_refused_in_one_line(said):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_model_for_tff_has_the_same_numbers(tff_runtime):
     model = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
     theirs = models.to_tff(model)
@@ -175,6 +184,7 @@ def test_a_regularized_model_has_no_form_in_tff():
         models.to_tff(model)
 
 
+@pytest.mark.slow
 def test_models_that_were_there_before_can_still_be_called():
     """Keras exchanges its classes' bases where TFF builds layers in a graph."""
     early = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)

@@ -36,6 +36,7 @@ def _losses(model: Model, x: Any, y: Any) -> tuple:
     return model.example_losses(weights, {"x": x, "y": y}, False, _SEED)
 
 
+@pytest.mark.slow
 def test_a_classifier_trains_and_its_accuracy_is_measured(tmp_path):
     model = load_user_model(returning(tmp_path, DENSE, LOSS), FEATURES)
     assert [metric.name for metric in model.metrics] == ["accuracy"]
@@ -46,6 +47,7 @@ def test_a_classifier_trains_and_its_accuracy_is_measured(tmp_path):
     assert np.any(state.algorithm.weights.trainable[0] != model.initial_weights.trainable[0])
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_initial_weights(tmp_path):
     # One model is built when it is first called.
     for keras_model in (DENSE, "tf.keras.Sequential([layers.Dense(5), layers.Dense(3)])"):
@@ -90,6 +92,7 @@ def test_models_with_code_of_users_share_nothing(tmp_path, keras_model, loss):
     assert load_user_model(path, FEATURES, 1) != load_user_model(path, FEATURES, 2)
 
 
+@pytest.mark.slow
 def test_models_that_differ_share_nothing(tmp_path):
     texts = [
         (_HIDDEN.format("layers.Dense(4)"), LOSS),

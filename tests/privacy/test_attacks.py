@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from tests.marks import usually
 from tests.privacy import attack_curves
-from tests.selection import usually
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.sampling import CountedCohorts, FixedSizeCohorts, SecretCohorts
@@ -77,6 +77,10 @@ _FLEETS = [
 _SIMULATED = Fleet(10_000, 100, 1.0, 100, 5e-5, 80, 2.604)
 
 
+@pytest.mark.nightly_cases(
+    "Fleet(clients=100000, drawn=1000, z=0.85, rounds=500, delta=1e-06, least=900, counted=14.48)"
+)
+@pytest.mark.slow
 @pytest.mark.parametrize("fleet", usually([_FLEETS[0], _FLEETS[3]], _FLEETS), ids=str)
 def test_no_attack_needs_more_than_is_claimed_unless_clients_are_counted(fleet):
     of = fleet.rounds, fleet.delta
@@ -92,6 +96,7 @@ def test_no_attack_needs_more_than_is_claimed_unless_clients_are_counted(fleet):
     assert fleet.wrongly_claimed < counted < fleet.claimed_of_counted
 
 
+@pytest.mark.slow
 def test_simulated_rounds_prove_no_more_than_is_claimed_unless_clients_are_counted():
     fleet, runs = _SIMULATED, 50_000
     rng = np.random.default_rng(0)
@@ -132,6 +137,7 @@ def _epsilon_of_gaussian(shift, delta):
     return brentq(excess, 0.0, 100.0)
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("is_of_absence", [False, True])
 def test_bounds_are_below_what_is_true_and_not_far(is_of_absence):
     """Of normal numbers; they may be above in one of twenty cases."""

@@ -17,6 +17,7 @@ def _statement(z, **more):
     return statement(PrivacyAccountant([training], 1e-3), [120], split, **more)
 
 
+@pytest.mark.slow
 def test_everything_a_reader_needs_is_in_the_file():
     found = json.loads(json.dumps(_statement(1.0, remarks=["--noise_seed=3 was given"]).to_dict()))
     assert found.pop("epsilon") == pytest.approx(4.8576, rel=1e-4)
@@ -36,6 +37,7 @@ def test_no_noise_is_no_number_in_json():
     assert found["epsilon"] is None
 
 
+@pytest.mark.slow
 def test_rows_of_a_table():
     rows = _statement(1.0).rows()
     assert rows[0] == (

@@ -47,6 +47,7 @@ def _draw(folder, task):
     draw_run(folder, task, columns, make_values(columns))
 
 
+@pytest.mark.nightly
 def test_a_figure_for_every_quantity_that_is_to_be_drawn(tmp_path):
     _draw(tmp_path / "plots", make_task(("phone", "tablet")))
     paths = sorted((tmp_path / "plots").iterdir())
@@ -59,6 +60,7 @@ def test_a_figure_for_every_quantity_that_is_to_be_drawn(tmp_path):
     assert all(is_png(path.read_bytes()) for path in paths)
 
 
+@pytest.mark.nightly
 def test_a_task_adds_its_own_figures(tmp_path):
     def draw(task, columns):
         # Of what a column was called before, nothing is drawn.
@@ -72,6 +74,7 @@ def test_a_task_adds_its_own_figures(tmp_path):
     assert is_png((tmp_path / "own.png").read_bytes())
 
 
+@pytest.mark.nightly
 def test_equal_runs_have_equal_figures(tmp_path):
     task = make_task(("phone", "tablet"))
     for folder in ("first", "second"):
@@ -198,6 +201,7 @@ def test_what_is_of_a_transform_is_transformed():
     assert again.size_means[0] == of.size_means[0] and math.isnan(again.size_means[1])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "measure",
     [

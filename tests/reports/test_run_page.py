@@ -63,6 +63,7 @@ def _cases() -> dict[str, Any]:
     }
 
 
+@pytest.mark.nightly_cases("awkward names", "a family", "two classes")
 @pytest.mark.parametrize("name", list(_cases()))
 def test_every_number_is_that_of_the_result(tmp_path, without_pictures, name):
     content = _cases()[name]
@@ -123,6 +124,7 @@ def test_names_are_shown_and_never_obeyed(tmp_path, without_pictures):
     assert not controls
 
 
+@pytest.mark.nightly
 def test_pictures_are_inside_and_thirty_domains_stay_small(tmp_path):
     folder = write_run(tmp_path, result(_THIRTY))
     html = write_run_report(folder).read_bytes()
@@ -147,6 +149,7 @@ def test_pictures_are_inside_and_thirty_domains_stay_small(tmp_path):
     assert re.search(r"2\d others", seen)
 
 
+@pytest.mark.nightly
 def test_equal_runs_have_equal_reports(tmp_path):
     folders = [write_run(tmp_path / name, result(["phone", "tablet"])) for name in "ab"]
     first, second = (write_run_report(folder).read_bytes() for folder in folders)
@@ -308,6 +311,7 @@ def test_a_report_that_cannot_be_written_says_that_the_results_are_there(
         write_run_report(folder)
 
 
+@pytest.mark.nightly
 def test_pages_of_runs_need_no_tensorflow():
     code = (
         "import sys, tff_agnostic.reports.run_page; "

@@ -77,6 +77,7 @@ def _close(found, expected):
         assert found == expected
 
 
+@pytest.mark.nightly_cases("_MAX_CLIENTS-3-sizes0", "_MAX_BYTES-1-sizes1")
 @pytest.mark.parametrize(
     ("limit", "value", "sizes"),
     [("_MAX_CLIENTS", 3, [3, 3, 1]), ("_MAX_BYTES", 1, [1] * 7), ("_MAX_CLIENTS", 7, [7])],
@@ -221,6 +222,7 @@ def test_a_client_that_cannot_be_read_is_told():
         check_readable(_Clients(5, damaged="02"), 5)
 
 
+@pytest.mark.nightly
 def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_runtime, weights):
     evaluate = prepared_evaluation(cohort_runtime, task, PlainSum(), None)
     clients = [task.test.read(client_id) for client_id in task.test.client_ids]

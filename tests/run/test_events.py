@@ -72,6 +72,7 @@ def test_what_was_never_finite_is_named_and_no_learning_rate(changed, what):
     )
 
 
+@pytest.mark.slow
 def test_one_client_whose_numbers_were_finite_is_enough():
     # The examples of all others have infinite values.
     broken = [{**client, "x": client["x"] * np.float32(np.inf)} for client in _CLIENTS]

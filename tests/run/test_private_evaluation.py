@@ -70,6 +70,7 @@ def _output(evaluate: Any, task: Any, noise: PrivateEvaluation, release: int = 0
     return evaluate(weights, [_clients(task)], state).output
 
 
+@pytest.mark.nightly
 def test_without_noise_it_is_the_plain_evaluation(streaming_runtime, task, evaluate):
     noise = _private(task, 0.0)
     plain = streaming_runtime.evaluation(task.model, task.num_domains, PlainSum())
@@ -87,6 +88,7 @@ def test_without_noise_it_is_the_plain_evaluation(streaming_runtime, task, evalu
     assert report["overall"]["over_clients"]["loss"]["num_clients"] == 40
 
 
+@pytest.mark.nightly
 def test_noise_is_of_the_size_that_is_accounted_for(task, evaluate):
     """Each bin of each histogram is a draw; a client counts in all of 4 rows at the most."""
     z = 3.0
@@ -115,6 +117,7 @@ def test_noise_is_of_the_size_that_is_accounted_for(task, evaluate):
     assert noise.consistent(noisy).over_clients["loss"].histogram.min() >= 0
 
 
+@pytest.mark.nightly
 def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, task, evaluate):
     noise = _private(task, 0.5)
     secure = SecureSum(SecureSumOptions(**_LIMITS, bits=40))
@@ -132,6 +135,7 @@ def test_nothing_is_asked_of_clients_that_is_not_said(task):
     assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(1.0)
 
 
+@pytest.mark.nightly
 def test_answers_are_counted_where_that_is_asked_for_and_are_in_the_account(
     streaming_runtime, task, evaluate
 ):
@@ -206,6 +210,7 @@ def test_epsilon_is_that_of_composed_gaussian_noise(task, z, releases):
     assert not any("evaluations" in text for text in promised.not_covered)
 
 
+@pytest.mark.slow
 def test_noise_is_worked_out_for_the_planned_evaluations(task):
     noise = _private(task, None, evaluation_target_epsilon=2.0)
     assert noise.epsilon(3) == pytest.approx(2.0, rel=1e-3)
@@ -214,6 +219,7 @@ def test_noise_is_worked_out_for_the_planned_evaluations(task):
     )
 
 
+@pytest.mark.nightly_cases("0.8")
 @pytest.mark.parametrize("z", [4.0, 0.8])
 def test_with_training_it_composes_as_one_gaussian_does(task, z):
     """Everybody takes part in every round: both are Gaussian, as is all of it together."""
@@ -226,6 +232,7 @@ def test_with_training_it_composes_as_one_gaussian_does(task, z):
     assert account.epsilon(10, 3) == pytest.approx(_epsilon(mu, 1e-3), rel=2e-3)
 
 
+@pytest.mark.nightly_cases("training0-2.0")
 @pytest.mark.parametrize(
     ("training", "sensitivity"),
     [

@@ -345,6 +345,7 @@ def test_secure_cohorts_are_coins_of_chacha20():
     assert set(poisson_cohort(_IDS, 40, cohort_seed(_state(key)), round_num)) == expected
 
 
+@pytest.mark.nightly
 def test_secure_cohorts_are_drawn_with_equal_chances():
     seed, took_part = cohort_seed(_state((1, 2, 3, 4))), np.zeros([2, len(_IDS)])
     for round_num in range(1, 401):

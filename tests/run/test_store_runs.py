@@ -72,6 +72,7 @@ def other_words(trained, monkeypatch) -> Iterator[Path]:
     _texts(trained / "s.sqlite", _WORDS)
 
 
+@pytest.mark.slow
 def test_the_vocabulary_is_part_of_a_run(trained):
     fingerprint = json.loads((trained / "run" / "fingerprint.json").read_text())
     assert set(fingerprint) == {"model", "vocabulary", "data"}
@@ -100,6 +101,7 @@ def _run(runtime: Any, folder: Path, **settings: Any) -> dict[str, np.ndarray]:
     return read_history(folder / "run" / "metrics.csv")
 
 
+@pytest.mark.nightly
 def test_a_comparison_builds_a_users_model_once_a_seed_and_trains_as_one_run_does(
     call, trained, monkeypatch
 ):
@@ -127,6 +129,7 @@ def test_another_model_file_is_refused(call, trained, monkeypatch):
     assert message.startswith("run: expected the model that the run there was trained with (")
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_wherever_its_files_are(call, trained, tmp_path, monkeypatch):
     shutil.copytree(trained, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
@@ -160,12 +163,14 @@ def garments(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_stratified_rounds_have_every_domains_share(cohort_runtime, garments):
     columns = _run(cohort_runtime, garments, cohort_sampling="stratified", evaluate_every=6)
     assert columns["train/num_examples/t-shirt/top"].tolist() == [2] * 6
     assert columns["train/num_examples/shirt"].tolist() == [2] * 6
 
 
+@pytest.mark.nightly
 def test_evaluations_between_rounds_use_a_sample_and_the_last_one_all(cohort_runtime, garments):
     columns = _run(
         cohort_runtime, garments, rounds=3, evaluate_every=1, evaluation_clients=1, seed=2

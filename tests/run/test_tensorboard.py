@@ -76,6 +76,7 @@ def test_tensorboard_reads_them_as_scalars(tmp_path):
     assert reader.SummaryMetadata("train/loss").plugin_data.plugin_name == "scalars"
 
 
+@pytest.mark.slow
 def test_awkward_names_have_a_run_each_inside_the_folder(tmp_path):
     folder = tmp_path / "tensorboard"
     _write(folder, AWKWARD_NAMES, rounds=1)

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, assert_identical, random_client
+from tests.marks import usually
 from tests.runtimes.model_kinds import KINDS
-from tests.selection import usually
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.algorithms.fed_boost import fed_boost
@@ -79,6 +79,7 @@ def _cohort(*sizes: int, num_features: int = 4):
     return [random_client(rng, size, range(3), num_features) for size in sizes]
 
 
+@pytest.mark.nightly
 def test_every_mode_gives_the_same_sum(small):
     cohort = _cohort(9, 0, 1, 14, 6)
     expected = _total(small.sums("streamed", cohort))
@@ -93,6 +94,7 @@ def test_streamed_clients_stay_in_their_order(small):
         assert shards == streamed_shards(num)
 
 
+@pytest.mark.nightly
 def test_vectorised_groups_are_as_large_as_allowed(small):
     cohort = _cohort(*[5] * 10)
     assert [len(shard) for shard in small.plan("vectorised", cohort, 4)[1]] == [4, 4, 2]
@@ -100,6 +102,7 @@ def test_vectorised_groups_are_as_large_as_allowed(small):
     assert [len(shard) for shard in small.plan("vectorised", cohort)[1]] == [10]
 
 
+@pytest.mark.nightly
 def test_groups_shrink_where_clients_or_models_are_large(small, large):
     """Of 2 MB clients, or of models with a thousand times the weights, fewer fit."""
     sizes = [5] * 300
@@ -113,6 +116,7 @@ def test_groups_shrink_where_clients_or_models_are_large(small, large):
     assert small.plan("vectorised", _cohort(3_000_000))[1] == [(0,)]
 
 
+@pytest.mark.nightly
 def test_the_automatic_choice_is_by_the_size_of_the_model(small, large):
     cohort, large_cohort = _cohort(9, 4, 1), _cohort(9, 4, 1, num_features=4000)
     assert small.plan("auto", cohort, 2)[1] == small.plan("vectorised", cohort, 2)[1]
@@ -123,6 +127,7 @@ def test_the_automatic_choice_is_by_the_size_of_the_model(small, large):
         assert_identical(found, expected)
 
 
+@pytest.mark.nightly
 def test_large_models_and_convolutions_are_in_step_on_accelerators(large):
     large_cohort = _cohort(9, 4, 1, num_features=4000)
     accelerated = _Work(logistic_regression(4000, 50), grouping=ON_ACCELERATOR)
@@ -143,6 +148,7 @@ def test_large_models_and_convolutions_are_in_step_on_accelerators(large):
         np.testing.assert_allclose(of_products, of_convolutions, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_dropout_on_accelerators_has_the_bits_of_one_client_after_another():
     kind, rng = KINDS["dropout"], np.random.default_rng(0)
     cohort = [kind.client(rng, size) for size in (9, 0, 4, 1)]
@@ -151,6 +157,7 @@ def test_dropout_on_accelerators_has_the_bits_of_one_client_after_another():
     assert_identical(_total(found), _total(expected))
 
 
+@pytest.mark.nightly
 def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():
     """Half a megabyte of two predictors is sent, of which a client reads a row for each word."""
     outcomes = 60_000
@@ -168,6 +175,7 @@ def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():
     assert_all_close(_total(work.sums("auto", cohort)), _total(work.sums("streamed", cohort)))
 
 
+@pytest.mark.nightly_cases("auto")
 @pytest.mark.parametrize("mode", list(CLIENT_MODES))
 def test_a_cohort_without_clients_has_no_shards(small, mode):
     assert small.plan(mode, [])[1] == []
@@ -222,6 +230,7 @@ _MISTAKES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("where", [_also_for_each_client, _also_for_all_clients])
 @pytest.mark.parametrize(
     ("mode", "kind"),
@@ -239,6 +248,7 @@ def test_a_mistake_in_what_clients_do_is_raised_as_it_is(mode, where, kind):
     assert raised.type is error
 
 
+@pytest.mark.nightly
 def test_a_function_that_is_only_right_for_one_client_at_a_time_is_not_hidden():
     """It has no place for an axis of clients, and works only where they are streamed."""
 

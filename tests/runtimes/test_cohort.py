@@ -22,9 +22,9 @@ from tests.computations.harness import (
     random_client,
     run_rounds,
 )
+from tests.marks import usually
 from tests.models import keras_zoo
 from tests.runtimes.on_devices import rounds_on_devices
-from tests.selection import usually
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.errors import ExecutionError
@@ -58,6 +58,7 @@ def training(runtime):
     return runtime.training(_algorithm(), PlainSum())
 
 
+@pytest.mark.nightly
 def test_rounds_follow_the_pure_functions(training):
     cohorts = [_cohort(seed, num=1 + 7 * seed) for seed in range(6)]
     state, _ = run_rounds(training, cohorts)
@@ -65,6 +66,7 @@ def test_rounds_follow_the_pure_functions(training):
     assert_all_close(state, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_classes, is_kept", [(3, True), (300_000, False)])
 def test_small_models_are_traced_once_a_process(num_classes, is_kept):
     model, traced = logistic_regression(4, num_classes), []
@@ -83,6 +85,7 @@ def test_small_models_are_traced_once_a_process(num_classes, is_kept):
     assert (counts[1] == counts[0]) == is_kept
 
 
+@pytest.mark.nightly
 def test_all_that_comes_out_is_made_of_numpy_arrays(runtime, training):
     state, metrics = training.next(training.initialize(), _cohort())
     model = logistic_regression(4, 3)
@@ -94,6 +97,7 @@ def test_all_that_comes_out_is_made_of_numpy_arrays(runtime, training):
     assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves)
 
 
+@pytest.mark.nightly
 def test_an_empty_cohort_is_a_sum_of_zeros(runtime):
     """Before any other cohort, so that nothing has been traced."""
     training = runtime.training(_algorithm(), PlainSum())
@@ -106,6 +110,7 @@ def test_an_empty_cohort_is_a_sum_of_zeros(runtime):
     assert all(np.all(leaf == 0) for leaf in tf.nest.flatten(output.output))
 
 
+@pytest.mark.nightly
 def test_the_order_of_a_clients_columns_does_not_matter(training):
     state, cohort = training.initialize(), _cohort()
     reordered = [{key: c[key] for key in ("domain_id", "y", "x")} for c in cohort]
@@ -115,6 +120,7 @@ def test_the_order_of_a_clients_columns_does_not_matter(training):
     assert_identical(training.next(state, with_extra), expected)
 
 
+@pytest.mark.nightly
 def test_nothing_that_is_handed_over_changes(training):
     state, cohort = training.initialize(), _cohort()
     copies = tf.nest.map_structure(np.copy, (state, cohort))
@@ -122,6 +128,7 @@ def test_nothing_that_is_handed_over_changes(training):
     assert_identical((state, cohort), copies)
 
 
+@pytest.mark.nightly
 def test_rounds_and_evaluations_may_take_turns(runtime, training):
     model = logistic_regression(4, 3)
     evaluate = runtime.evaluation(model, 3, PlainSum())
@@ -133,6 +140,7 @@ def test_rounds_and_evaluations_may_take_turns(runtime, training):
     assert_identical(state, expected)
 
 
+@pytest.mark.nightly
 def test_it_can_be_entered_again():
     runtime = CohortRuntime()
     training = runtime.training(_algorithm(), PlainSum())
@@ -157,6 +165,7 @@ def test_what_it_prepared_does_not_run_after_its_end():
             call()
 
 
+@pytest.mark.nightly
 def test_it_leaves_the_context_of_tff_alone():
     stack = tff.framework.get_context_stack()
     before = stack.current
@@ -166,6 +175,7 @@ def test_it_leaves_the_context_of_tff_alone():
         assert stack.current is before
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_round_leaves_the_runtime_usable(runtime, training):
     state, cohort = training.initialize(), _cohort()
     expected = training.next(state, cohort)
@@ -176,6 +186,7 @@ def test_an_exception_in_a_round_leaves_the_runtime_usable(runtime, training):
     assert_identical(training.next(state, cohort), expected)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", usually(["streamed"], _MODES))
 def test_memory_does_not_grow_with_the_rounds(mode):
     """Leaking a round's state would be 12 MB in each part of these rounds, its data 29 MB.
@@ -217,6 +228,8 @@ def _normalized_images() -> tf.keras.Model:
     return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(flat))
 
 
+@pytest.mark.nightly_cases("_normalized_dense-shape0")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "shape"), [(_normalized_dense, [5]), (_normalized_images, [4, 4, 2])]
 )

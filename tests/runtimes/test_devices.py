@@ -58,6 +58,7 @@ def test_an_absent_device_is_told_with_what_was_found_and_what_to_do(monkeypatch
     assert "\n" not in message
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif("gpu" not in _ABSENT, reason="there is a GPU")
 def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
     output = tmp_path_factory.mktemp("output")

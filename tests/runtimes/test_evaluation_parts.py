@@ -41,6 +41,7 @@ def _in_parts(*sizes: int) -> list[Sequence[Any]]:
     return [_CLIENTS[end - size : end] for size, end in zip(sizes, ends)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (2, 3), (1, 4), (4, 0, 1), (0, 5)])
 def test_parts_give_the_bits_of_the_whole_in_secure_sums(secure, sizes):
     """A part may be a single client, or none: fewer than a sum that is looked at must hold."""
@@ -51,11 +52,13 @@ def test_parts_give_the_bits_of_the_whole_in_secure_sums(secure, sizes):
     assert found.clipped["examples"] == 10
 
 
+@pytest.mark.nightly
 def test_parts_may_come_from_a_generator(secure):
     found = secure(_WEIGHTS, ([client] for client in _CLIENTS))
     assert_identical(found.output, secure(_WEIGHTS, [_CLIENTS]).output)
 
 
+@pytest.mark.nightly
 def test_several_models_in_one_pass_have_the_bits_of_each_alone(runtime, secure):
     others = [ModelWeights([factor * w for w in _WEIGHTS.trainable], []) for factor in (0, -3, 40)]
     models = [_WEIGHTS, *others]
@@ -70,17 +73,21 @@ def test_several_models_in_one_pass_have_the_bits_of_each_alone(runtime, secure)
         assert not any(of.output.clients.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("parts", [[1], [0, 1, 0]])
 def test_a_single_client_in_all_parts_together_is_refused(secure, parts):
     with pytest.raises(UserError, match="expected at least 2 clients in a sum, found 1"):
         secure(_WEIGHTS, _in_parts(*parts))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("parts", [[], [0], [0, 0]])
 def test_no_clients_at_all_are_zeros(secure, parts):
     assert not any(secure(_WEIGHTS, _in_parts(*parts)).output.clients.values())
 
 
+@pytest.mark.nightly_cases("tff")
+@pytest.mark.slow_cases("streamed")
 def test_plain_sums_of_parts_are_those_of_the_whole(runtime):
     plain = runtime.evaluation(_MODEL, 3, PlainSum())
     whole = plain(_WEIGHTS, [_CLIENTS]).output

@@ -106,6 +106,7 @@ def test_items_are_taken_only_as_the_lanes_get_on(lanes):
         assert len(taken) <= done + 2 * lanes.num_lanes
 
 
+@pytest.mark.slow
 def test_no_more_items_run_at_once_than_there_are_lanes(lanes):
     lock, running, most = threading.Lock(), [0], [0]
 
@@ -278,6 +279,7 @@ def _scalar_cohort(*sizes: int) -> list[dict[str, np.ndarray]]:
     return [{**c, "x": c["x"][:, 0]} for c in columns]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["auto", "streamed", "vectorised"])
 def test_no_round_and_no_evaluation_is_traced_again(mode):
     model, traces = _counting_model()
@@ -299,6 +301,7 @@ def test_no_round_and_no_evaluation_is_traced_again(mode):
 
 
 # What clients do, in four ways.
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"])
 def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
     model, traces = _counting_model()
@@ -323,6 +326,7 @@ def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
         assert not np.allclose(other.trainable[0], first.trainable[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["streamed", "vectorised"])
 def test_of_many_threads_that_want_it_at_once_one_traces(mode):
     """Lanes do, and Keras layers and TensorFlow's vectoriser can be traced by one at a time."""

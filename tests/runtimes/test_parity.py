@@ -15,8 +15,8 @@ import tensorflow as tf
 from tests.algorithms import two_steps
 from tests.algorithms.cases import CASES, NUM_DOMAINS, build
 from tests.computations.harness import assert_identical, run_rounds
+from tests.marks import usually
 from tests.runtimes.model_kinds import KINDS, ModelKind
-from tests.selection import usually
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.models.model import Examples, ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -140,6 +140,8 @@ class _Rounds:
         )
 
 
+@pytest.mark.nightly_cases(but=["fed_avg-plain-frozen-modes5"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "aggregation", "kind", "modes"), usually(_USUAL_RUNS, _ALL_RUNS)
 )
@@ -161,6 +163,8 @@ def test_rounds_are_those_of_tff_and_lanes_change_no_bit(
                 assert_identical(run_rounds(training, rounds._cohorts), (state, reports))
 
 
+@pytest.mark.nightly_cases("secure-logistic")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("aggregation", "kind"),
     usually(

@@ -15,7 +15,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.computations.harness import assert_identical, random_client
-from tests.selection import exhaustive
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.tff import ProgramContext, TffWorker, create_context
@@ -137,12 +136,14 @@ def expected(worker) -> tuple[Any, list[Any]]:
     return _without_program(worker, _CLIENTS_PER_ROUND)
 
 
+@pytest.mark.nightly
 def test_a_resumed_program_is_the_run_without_a_program(run, expected):
     saved = _saved_state(run, version=4, like=expected[0])
     assert saved.round_number == 4
     assert_identical(saved.state, expected[0])
 
 
+@pytest.mark.nightly
 def test_the_csv_has_a_row_for_each_round_with_the_metrics_of_each_domain(run, expected):
     with open(run / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -155,6 +156,7 @@ def test_the_csv_has_a_row_for_each_round_with_the_metrics_of_each_domain(run, e
         assert "domain_weights/lambda" in row
 
 
+@pytest.mark.slow
 def test_tensorboard_has_every_round(run):
     steps = {
         event.step
@@ -165,17 +167,19 @@ def test_tensorboard_has_every_round(run):
     assert steps == {1, 2, 3, 4}
 
 
+@pytest.mark.slow
 def test_the_model_is_released_after_the_last_round(run):
     assert (run / "model" / "at_training_checkpoint_round_4").is_dir()
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_one_client(worker, tmp_path):
     _train(worker, tmp_path, rounds=1, clients=1)
     state, _ = _without_program(worker, [1])
     assert_identical(_saved_state(tmp_path, version=1, like=state).state, state)
 
 
+@pytest.mark.nightly
 def test_references_of_one_call_are_arguments_of_the_next(worker):
     """Programs may pass results on before they are there."""
     process = _process()

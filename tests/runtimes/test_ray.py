@@ -16,6 +16,7 @@ import pytest
 
 import tff_agnostic
 from tests.computations.harness import run_rounds
+from tests.marks import selected
 from tests.runtimes.processes import descendants, resident_mb, title, wait_for
 from tests.runtimes.ray_rounds import (
     CASES,
@@ -29,7 +30,6 @@ from tests.runtimes.ray_rounds import (
     three_rounds,
     training,
 )
-from tests.selection import asked_for, exhaustive
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -73,14 +73,15 @@ def cohort_results(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict:
     """The cohort's: each case costs seconds of traces, and the usual tests have one."""
-    cases = (_USUAL,) if asked_for(request, "case") == [_USUAL] else CASES
+    cases = (_USUAL,) if selected(request, "case") == [_USUAL] else CASES
     return _cohort_results(tmp_path_factory.mktemp("cohort"), cases)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id="-".join(case), marks=() if case == _USUAL else exhaustive)
+        pytest.param(case, id="-".join(case), marks=() if case == _USUAL else pytest.mark.nightly)
         for case in CASES
     ],
 )
@@ -89,7 +90,7 @@ def test_three_workers_give_the_bits_of_the_cohort_runtime(of_three, cohort_resu
     _assert_identical(found, cohort_results[case])
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_ensembles_have_the_bits_of_the_cohort_runtime(of_three, tmp_path):
     expected = _cohort_results(tmp_path, ENSEMBLE_CASES)
     for case in ENSEMBLE_CASES:
@@ -97,11 +98,12 @@ def test_ensembles_have_the_bits_of_the_cohort_runtime(of_three, tmp_path):
         _assert_identical(found, expected[case])
 
 
+@pytest.mark.nightly
 def test_an_evaluation_gives_them_too(of_three, cohort_results):
     _assert_identical(evaluated(of_three, "vectorised"), cohort_results["evaluation"])
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_one_worker_gives_them_too_and_nothing_after_its_end(local_ray, cohort_results):
     with RUNTIMES["ray"](_options(1)) as runtime:
         rounds = training(runtime, "streamed")
@@ -111,6 +113,7 @@ def test_one_worker_gives_them_too_and_nothing_after_its_end(local_ray, cohort_r
         rounds.next(rounds.initialize(), cohort("streamed", 2))
 
 
+@pytest.mark.nightly
 def test_no_clients_add_up_to_nothing(of_three):
     rounds = training(of_three, "vectorised")
     state, metrics = rounds.next(rounds.initialize(), [])
@@ -125,6 +128,7 @@ def _workers(running: bool) -> list[int]:
     return [pid for pid in descendants() if title(pid).startswith(name)]
 
 
+@pytest.mark.slow
 def test_workers_are_as_urgent_as_the_command(of_three):
     three_rounds(training(of_three, "vectorised"), "vectorised")
     own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -132,7 +136,7 @@ def test_workers_are_as_urgent_as_the_command(of_three):
     assert found == {own}
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_rounds_leave_nothing_in_memory(of_three):
     rounds, clients = training(of_three, "streamed"), cohort("streamed", 6)
     state = rounds.initialize()
@@ -171,6 +175,7 @@ def _signal_one_that_runs(number: int, signalled: list[int]) -> threading.Thread
     return thread
 
 
+@pytest.mark.nightly
 def test_idle_workers_that_are_killed_are_told_and_replaced(of_three):
     """One client keeps one worker busy: no shard tells that the others have died."""
     clients, large = cohort("streamed", 1, size=3000), model("streamed")
@@ -206,6 +211,7 @@ def undisturbed(of_three):
     return rounds, cohorts, leaves(run_rounds(rounds, cohorts))
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_at_work_change_no_bit(of_three, undisturbed):
     rounds, cohorts, expected = undisturbed
     of_three.take_events()
@@ -225,6 +231,7 @@ def test_workers_that_are_killed_at_work_change_no_bit(of_three, undisturbed):
     assert of_three.take_events() == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_slow_does_not_hold_up_the_round(of_three, undisturbed):
     rounds, cohorts, _ = undisturbed
     state = rounds.initialize()
@@ -243,6 +250,7 @@ def test_a_worker_that_is_slow_does_not_hold_up_the_round(of_three, undisturbed)
     _assert_identical(leaves(rounds.next(state, cohorts[0])), expected)
 
 
+@pytest.mark.nightly
 def test_more_workers_than_clients_are_an_error(of_three):
     of_three.check_clients_per_round(3)
     with pytest.raises(UserError, match=r"--num_workers=3: .*--clients_per_round=2"):
@@ -253,6 +261,7 @@ def test_more_workers_than_clients_are_an_error(of_three):
     assert state.round_num == 1
 
 
+@pytest.mark.slow
 def test_more_workers_than_there_is_room_for_are_an_error(local_ray):
     options = RuntimeOptions(num_workers=1000, cpus_per_worker=4)
     with pytest.raises(UserError, match=r"--num_workers=1000 of --cpus_per_worker=4.* room for"):
@@ -261,7 +270,7 @@ def test_more_workers_than_there_is_room_for_are_an_error(local_ray):
         RUNTIMES["ray"](RuntimeOptions(gpus_per_worker=64)).__enter__()
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_a_worker_with_another_version_is_an_error(local_ray, monkeypatch):
     monkeypatch.setattr(tff_agnostic, "__version__", "0.0.7")
     with RUNTIMES["ray"](_options(1)) as runtime:
@@ -271,6 +280,7 @@ def test_a_worker_with_another_version_is_an_error(local_ray, monkeypatch):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.slow
 def test_a_worker_that_takes_too_long_to_start_is_an_error(local_ray):
     options = dataclasses.replace(_options(1), worker_start_seconds=0.01)
     with RUNTIMES["ray"](options) as runtime:
@@ -280,6 +290,7 @@ def test_a_worker_that_takes_too_long_to_start_is_an_error(local_ray):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.nightly
 def test_sigterm_is_left_to_the_training_loop(local_ray):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 

@@ -18,7 +18,6 @@ import pytest
 from tests import golden
 from tests.processes import default_signals
 from tests.runtimes.processes import wait_for
-from tests.selection import exhaustive
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
@@ -128,6 +127,7 @@ def command() -> Iterator[_Command]:
 _ASKS = pytest.mark.skipif(not ray_token.new_token(), reason="this Ray asks for no token")
 
 
+@pytest.mark.nightly
 @_ASKS
 @pytest.mark.parametrize("headers", [[], [("authorization", "Bearer " + 64 * "0")]])
 def test_a_ray_of_one_command_answers_nobody_else(command, headers):
@@ -143,6 +143,7 @@ def test_a_ray_of_one_command_answers_nobody_else(command, headers):
             assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.nightly
 @_ASKS
 def test_a_ray_that_asks_for_a_token_is_told_in_one_line(command):
     message = golden.refusal(
@@ -152,6 +153,7 @@ def test_a_ray_that_asks_for_a_token_is_told_in_one_line(command):
     assert "RAY_AUTH_TOKEN_PATH" in message and "\n" not in message
 
 
+@pytest.mark.slow
 @_ASKS
 @pytest.mark.parametrize("content", [None, "", "  \n"])
 def test_a_token_that_is_not_there_is_an_error(monkeypatch, tmp_path, content):
@@ -172,6 +174,7 @@ def test_a_token_that_is_not_there_is_an_error(monkeypatch, tmp_path, content):
 
 
 # The last one of this command: it ends it.
+@pytest.mark.nightly
 def test_ctrl_c_ends_no_worker_and_a_killed_parent_leaves_nothing(command):
     from tff_agnostic.runtimes.ray_warden import processes_of
 
@@ -192,6 +195,7 @@ def test_ctrl_c_ends_no_worker_and_a_killed_parent_leaves_nothing(command):
     assert processes_of(str(of_ray)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "seconds", "tries"),
     [("timed out during startup", 100.0, 3), ("timed out during startup", -1.0, 1), ("no", 100, 1)],
@@ -215,7 +219,7 @@ def test_a_ray_that_is_too_slow_is_started_again(monkeypatch, said, seconds, tri
     assert ended == [seconds] * tries
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_a_node_that_leaves_changes_no_bit():
     with _short_folder() as folder:
         parent = _start(_TWO_NODES, Path(folder))
@@ -225,6 +229,7 @@ def test_a_node_that_leaves_changes_no_bit():
     assert "\nidentical\n" in output
 
 
+@pytest.mark.slow
 def test_without_ray_there_is_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "tff_agnostic.runtimes.ray", raising=False)
@@ -233,12 +238,14 @@ def test_without_ray_there_is_one_clear_line(monkeypatch):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["nowhere", "ray://head:10001", "head:", ":6379", "head:port"])
 def test_a_malformed_address_is_an_error(address):
     with pytest.raises(UserError, match="expected local, auto or HOST:PORT, found"):
         RUNTIMES["ray"](RuntimeOptions(ray_address=address)).__enter__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listening", [True, False])
 def test_an_address_without_ray_is_an_error(monkeypatch, listening):
     from tff_agnostic.runtimes import ray_session

@@ -16,7 +16,6 @@ from tests.computations.harness import (
     random_client,
     run_rounds,
 )
-from tests.selection import exhaustive
 from tff_agnostic.algorithms import build_agnostic_fed_avg
 from tff_agnostic.computations import PlainSum, RunState
 from tff_agnostic.models import logistic_regression
@@ -40,6 +39,7 @@ def training(tff_runtime):
     return tff_runtime.training(_algorithm(), PlainSum())
 
 
+@pytest.mark.nightly
 def test_rounds_follow_the_pure_functions(training):
     cohorts = [_cohort(seed, num=1 + seed % 4) for seed in range(6)]
     state, _ = run_rounds(training, cohorts)
@@ -47,6 +47,7 @@ def test_rounds_follow_the_pure_functions(training):
     assert_all_close(state, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_states_are_named_tuples_of_numpy_arrays(training):
     for state in (training.initialize(), training.next(training.initialize(), _cohort())[0]):
         assert isinstance(state, RunState)
@@ -54,6 +55,7 @@ def test_states_are_named_tuples_of_numpy_arrays(training):
         assert isinstance(state.algorithm.domains.lambda_, np.ndarray)
 
 
+@pytest.mark.nightly
 def test_the_order_of_a_clients_columns_does_not_matter(training):
     state, cohort = training.initialize(), _cohort()
     reordered = [{key: c[key] for key in ("domain_id", "y", "x")} for c in cohort]
@@ -71,6 +73,7 @@ def test_the_context_before_it_is_restored():
     assert stack.current is before
 
 
+@pytest.mark.nightly
 def test_it_can_be_entered_again():
     runtime = RUNTIMES["tff"](RuntimeOptions())
     states = []
@@ -81,6 +84,7 @@ def test_it_can_be_entered_again():
     assert_identical(states[0], states[1])
 
 
+@pytest.mark.nightly
 def test_what_it_prepared_does_not_run_after_its_end():
     """In TFF's default context, a worker that nobody ends would start."""
     with TffRuntime() as runtime:
@@ -97,6 +101,7 @@ def test_what_it_prepared_does_not_run_after_its_end():
             call()
 
 
+@pytest.mark.nightly
 def test_a_worker_that_dies_during_a_round_is_an_error_of_one_line():
     """TFF would go on asking the dead worker for ever."""
     with TffWorker() as worker, _installed(worker):
@@ -114,6 +119,7 @@ def test_a_worker_that_dies_during_a_round_is_an_error_of_one_line():
         killer.join()
 
 
+@pytest.mark.nightly
 def test_a_worker_that_was_ended_is_an_error():
     with TffWorker() as worker:
         context = create_context(worker)
@@ -123,7 +129,7 @@ def test_a_worker_that_was_ended_is_an_error():
             process.initialize()
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_rounds():
     """Leaking a round's state would be 16 MB in each part of these rounds, its data 38 MB.
 

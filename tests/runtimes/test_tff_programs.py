@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_identical
-from tests.selection import exhaustive
 
 _ROOT = Path(__file__).absolute().parents[2]
 _FILE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```", re.DOTALL | re.MULTILINE)
@@ -71,7 +70,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return made
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_a_killed_program_ends_as_one_that_was_not_killed(folders):
     for name, file in (("train.csv", range(1, _ROUNDS + 1)), ("evaluation.csv", (2, 4, 6))):
         found, expected = (_rounds(folders[k] / "run" / name) for k in ("killed", "whole"))

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tests import golden
 from tests.computations.harness import run_rounds
+from tests.marks import usually
 from tests.runtimes.user_models import USER_MODELS
-from tests.selection import usually
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.computations import PlainSum
@@ -37,6 +37,7 @@ def _cohorts(name: str) -> list[list[dict[str, Any]]]:
     return [[draw(size=size) for size in sizes] for sizes in ((5, 1, 3), (2, 4))]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     usually(
@@ -84,6 +85,7 @@ def test_two_rounds_are_the_same_in_every_client_mode(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["bidirectional GRU of texts", "Transformer of texts"])
 def test_padding_is_of_no_consequence_where_the_embedding_masks_it(tmp_path, name):
     model = _model(tmp_path, name)
@@ -99,6 +101,7 @@ def test_padding_is_of_no_consequence_where_the_embedding_masks_it(tmp_path, nam
     assert np.any(scores[0][0] != scores[0][1])
 
 
+@pytest.mark.slow
 def test_a_transformer_of_next_words_does_not_look_ahead(tmp_path):
     model = _model(tmp_path, "Transformer of next words")
     first, second = (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import selected, usually
 from tests.processes import default_signals, is_running, wait_until
-from tests.selection import asked_for, usually
 from tff_agnostic.later import tff
 from tff_agnostic.runtimes.tff import TffWorker
 
@@ -35,6 +35,7 @@ def test_it_ends_with_its_context():
     assert not is_running(pid)
 
 
+@pytest.mark.slow
 def test_it_ends_on_an_exception():
     with pytest.raises(KeyError), TffWorker() as worker:
         pid = worker.pid
@@ -60,7 +61,7 @@ def parents(
                 text=True,
                 env=environment,
             )
-            for sent in asked_for(request, "sent")
+            for sent in selected(request, "sent")
         }
     yield processes
     for process in processes.values():
@@ -69,6 +70,7 @@ def parents(
 
 
 # Ctrl-C is an exception to Python, which another test raises.
+@pytest.mark.nightly
 @pytest.mark.parametrize("sent", usually([signal.SIGKILL], _SIGNALS), ids=lambda sent: sent.name)
 def test_it_ends_after_a_signal_to_its_parent(parents, sent):
     parent = parents[sent]
@@ -92,6 +94,7 @@ def test_it_outlives_the_thread_that_started_it():
         worker.__exit__(None, None, None)
 
 
+@pytest.mark.slow
 def test_it_can_be_started_again():
     worker = TffWorker()
     pids = []
@@ -102,6 +105,7 @@ def test_it_can_be_started_again():
     assert not is_running(pids[1])
 
 
+@pytest.mark.nightly_cases("exit 3-it printed nothing")
 @pytest.mark.parametrize(
     ("script", "message"),
     [

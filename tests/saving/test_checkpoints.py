@@ -129,6 +129,7 @@ def test_that_all_are_damaged_is_one_line(tmp_path, how):
     assert "\n" not in message
 
 
+@pytest.mark.nightly
 def test_no_changed_byte_goes_unnoticed(tmp_path):
     _save(tmp_path, 1)
     path = _path(tmp_path, 1)

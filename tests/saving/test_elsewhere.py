@@ -28,6 +28,7 @@ from tff_agnostic.tasks.stored import text_inputs
 from tff_agnostic.tasks.stored_inputs import StoredInputs
 
 
+@pytest.mark.nightly
 def test_raw_rows_in_plain_tensorflow_and_in_plain_keras(tmp_path):
     folder = tmp_path / "case"
     folder.mkdir()
@@ -83,6 +84,7 @@ def _of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
     return trained, inputs.x_of(columns, "a")
 
 
+@pytest.mark.nightly_cases("one_hot-False")
 @pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.parametrize("encoding", ["one_hot", "ids"])
 def test_lists_marks_and_ids_by_column(tmp_path, encoding, standardize):
@@ -120,6 +122,7 @@ def test_lists_marks_and_ids_by_column(tmp_path, encoding, standardize):
     assert told["x"].shape[1] == {"one_hot": 5 + 3 + 2, "ids": 5}[encoding]
 
 
+@pytest.mark.nightly
 def test_stores_that_do_not_say_their_columns(tmp_path):
     task = handed_over.shoppers(tmp_path)
     store = Store(tmp_path / "shoppers.sqlite")
@@ -168,6 +171,7 @@ def test_a_store_of_texts_says_its_column_and_its_rule(tmp_path):
     assert table["words"]["case"] == "lower" and table["vocabulary"] == ["see", "you"]
 
 
+@pytest.mark.nightly
 def test_a_private_run_says_what_its_card_tells_of_training_clients(tmp_path):
     task = handed_over.shoppers(tmp_path)
     settings = {

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
+from tests.marks import selected, usually
 from tests.models.keras_zoo import KINDS
 from tests.saving.harness import ask_plain_tensorflow
-from tests.selection import asked_for, usually
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.models import LSTM, logistic_regression, model_from_keras
@@ -127,7 +127,7 @@ def saved(
     """Cases in every format, and what plain TensorFlow says of them."""
     folder = tmp_path_factory.mktemp("saved")
     found = {}
-    for name in asked_for(request, "case"):
+    for name in selected(request, "case"):
         model, x = _CASES[name]()
         trained = _trained(model)
         path = folder / name
@@ -150,6 +150,7 @@ def _told(path: Path, form: str) -> dict[str, np.ndarray]:
         return dict(file)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", usually(_USUAL, _CASES))
 def test_predictions_in_plain_tensorflow(saved: dict[str, Any], case: str) -> None:
     trained, x, path = saved[case]
@@ -162,6 +163,7 @@ def test_predictions_in_plain_tensorflow(saved: dict[str, Any], case: str) -> No
         np.testing.assert_allclose(told, expected, rtol=0, atol=tolerance, err_msg=form)
 
 
+@pytest.mark.nightly
 def test_lstms_of_keras_begin_each_example_anew_in_tensorflow_lite(tmp_path: Path) -> None:
     """TensorFlow Lite's own would begin in the state that the example before has left."""
 
@@ -190,6 +192,7 @@ def test_the_models_of_every_task_are_among_them() -> None:
     assert {name for names in _MODELS.values() for name in names} == set(_CASES)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", usually(["two_inputs"], ["dense_with_dropout", "two_inputs"]))
 def test_classes_have_probabilities_and_names(saved: dict[str, Any], case: str) -> None:
     trained, x, path = saved[case]
@@ -203,6 +206,7 @@ def test_classes_have_probabilities_and_names(saved: dict[str, Any], case: str) 
     assert names == [("no", "perhaps", "yes")[k] for k in best]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", ["text_mean"])
 def test_texts_are_asked_for_their_class(saved: dict[str, Any], case: str) -> None:
     trained, _, path = saved[case]
@@ -217,6 +221,7 @@ def test_texts_are_asked_for_their_class(saved: dict[str, Any], case: str) -> No
     assert names == [("no", "perhaps", "yes")[k] for k in expected.argmax(axis=1)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", usually(["keyboard_cifg"], ["next_word_lstm", "keyboard_cifg"]))
 def test_texts_are_asked_for_their_next_words(saved: dict[str, Any], case: str) -> None:
     trained, _, path = saved[case]
@@ -251,6 +256,7 @@ def test_numbers_have_neither_probabilities_nor_classes(tmp_path: Path) -> None:
     assert about == {"signatures": {"predict": only, "serving_default": only}}
 
 
+@pytest.mark.nightly_cases("tied_embedding---format=keras: Keras cannot save and load this model (")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -335,6 +341,7 @@ def _line(check: FileCheck) -> str:
     return line
 
 
+@pytest.mark.slow_cases("0.0", "-inf")
 @pytest.mark.parametrize("bias", [0.0, -np.inf, np.inf, np.nan])
 def test_the_same_numbers_are_the_same_finite_or_not(bias: float) -> None:
     check = _check(bias, _nothing)
@@ -389,6 +396,7 @@ def _refused() -> Model:
     return model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
 
 
+@pytest.mark.nightly
 def test_what_keras_cannot_hold_is_left_out_and_told(tmp_path: Path) -> None:
     model = _refused()
     files = save_for_keras(tmp_path, _task(model), {"model": model.initial_weights})

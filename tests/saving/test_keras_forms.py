@@ -57,6 +57,8 @@ def _config(path):
         return json.loads(archive.read("config.json"))
 
 
+@pytest.mark.nightly_cases("_attending")
+@pytest.mark.slow_cases("_functional", "_normalized")
 @pytest.mark.parametrize("build", [_functional, _nested, _normalized, _attending])
 def test_what_is_saved_has_the_models_predictions(tmp_path, build):
     model, file = _saved(tmp_path, build)
@@ -80,6 +82,7 @@ def test_a_file_of_keras_2_is_one_for_both_or_has_another_beside_it(tmp_path):
     assert calls == [[1, 2], [0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras_platform().release == KERAS_3, reason="of Keras 2's files")
 def test_no_file_is_for_keras_3_that_it_does_not_read(tmp_path):
     """It refuses the axis of a normalisation as a list, and inputs of attention by name."""

@@ -301,6 +301,7 @@ def test_weights_that_are_not_in_the_file_are_refused(plain, tmp_path, replace, 
     assert found in _refused(path)
 
 
+@pytest.mark.nightly
 def test_members_of_an_archive(plain, tmp_path):
     path = tmp_path / "model.keras"
     _keras(plain, path, **{"assets/zeros": bytes(1 << 27)})
@@ -336,6 +337,13 @@ def _of_ops() -> tf.keras.Model:
     return tf.keras.Model(inputs, tf.reduce_mean(x, 1, keepdims=True))
 
 
+@pytest.mark.nightly_cases(
+    "stacked_cells-.h5",
+    "stacked_cells-.keras",
+    "own_recurrent_layers-.h5",
+    "own_recurrent_layers-.keras",
+)
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])
 @pytest.mark.parametrize(
     "build",
@@ -361,6 +369,7 @@ def test_models_of_layers_and_ops_are_read(tmp_path, build, suffix):
     assert len(found.weights) == len(model.weights)
 
 
+@pytest.mark.slow
 def test_layers_that_the_caller_names_are_read(tmp_path):
     class Doubled(layers.Layer):
         def call(self, x: tf.Tensor) -> tf.Tensor:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 _ROOT = Path(__file__).absolute().parents[2]
 _PACKAGE = "tff_agnostic"
 
@@ -42,6 +44,7 @@ def _heights() -> dict[str, int]:
     return {folder: height for height, level in enumerate(levels) for folder in level}
 
 
+@pytest.mark.slow
 def test_imports_point_down_only():
     heights = _heights()
     folders = {name.split("/")[0] for name in _files(_PACKAGE) if "/" in name}
@@ -63,11 +66,13 @@ def _binaries() -> dict[str, Path]:
     return {f"binaries/{name}": path for name, path in _files("binaries").items()}
 
 
+@pytest.mark.slow
 def test_the_runner_of_plans_imports_nothing_of_the_package():
     for name, path in _files("plan_runner").items():
         assert not any(module.split(".")[0] == _PACKAGE for module in _imports(path)), name
 
 
+@pytest.mark.slow
 def test_tff_is_used_where_it_has_its_place():
     using = {
         name

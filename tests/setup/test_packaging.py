@@ -4,10 +4,8 @@ import ast
 import configparser
 import contextlib
 import email
-import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -55,12 +53,7 @@ def wheels(tmp_path_factory):
     # Caches are those of checks that run beside this one.
     caches = {".mypy_cache", ".pytest_cache", ".ruff_cache"}
     before = caches | {path.name for path in ROOT.iterdir()}
-    subprocess.run(
-        [ROOT / "tools/build_wheel", folder],
-        check=True,
-        env={**os.environ, "TFF_AGNOSTIC_BUILD_PYTHON": sys.executable},
-        stdin=subprocess.DEVNULL,
-    )
+    subprocess.run([ROOT / "run", "build", folder], check=True, stdin=subprocess.DEVNULL)
     assert {path.name for path in ROOT.iterdir()} <= before, "the build littered the checkout"
     names = (
         f"tff_agnostic-{version()}-py3-none-any.whl",
@@ -77,43 +70,6 @@ def wheel(wheels):
     return wheels[0]
 
 
-# In place of pip: writes where setuptools would, beside everything that is packed.
-_PIP = """#!/usr/bin/env bash
-checkout=${!#}
-[[ -z $(find "$checkout" ! -perm -u+w) ]] || exit 1
-mkdir "$checkout/wheels" && touch "$checkout/wheels/one.whl"
-"""
-
-
-def test_a_read_only_checkout_is_built_and_a_folder_that_cannot_be_made_is_one_line(tmp_path):
-    checkout, python = tmp_path / "checkout", tmp_path / "python"
-    for folder in ("tools", "tff_agnostic", "binaries", "configs", "plan_runner"):
-        (checkout / folder).mkdir(parents=True)
-        (checkout / folder / "__init__.py").touch()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        (checkout / name).touch()
-    shutil.copy(ROOT / "tools/build_wheel", checkout / "tools")
-    for path in [checkout, *checkout.rglob("*")]:
-        path.chmod(path.stat().st_mode & ~0o222)
-    python.write_text(_PIP)
-    python.chmod(0o755)
-
-    def build(folder):
-        return subprocess.run(
-            [checkout / "tools/build_wheel", folder],
-            env={**os.environ, "TFF_AGNOSTIC_BUILD_PYTHON": str(python)},
-            capture_output=True,
-            text=True,
-        )
-
-    built = build(tmp_path / "dist")
-    made = [tmp_path / "dist" / name for name in ("one.whl", "plan_runner/one.whl")]
-    assert (built.returncode, built.stdout) == (0, "".join(f"{path}\n" for path in made)), built
-    assert all(path.is_file() for path in made)
-    refused = build(python / "dist")
-    assert (refused.returncode, refused.stderr) == (1, f"run: cannot write to {python / 'dist'}\n")
-
-
 def metadata_file(wheel, name):
     (path,) = (path for path in wheel.namelist() if path.endswith(f".dist-info/{name}"))
     return wheel.read(path).decode()
@@ -123,6 +79,7 @@ def modules_of(folder):
     return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_nothing_at_a_common_name(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = modules_of("tff_agnostic")
@@ -133,6 +90,7 @@ def test_the_wheel_holds_every_module_and_nothing_at_a_common_name(wheel):
     assert {name.split("/")[0] for name in names} == {"plan_runner", "tff_agnostic"}
 
 
+@pytest.mark.slow
 def test_the_wheel_of_plan_runner_holds_it_whole_and_nothing_else(wheels, wheel):
     _, runner = wheels
     names = {name for name in runner.namelist() if ".dist-info/" not in name}
@@ -147,22 +105,26 @@ def test_the_wheel_of_plan_runner_holds_it_whole_and_nothing_else(wheels, wheel)
     assert "flwr" in {Requirement(line).name for line in extras}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_configurations(wheel):
     shipped = {name for name in wheel.namelist() if name.endswith(".flags")}
     there = {f"tff_agnostic/configs/{path.name}" for path in (ROOT / "configs").glob("*.flags")}
     assert shipped == there
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_no_build_files_and_no_tests(wheel):
     for name in wheel.namelist():
         assert not name.endswith((".bazel", ".bzl", ".pyc")), name
         assert not pathlib.PurePosixPath(name).name.startswith("test_"), name
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_licence(wheel):
     assert metadata_file(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
 
 
+@pytest.mark.slow
 def test_the_wheel_says_what_it_is(wheel, project):
     said = email.message_from_string(metadata_file(wheel, "METADATA"))
     assert said["Name"] == "tff-agnostic"
@@ -226,6 +188,7 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_every_package_imported_is_asked_for(project):
     """Also that what is installed needs no benchmarks, which are not."""
     asked = {Requirement(text).name for text in project["project"]["dependencies"]}
@@ -245,9 +208,8 @@ def test_every_package_imported_is_asked_for(project):
 # --- the lock
 
 
-REFERENCE, TODAY = "requirements.lock", "requirements-today.lock"
-DOCS = "requirements-docs.lock"
-every_lock = pytest.mark.parametrize("lock", [REFERENCE, TODAY, DOCS])
+PACKAGE, DOCS = "requirements.lock", "requirements-docs.lock"
+every_lock = pytest.mark.parametrize("lock", [PACKAGE, DOCS])
 
 
 def locked(lock):
@@ -284,34 +246,43 @@ def test_every_locked_package_is_pinned_and_has_its_hashes(lock):
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", entry) for entry in hashes), requirement
 
 
-@pytest.mark.parametrize(
-    ("lock", "python"),
-    [(REFERENCE, "3.11"), (DOCS, "3.11"), *((TODAY, f"3.{k}") for k in (11, 12, 13))],
-)
-def test_the_lock_satisfies_what_the_project_asks_for(project, lock, python):
-    here = environment(python)
-    pins = {}
+def pins(lock, python):
+    """Returns the versions that a lock has for a CPython, by name."""
+    here, versions = environment(python), {}
     for requirement, _ in locked(lock):
         if requirement.marker is None or requirement.marker.evaluate(here):
             name = canonicalize_name(requirement.name)
-            assert name not in pins, f"{name} is locked twice"
+            assert name not in versions, f"{name} is locked twice"
             (pin,) = requirement.specifier
-            pins[name] = pin.version
-    asked = list(project["project"]["dependencies"])
-    for name, extra in project["project"]["optional-dependencies"].items():
-        if lock == REFERENCE or name in ("ray", "test"):
-            asked += extra
+            versions[name] = pin.version
+    return versions
+
+
+@pytest.mark.parametrize(
+    ("lock", "python"), [(DOCS, "3.11"), *((PACKAGE, f"3.{minor}") for minor in (11, 12, 13))]
+)
+def test_a_lock_satisfies_what_the_project_needs(project, lock, python):
     if lock == DOCS:
-        asked = project["dependency-groups"]["docs"]
-    if lock == TODAY:
-        assert "tensorflow-federated" not in pins
-        assert pins["tensorflow"].startswith("2.21.")
-    for text in asked:
-        requirement = Requirement(text)
+        needed = project["dependency-groups"]["docs"]
+    else:
+        needed = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+        for extra in project["project"]["optional-dependencies"].values():
+            needed += extra
+    versions, here = pins(lock, python), environment(python)
+    for requirement in map(Requirement, needed):
         if requirement.marker is None or requirement.marker.evaluate(here):
             name = canonicalize_name(requirement.name)
-            assert name in pins, f"{text} is not in the lock: ./run lock"
-            assert requirement.specifier.contains(pins[name]), f"{text}: {pins[name]} is locked"
+            assert name in versions, f"{requirement} is not in the lock: ./run lock"
+            assert requirement.specifier.contains(versions[name]), (requirement, versions[name])
+
+
+@pytest.mark.parametrize(
+    ("python", "tensorflow", "tff"),
+    [("3.11", "2.14.1", "0.87.0"), ("3.12", "2.21.0", None), ("3.13", "2.21.0", None)],
+)
+def test_the_lock_has_both_platforms(python, tensorflow, tff):
+    versions = pins(PACKAGE, python)
+    assert (versions["tensorflow"], versions.get("tensorflow-federated")) == (tensorflow, tff)
 
 
 def test_a_python_is_refused_as_pip_refuses_it(project):

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.setup.checkout import ROOT
-
+ROOT = Path(__file__).absolute().parents[2]
 # Seconds each, of a processor. TensorFlow Federated alone takes two.
 _LARGE = (
     "dp_accounting",
@@ -48,11 +47,14 @@ def _loaded(*arguments: str) -> list[str]:
     return line.split()[1:]
 
 
+@pytest.mark.nightly_cases(but=["fleet", "import_data", "privacy", "run_plan"])
+@pytest.mark.slow
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_help_loads_no_large_package(command):
     assert _loaded(command, "--help") == []
 
 
+@pytest.mark.slow
 def test_who_reads_the_first_line_of_help_sees_no_traceback():
     reading, writing = os.pipe()
     os.close(reading)
@@ -68,6 +70,8 @@ def test_who_reads_the_first_line_of_help_sees_no_traceback():
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.nightly_cases("out of range", "without effect")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [["--raunds=1"], ["--rounds=-1"], ["--task=digits", "--adult_ridge=1"]],
@@ -77,6 +81,7 @@ def test_a_refused_flag_loads_no_large_package(flags):
     assert _loaded("train", *flags) == []
 
 
+@pytest.mark.slow
 def test_flags_of_absl_that_would_do_nothing_are_refused():
     done = subprocess.run(
         [sys.executable, "-m", "binaries.train", "--only_check_args"],
@@ -114,6 +119,7 @@ def _train_without_tff(folder: Path, *flags: str) -> "subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_a_private_run_of_plain_sums_needs_no_tff(tmp_path):
     """Its check, that the key of the noise is sent to nobody, included; of two steps, too."""
     private = ("--privacy=central", "--noise_multiplier=1", "--clients_per_round=4")
@@ -123,6 +129,7 @@ def test_a_private_run_of_plain_sums_needs_no_tff(tmp_path):
     assert (tmp_path / "run" / "result.json").is_file()
 
 
+@pytest.mark.slow
 def test_one_line_says_how_to_get_tff(tmp_path):
     done = _train_without_tff(tmp_path / "run", "--aggregation=secure")
     assert done.returncode == 2
@@ -186,6 +193,7 @@ print("imported:", len(names))
 """
 
 
+@pytest.mark.slow
 def test_imports_change_nothing_of_the_process():
     done = subprocess.run(
         [sys.executable, "-c", _GLOBAL_STATE], cwd=ROOT, check=True, capture_output=True, text=True

@@ -104,6 +104,7 @@ def test_awkward_names_do_not_break_the_table():
     assert {line.replace(r"\|", "").count("|") for line in lines} == {4}
 
 
+@pytest.mark.nightly_cases("names1")
 @pytest.mark.parametrize("names", [("phone", "tablet"), AWKWARD_NAMES])
 def test_the_figure_has_a_curve_and_bars_for_each_algorithm(tmp_path, names):
     result = figure(_comparison(names), "loss")
@@ -181,6 +182,7 @@ def test_a_row_without_the_clients_has_dashes_and_without_any_there_is_no_table(
     assert client_figures(_comparison()) == {}
 
 
+@pytest.mark.slow
 def test_the_figure_of_the_clients_has_both_panels_for_each_algorithm(tmp_path):
     (draw,) = client_figures(_over_clients()).values()
     figure_of_clients = draw()

@@ -39,6 +39,7 @@ def _clients(tmp_path, counts, is_halved=True, sizes=types.MappingProxyType({}))
     return clients, resolve("custom", {}, options, data=store)
 
 
+@pytest.mark.slow
 def test_those_who_stop_references_do_not_judge(tmp_path):
     clients, spec = _clients(
         tmp_path,
@@ -86,6 +87,7 @@ def test_a_domain_with_few_is_named(tmp_path):
     assert check_judges(clients.judging(spec)) == ["b"]
 
 
+@pytest.mark.slow
 def test_clients_of_different_sizes_count_as_fewer(tmp_path):
     """Three planes of a carrier, one of which has most flights: 100 / 66 of one size."""
     clients, spec = _clients(

@@ -129,6 +129,7 @@ def test_more_clients_than_rows_are_refused(tmp_path, options, message):
     ).startswith(message)
 
 
+@pytest.mark.nightly
 @_needs_files
 def test_the_real_files_have_the_known_counts():
     task = _load(_REAL)
@@ -138,6 +139,7 @@ def test_the_real_files_have_the_known_counts():
     assert task.model.initial_weights.trainable[0].shape[0] == 99
 
 
+@pytest.mark.nightly
 @_needs_files
 def test_every_category_occurs_in_the_real_files():
     x, y, _ = read_adult(_REAL / "adult.data")
@@ -185,6 +187,7 @@ def _as_a_table(folder: Path) -> Path:
     return folder / "adult.csv"
 
 
+@pytest.mark.nightly
 @_needs_files
 def test_a_table_of_ones_own_gives_the_tasks_numbers(tmp_path, cohort_runtime):
     table = _as_a_table(_few_people(tmp_path))

@@ -43,6 +43,7 @@ def test_arrays_of_texts(tmp_path):
     )
 
 
+@pytest.mark.nightly
 def test_the_recipe_learns_the_shoppers(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     handed_over.shoppers(tmp_path)

@@ -53,6 +53,7 @@ def test_awkward_domain_names_are_fine(tmp_path):
     assert task.domain_names == tuple(names)
 
 
+@pytest.mark.slow
 @golden.values
 def test_a_malformed_description(tmp_path, case):
     return _error(_write(tmp_path, {**_DESCRIPTION, **case}))

@@ -32,6 +32,7 @@ def task() -> Task:
     return _load()
 
 
+@pytest.mark.slow
 def test_every_class_is_a_domain(task):
     assert task.domain_names == tuple("0123456789")
     for clients in (task.train, task.test):
@@ -40,6 +41,7 @@ def test_every_class_is_a_domain(task):
             np.testing.assert_array_equal(examples["y"], examples["domain_id"])
 
 
+@pytest.mark.slow
 def test_clients_fit_the_model(task):
     spec = task.model.client_data_spec()
     for clients in (task.train, task.test):
@@ -87,6 +89,7 @@ def test_clients_have_skewed_mixtures():
     assert largest_share(0.05) > largest_share(0.5) > largest_share(50.0)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_split_and_the_clients():
     def fingerprint(seed: int) -> tuple[list[bytes], list[int]]:
         task = _load(seed)
@@ -125,6 +128,7 @@ def test_an_option_out_of_range_is_refused(case):
     return golden.refusal(_load, **case)
 
 
+@pytest.mark.slow
 def test_held_out_images_are_training_images_that_are_not_trained_on(task):
     held_out = _load(heldout_share=0.25, keep="")
     assert (task.test_split, held_out.test_split) == ("test", "heldout")
@@ -218,6 +222,7 @@ def test_the_seed_decides_the_points():
     assert fingerprint(1) != fingerprint(2)
 
 
+@pytest.mark.slow
 def test_the_figure_has_the_learned_value_and_the_domain_weights():
     task = _load_of_toy()
     columns = {"round": np.arange(1.0, 4.0), "learned value": np.array([2.0, 1.0, 0.5])}

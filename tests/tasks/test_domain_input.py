@@ -64,6 +64,8 @@ def _words():
     return _network(spec, layers.Embedding(9, 4), layers.SimpleRNN(3, return_sequences=True))
 
 
+@pytest.mark.nightly_cases("rnn")
+@pytest.mark.slow_cases("cnn")
 @pytest.mark.parametrize(
     "model",
     [lambda: logistic_regression(4, 3), _convolutions, _words],
@@ -179,6 +181,7 @@ _RUN = (
 )
 
 
+@pytest.mark.nightly
 def test_a_run_learns_the_words_of_each_domain_and_its_card_says_what_to_tell(
     streaming_runtime, tmp_path, monkeypatch
 ):

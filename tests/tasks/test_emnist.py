@@ -88,6 +88,7 @@ def test_domains_are_those_of_the_writers_numbers(tmp_path):
         assert {task.domain_names[i] for i in examples["domain_id"]} == {domain}, writer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_classes", "labels"), [(62, [3, 9, 61]), (10, [3, 9])])
 def test_tffs_splits_are_those_of_the_number_of_classes(tmp_path, num_classes, labels):
     task = _load(_of_tff(tmp_path / "s.sqlite"), num_classes=num_classes)
@@ -124,6 +125,7 @@ def test_the_task_has_the_model_of_the_paper(tmp_path, monkeypatch):
     assert sum(sizes) == 1_206_590 - (128 + 1) * (62 - 10)
 
 
+@pytest.mark.nightly
 def test_the_rarer_writers_are_drawn_by_the_seed(tmp_path):
     path = _of_import(tmp_path / "s.sqlite")
 
@@ -160,6 +162,7 @@ def test_all_writers_may_be_named(tmp_path):
     assert len(task.train.client_ids) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [10, -1])
 def test_a_label_out_of_range_names_the_client(tmp_path, label):
     path = _of_tff(tmp_path / "s.sqlite", labels=(0, label))
@@ -255,6 +258,7 @@ def test_the_linear_model_is_logistic_regression_on_pixels(tmp_path, monkeypatch
 class TestTrainShare:
     """Training clients divided anew."""
 
+    @pytest.mark.nightly
     def test_each_training_client_trains_or_is_tested_on(self, tmp_path):
         path = _of_import(tmp_path / "s.sqlite", high_school=20, census=20)
         everyone = set(_load(path).train.client_ids)

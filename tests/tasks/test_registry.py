@@ -33,6 +33,7 @@ def test_options_have_a_help_text_and_a_default(name):
         assert field.default is not dataclasses.MISSING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(TASKS))
 def test_defaults_are_settings_of_a_run_and_in_range(name):
     spec = TASKS[name]
@@ -176,6 +177,12 @@ def _fingerprint(task: str, folder: Path, store: Path) -> dict[str, str]:
     return dict(load_task(task, options, TaskContext(0, data=store)).fingerprint)
 
 
+@pytest.mark.nightly_cases(
+    "custom-_images-contents3",
+    "two_domain_lm-_texts-contents6",
+    "spanish_keyboard-_texts-contents7",
+)
+@pytest.mark.slow_cases("stackoverflow-_texts-contents4")
 @pytest.mark.parametrize(("task", "write", "contents"), _STORES)
 def test_a_store_with_another_example_is_another_one(
     tmp_path, task: str, write: Callable[[Path, Any], Path], contents: Any
@@ -194,6 +201,7 @@ def test_a_store_with_another_example_is_another_one(
     assert {**found["other"], "data": ""} == {**found["first"], "data": ""}
 
 
+@pytest.mark.slow
 def test_a_store_that_was_changed_in_its_place_is_another_one(tmp_path):
     path = _images(tmp_path / "s.sqlite", 0.25)
     first = _fingerprint("emnist", tmp_path, path)
@@ -203,6 +211,7 @@ def test_a_store_that_was_changed_in_its_place_is_another_one(tmp_path):
     assert _fingerprint("emnist", tmp_path, path)["data"] != first["data"]
 
 
+@pytest.mark.slow
 def test_modules_beside_the_model_are_a_part_of_it(tmp_path):
     path = _images(tmp_path / "s.sqlite", 0.25)
     first = _fingerprint("custom", tmp_path, path)

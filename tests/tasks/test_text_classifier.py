@@ -60,6 +60,7 @@ def _losses(task: Task, weights: ModelWeights, client: str) -> np.ndarray:
     return losses.numpy()
 
 
+@pytest.mark.nightly
 def test_sent140_of_leaf_from_its_files_to_what_is_learnt(tmp_path):
     domains = _tweets(tmp_path / "sent140")
     job(
@@ -117,6 +118,7 @@ def test_padding_is_in_no_mean_and_its_vector_is_not_trained(tmp_path):
     np.testing.assert_array_equal(nothing, [bias])
 
 
+@pytest.mark.nightly
 def test_the_lstm_stops_at_the_last_word(tmp_path):
     data = _reviews(tmp_path / "s.sqlite")
     weights, scores = None, []
@@ -128,6 +130,7 @@ def test_the_lstm_stops_at_the_last_word(tmp_path):
     np.testing.assert_allclose(*scores, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_weights_only(tmp_path):
     data = _reviews(tmp_path / "s.sqlite")
     first, second = (_load(data, seed, **_SMALL).model for seed in (0, 1))
@@ -179,6 +182,7 @@ def _task(store: Path, task: str = "next_word", **options: Any) -> Task:
     return load_task(task, options, TaskContext(seed=0, data=store))
 
 
+@pytest.mark.nightly_cases("domain-names0-of_a0-of_t0")
 @pytest.mark.parametrize(
     ("feature", "names", "of_a", "of_t"),
     [
@@ -198,6 +202,7 @@ def test_the_domains_are_the_values_of_the_feature(store, feature, names, of_a, 
     assert (counts is None) == (feature != "domain")
 
 
+@pytest.mark.nightly
 def test_the_split_that_is_evaluated_has_its_domains(store):
     task = _task(store, domain_feature="type", test_split="heldout", units=2, embedding=2)
     assert task.domain_names == ("answer", "comment", "question")

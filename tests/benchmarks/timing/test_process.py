@@ -15,6 +15,7 @@ from tests.benchmarks.timing.harness import HANG, process
 from tests.processes import default_signals, is_running, wait_until
 
 
+@pytest.mark.slow
 def test_a_side_runs_a_round_for_each_line(tmp_path):
     with process("sleepy", tmp_path) as side:
         assert list(side.ready()) == ["numpy"]
@@ -23,6 +24,7 @@ def test_a_side_runs_a_round_for_each_line(tmp_path):
         assert sum(seconds) < side.age
 
 
+@pytest.mark.slow
 def test_what_libraries_print_is_no_answer(tmp_path):
     with process("chatty", tmp_path) as side:
         side.ready()
@@ -30,6 +32,7 @@ def test_what_libraries_print_is_no_answer(tmp_path):
     assert (tmp_path / "log").read_text().count("noise") == 1
 
 
+@pytest.mark.slow
 def test_a_model_of_another_size_is_refused(tmp_path):
     with (
         pytest.raises(
@@ -47,6 +50,7 @@ _FAILURES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("behaviour", "message"), _FAILURES)
 def test_the_end_of_a_side_is_told_with_its_last_line(tmp_path, behaviour, message):
     with process(behaviour, tmp_path) as side:
@@ -68,6 +72,7 @@ def test_a_program_that_is_not_there_is_told(tmp_path):
         side.ready()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["never_ready", "hangs_at_once"])
 def test_a_side_that_hangs_is_told_and_ended(tmp_path, behaviour):
     message = f"no round within {HANG:g} s: it printed nothing"
@@ -80,6 +85,7 @@ def test_a_side_that_hangs_is_told_and_ended(tmp_path, behaviour):
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.slow
 def test_daemons_of_a_side_end_with_it(tmp_path):
     with process("daemon", tmp_path) as side:
         side.ready()
@@ -117,6 +123,8 @@ with process("daemon", Path(sys.argv[1])) as side:
 """
 
 
+@pytest.mark.nightly_cases("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_stays_when_the_driver_is_ended(tmp_path, number):
     with default_signals():
@@ -137,6 +145,7 @@ def test_nothing_stays_when_the_driver_is_ended(tmp_path, number):
         wait_until(lambda: not any(map(is_running, pids)))
 
 
+@pytest.mark.slow
 def test_a_side_runs_only_when_it_is_let(tmp_path):
     with process("sleepy", tmp_path) as side:
         with side.released():
@@ -151,6 +160,7 @@ def _state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_whole_tree(tmp_path):
     with process("grows", tmp_path) as side:
         side.ready()

@@ -10,9 +10,9 @@ from benchmarks.timing.process import SideError
 from benchmarks.timing.scale import ScalePlan, measure_scale
 from benchmarks.timing.schedule import Contestant, measure
 from tests.benchmarks.timing.harness import TINY, command, fake, protocol
-from tests.selection import exhaustive
 
 
+@pytest.mark.nightly
 def test_rounds_are_counted_without_the_first_ones(tmp_path):
     sleepy, good = measure([fake("sleepy"), fake("good")], protocol(tmp_path, rounds=3, repeats=2))
     for result in (sleepy, good):
@@ -26,6 +26,7 @@ def test_rounds_are_counted_without_the_first_ones(tmp_path):
     assert min(sleepy.first_round) > 0.05
 
 
+@pytest.mark.nightly
 def test_a_side_runs_the_fastest_of_its_settings(tmp_path):
     (side,) = measure([fake("settings")], protocol(tmp_path, rounds=3, repeats=2))
     assert side.settings == ["fast", "fast"]
@@ -33,6 +34,7 @@ def test_a_side_runs_the_fastest_of_its_settings(tmp_path):
 
 
 # In a round, and before the first; test_process has the other failures.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [
@@ -57,6 +59,7 @@ def test_the_others_go_on_without_one_that_fails(tmp_path, behaviour, message):
         assert [len(seconds) for seconds in result.seconds] == [2, 2]
 
 
+@pytest.mark.nightly
 def test_a_side_that_cannot_be_installed_is_left_out(tmp_path):
     def no_environment():
         raise SideError("cannot be installed: no such package")
@@ -68,6 +71,7 @@ def test_a_side_that_cannot_be_installed_is_left_out(tmp_path):
     assert len(results[1].rounds) == 6
 
 
+@pytest.mark.nightly
 def test_sides_take_turns(tmp_path, monkeypatch):
     order = []
 
@@ -104,6 +108,7 @@ class Fake:
         return command(self._behaviour)
 
 
+@pytest.mark.nightly
 def test_cohorts_are_compared_with_the_second(tmp_path):
     result = measure_scale(Fake("sleepy"), PLAN, protocol(tmp_path, rounds=2, repeats=1))
     assert result.failures() == []
@@ -115,6 +120,7 @@ def test_cohorts_are_compared_with_the_second(tmp_path):
         assert cohort.extra_bytes == cohort.side.peak_bytes[0] - base.side.peak_bytes[0]
 
 
+@pytest.mark.nightly
 def test_growth_is_between_the_first_and_the_last_look(tmp_path):
     long_run = measure_scale(Fake("grows"), PLAN, protocol(tmp_path, rounds=1, repeats=1)).long_run
     assert list(long_run.memory_bytes) == [2, 4, 6]
@@ -122,6 +128,7 @@ def test_growth_is_between_the_first_and_the_last_look(tmp_path):
     assert 75e6 < long_run.growth_bytes < 110e6
 
 
+@pytest.mark.nightly
 def test_a_failure_is_told(tmp_path):
     result = measure_scale(Fake("raises"), PLAN, protocol(tmp_path, rounds=2, repeats=1))
     assert len(result.failures()) == 4
@@ -141,7 +148,7 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_an_environment_is_made_once_and_again_when_its_requirements_change(checkout, capfd):
     requirements = checkout / "peers" / "requirements" / "small.txt"
     requirements.write_text("./no_such_folder\n")

@@ -68,6 +68,7 @@ def test_an_export_is_verified(exports, profile):
     )
 
 
+@pytest.mark.slow
 def test_a_difference_is_told_unless_tolerated(exports, tmp_path):
     folder = shutil.copytree(exports["secure"], tmp_path / "export")
     path = folder / "conformance" / "round_3.npz"
@@ -106,6 +107,7 @@ def test_a_last_bit_of_a_float_passes_unless_it_must_not(exports, tmp_path, name
     assert exact.out.endswith("NOT verified: 1 of 12 tensors of 3 rounds differ\n")
 
 
+@pytest.mark.slow
 def test_another_client_for_devices_is_told(exports, tmp_path):
     folder = shutil.copytree(exports["daf"], tmp_path / "export")
     path = folder / "client_only_plan.pb"
@@ -123,6 +125,7 @@ def test_another_client_for_devices_is_told(exports, tmp_path):
 # --- runs
 
 
+@pytest.mark.slow
 def test_rounds_of_all_clients(run, tmp_path):
     outcome = run("--rounds=3")
     assert outcome.status == 0, outcome
@@ -148,6 +151,7 @@ def test_one_round_is_the_default(run, tmp_path):
     assert (row["metrics"], row["bytes_up"]) == ({"count": 3}, 4.0)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_what_another_has_left(run, tmp_path):
     assert run("--rounds=2", folder="first").status == 0
     saved = tmp_path / "first" / "server_state.ckpt"
@@ -158,6 +162,7 @@ def test_a_run_goes_on_from_what_another_has_left(run, tmp_path):
     assert second == whole
 
 
+@pytest.mark.slow
 def test_clients_are_drawn_by_seed(run, tmp_path):
     def drawn(folder, *arguments):
         outcome = run("--rounds=8", "--clients_per_round=1", *arguments, folder=folder)
@@ -243,6 +248,7 @@ def test_a_client_with_a_wrong_feature(run, clients, tmp_path):
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.slow
 def test_a_client_that_breaks_a_secure_bound(run, clients):
     write_client(clients / "bob.tfrecord", [example(n=200), example(n=56)])
     assert run(profile="secure").error == (

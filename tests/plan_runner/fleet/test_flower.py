@@ -13,6 +13,7 @@ from plan_runner.fleet.wire import Kind, Message, decoded
 _RUNNER = Path(__file__).absolute().parents[3] / "plan_runner"
 
 
+@pytest.mark.slow
 def test_one_module_alone_imports_flower():
     using = set()
     for path in _RUNNER.rglob("*.py"):

@@ -87,6 +87,7 @@ def test_clients_of_any_name_get_nodes(tmp_path):
     assert told == [f"client_00{number}: {file}" for number, file in enumerate(files)]
 
 
+@pytest.mark.slow
 def test_what_is_killed_leaves_no_process(tmp_path):
     """The kernel ends the processes of one that could not end them."""
     code = """

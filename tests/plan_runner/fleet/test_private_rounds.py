@@ -65,6 +65,7 @@ def fleet(exported, tmp_path_factory):
     made.close()
 
 
+@pytest.mark.slow
 def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
     sha256 = manifest_sha256(exported)
     noise = noise_of_export(exported, sha256)
@@ -84,6 +85,7 @@ def _zeros(variance, size):
     return np.zeros(size, np.int64)
 
 
+@pytest.mark.slow
 def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path):
     """One round without noise is the runner's; less the noise that was drawn, so is one with it.
 
@@ -253,6 +255,7 @@ def test_no_key_of_the_run_leaves_with_the_plan(exported):
     assert not any("noise_key" in name for name in manifest["tensors"]["client_input"])
 
 
+@pytest.mark.slow
 def test_the_plan_verifies(exported):
     outcome = call(f"--plan={exported}", "--verify", "--trust")
     assert outcome.status == 0, outcome

@@ -93,6 +93,8 @@ def events(folder, *names):
     return [event for event in map(json.loads, lines) if event["event"] in names]
 
 
+@pytest.mark.nightly_cases("daf")
+@pytest.mark.slow
 def test_rounds_are_the_runners_bit_for_bit(fleet, tmp_path):
     # Another process goes on in the middle of a round.
     served(fleet, tmp_path, 3, stop="training 2: next state written")
@@ -115,6 +117,8 @@ _SECURE = {"BEGIN": False, "ROSTER": False, "DELIVERY": False, "SURVIVORS": True
 _STAGES = {"secure": _SECURE, "daf": {"WORK": False}}
 
 
+@pytest.mark.nightly_cases("daf")
+@pytest.mark.slow
 def test_a_node_that_dies_at_any_stage_is_left_out_whole_or_not_at_all(fleet, tmp_path):
     """Round after round another node dies, at another stage; it is back in the next round."""
     stages = _STAGES[fleet.profile]
@@ -139,6 +143,8 @@ def test_a_node_that_dies_at_any_stage_is_left_out_whole_or_not_at_all(fleet, tm
     assert sum("no answer" in line for line in told.lines) >= len(stages)
 
 
+@pytest.mark.nightly_cases("secure")
+@pytest.mark.slow
 def test_a_server_that_is_killed_anywhere_goes_on_from_there(fleet, tmp_path):
     """In each round the server is killed at another step, and another one goes on."""
     told = served(fleet, tmp_path / "once", 1)
@@ -175,6 +181,7 @@ def _done(profile, steps, step):
     return [r for r, answer in list(zip(_SECURE, answers))[:-1] if steps.index(answer) <= reached]
 
 
+@pytest.mark.nightly_cases("secure")
 def test_too_few_nodes_are_said_in_a_line(fleet, tmp_path):
     channel = LocalChannel(fleet.nodes())
     channel.lost = lambda node, stage: stage in ("DELIVERY", "WORK") and node in ("ann", "bob")
@@ -187,6 +194,7 @@ def test_too_few_nodes_are_said_in_a_line(fleet, tmp_path):
     assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
 
 
+@pytest.mark.nightly_cases("secure")
 def test_who_is_not_there_is_named(fleet, tmp_path):
     nodes = {name: node for name, node in fleet.nodes().items() if name != "dee"}
     told = served(fleet, tmp_path, 2, LocalChannel(nodes))
@@ -243,6 +251,7 @@ def test_openings_are_asked_for_again_before_a_sum_is_given_up(fleet, tmp_path):
     assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
 
 
+@pytest.mark.nightly_cases("secure")
 def test_late_nodes_are_left_out_for_some_rounds(fleet, tmp_path):
     channel = LocalChannel(fleet.nodes())
     stage = next(iter(_STAGES[fleet.profile]))
@@ -273,6 +282,7 @@ def test_nodes_and_servers_with_other_plans_say_so(fleet, tmp_path):
         assert words() == Kind.WELCOME
 
 
+@pytest.mark.slow
 def test_words_of_others_are_one_line_that_every_terminal_shows():
     words = "\ud800round 9: epsilon 0.01\n\x1b[2Jno \x00 end" + "x" * 5000
     read = decoded(Message(Kind.REFUSED, {"words": words}).encoded(), "answer")
@@ -319,6 +329,7 @@ def test_no_log_depends_on_a_clients_integers(fleet, tmp_path, caplog, capfd):
 _DIGESTS = ("session", "before", "after")
 
 
+@pytest.mark.nightly_cases("daf")
 def test_what_a_server_sends_never_ends_a_node(fleet):
     node, manifest = fleet.nodes()["ann"], manifest_sha256(fleet.export)
     begun = decoded(node.answer(b"nonsense"), "answer")

@@ -221,6 +221,7 @@ def test_checking_changes_nothing():
     assert graph.SerializeToString() == before
 
 
+@pytest.mark.slow
 def test_what_training_needs_may_run():
     """A layer with a loop, a dataset with a shuffle, random numbers, images, text and a table."""
 

@@ -12,11 +12,11 @@ import pytest
 
 from plan_runner.kernel import find_kernel
 from tests.binaries.harness import ROOT, tree
+from tests.marks import usually
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, call
 from tests.plan_runner.hostile.files import FILES
 from tests.plan_runner.hostile.graphs import GRAPHS
 from tests.plan_runner.hostile.spoiling import Found
-from tests.selection import exhaustive, usually
 
 HOSTILE = {**FILES, **GRAPHS}
 _ENDED = [name for name, case in HOSTILE.items() if case.found is Found.ENDED]
@@ -93,6 +93,7 @@ def test_there_are_many_and_most_are_refused_early():
     assert len(early) > len(HOSTILE) / 2
 
 
+@pytest.mark.slow
 def test_most_are_refused_without_tensorflow(spoiled, tmp_path):
     asked = {name: spoiled(name) for name, case in HOSTILE.items() if case.found is Found.EARLY}
     before = _names(tmp_path)
@@ -127,12 +128,14 @@ def test_others_are_refused_when_they_are_looked_at_or_played(spoiled, tmp_path,
     assert tree(tmp_path) == before
 
 
+@pytest.mark.nightly_cases("a tensor that grows")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["examples that sleep", "a tensor that grows"], _ENDED))
 def test_what_only_the_end_of_its_process_stops(spoiled, tmp_path, name):
     _assert_harmless(name, spoiled(name), tmp_path)
 
 
-@exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in _ENDED])
 def test_every_one_in_a_process(spoiled, tmp_path, name):
     _assert_harmless(name, spoiled(name), tmp_path)

@@ -11,9 +11,9 @@ import pytest
 from plan_runner.isolation import Bounds, Decoder, IsolationError, encoded, run_isolated
 from tests import golden
 from tests.binaries.harness import ROOT
+from tests.marks import usually
 from tests.plan_runner.isolation.told import Told
 from tests.processes import default_signals, is_running, wait_until
-from tests.selection import usually
 
 _BOUNDS = Bounds(max_memory_gb=0.7, max_round_seconds=60.0)
 # Enough for Python to start, on a machine with other work.
@@ -131,6 +131,7 @@ def test_what_it_reports_is_not_trusted(content, message):
     assert refused("reports", content) == f"reporting: its process reports {message}"
 
 
+@pytest.mark.slow
 def test_one_that_always_reports_is_ended():
     message = refused("reports_forever", None, _SHORT)
     assert message.startswith("reporting: expected to end within 3 s (--max_round_seconds)")
@@ -142,6 +143,7 @@ def test_its_last_words_are_its_own(tmp_path):
     assert found == "leaving: its process ended with status 3 (last)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     usually([signal.SIGINT, signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]),

@@ -22,7 +22,6 @@ from tests.plan_runner.harness import call
 from tests.plan_runner.hostile.attacks import constant_over_path, write_over_path
 from tests.plan_runner.isolation import attempts
 from tests.plan_runner.isolation.told import Told
-from tests.selection import exhaustive
 
 needs_sandbox = pytest.mark.skipif(bool(missing()), reason=f"no {' and no '.join(missing())}")
 
@@ -126,6 +125,7 @@ def test_both_attacks_are_refused_by_the_check(attacked):
     assert not any(path.exists() for path in written)
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_with_that_check_switched_off_both_are_harmless(attacked, tmp_path):
     written, export, flatbuffer = attacked
@@ -149,6 +149,7 @@ def test_with_that_check_switched_off_both_are_harmless(attacked, tmp_path):
     assert all(path.exists() for path in written)
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_a_checkpoint_is_read_away_from_here(tmp_path):
     tensors = {"a": np.ones((2, 3), np.float32), "b": np.int64(7), "c": np.array([b"x", b"yz"])}
@@ -172,6 +173,7 @@ def hidden(numbers, *arguments):
     )
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize(
     ("numbers", "lacks"),
@@ -189,6 +191,7 @@ def test_where_the_kernel_lacks_one_of_them(exports, numbers, lacks):
     )
 
 
+@pytest.mark.slow
 def test_where_the_kernel_lacks_both_a_plan_that_is_trusted_is_played(exports):
     done = hidden([_LANDLOCK, _SECCOMP], f"--plan={exports['daf']}", "--verify", "--trust")
     assert done.returncode == 0, done.stderr
@@ -209,7 +212,7 @@ def test_clients_may_be_links(exports, tmp_path):
     )
 
 
-@exhaustive
+@pytest.mark.nightly
 @needs_sandbox
 @pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
 def test_the_fuzzer_plays_mutants(exports):

@@ -23,6 +23,7 @@ from tests.plan_runner.exports import MEANS, SECURE_MEANS, STATE, rehash, write_
 from tests.plan_runner.plans import daf_plan, spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "means"), [("daf", MEANS), ("secure", SECURE_MEANS)])
 def test_rounds_follow_the_contract(exports, profile, means):
     export = open_export(exports[profile])
@@ -34,6 +35,7 @@ def test_rounds_follow_the_contract(exports, profile, means):
     assert {(result.number, result.clients) for result in results} == {(1, 3), (2, 3), (3, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["daf", "secure"])
 def test_the_conformance_rounds_match(exports, profile):
     checks = list(verify(open_export(exports[profile])))
@@ -41,6 +43,7 @@ def test_the_conformance_rounds_match(exports, profile):
     assert [check.tensors for check in checks] == [4 if profile == "daf" else 3] * 3
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_checkpoints_and_of_packed_secure_values(exports):
     daf, secure = (
         next(run_rounds(export, [conformance_clients(export)]))
@@ -66,6 +69,7 @@ def test_a_client_alone_and_another_state(exports, tmp_path):
     assert int(result.state["server/1"]) == 8
 
 
+@pytest.mark.slow
 def test_going_on_from_a_saved_state_is_going_on(exports, tmp_path):
     export = open_export(exports["secure"])
     cohorts = [conformance_clients(export)] * 3
@@ -102,6 +106,7 @@ def checked(folder, **tensors):
     return second
 
 
+@pytest.mark.slow
 def test_a_difference(folder):
     check = checked(folder, **{"server/0": np.float32(2.5)})
     assert check.differing == {"server/0": 0.2}
@@ -110,12 +115,14 @@ def test_a_difference(folder):
     assert check.failing(0.2) == []
 
 
+@pytest.mark.slow
 def test_last_bits_are_rounding(folder):
     check = checked(folder, **{"server/0": np.nextafter(np.float32(2.0), np.float32(3.0))})
     assert check.failing(0.0) == ["server/0"]
     assert check.failing(ROUNDING) == []
 
 
+@pytest.mark.slow
 def test_zeros_of_other_signs_differ_by_a_bit(folder):
     loss = np.array([-0.0, np.nan], np.float32)
     check = checked(folder, **{"metrics/loss": loss})
@@ -124,12 +131,15 @@ def test_zeros_of_other_signs_differ_by_a_bit(folder):
     assert check.failing(1e-9) == []
 
 
+@pytest.mark.slow
 def test_nans_are_compared_by_their_bits(folder):
     loss = np.array([0.0, np.nan], np.float32)
     loss.view(np.uint32)[1] |= 1
     assert checked(folder, **{"metrics/loss": loss}).differing == {"metrics/loss": 0.0}
 
 
+@pytest.mark.nightly_cases("tensors0")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tensors",
     [
@@ -149,6 +159,7 @@ def test_what_no_tolerance_lets_pass(folder, tensors):
     assert check.failing(1e30) == check.failing(math.inf) == [name]
 
 
+@pytest.mark.slow
 def test_a_tensor_too_many(folder):
     check = checked(folder, **{"server/2": np.float32(2.0)})
     assert check.differing == {"server/2": math.inf}
@@ -323,6 +334,7 @@ def folder_of_platform(tmp_path):
     return folder_of_platform
 
 
+@pytest.mark.slow
 def test_it_is_played_as_one_of_ours(folder_of_platform):
     export = open_export(folder_of_platform)
     results = list(run_rounds(export, [conformance_clients(export)] * 3))
@@ -333,6 +345,7 @@ def test_it_is_played_as_one_of_ours(folder_of_platform):
         assert result.outputs["server/count"] == result.metrics["metrics/count"] == 3
 
 
+@pytest.mark.slow
 def test_what_the_servers_tools_want_stays_in_the_state(folder_of_platform, tmp_path):
     export = open_export(folder_of_platform)
     *_, result = run_rounds(export, [conformance_clients(export)] * 2)

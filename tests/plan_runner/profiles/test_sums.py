@@ -281,6 +281,7 @@ def test_outputs_that_do_not_fit(outputs, message):
         with_metrics(written, outputs, _TYPES, "here")
 
 
+@pytest.mark.slow
 def test_more_clients_than_secure_sums_have_room_for(exports, tmp_path):
     folder = shutil.copytree(exports["secure"], tmp_path / "export")
     rehash(folder, privacy={"maximum_clients_per_round": 2})

@@ -416,6 +416,8 @@ def inconsistent(secret, threshold, points):
 ORIGINAL_SPLIT = shamir.split
 
 
+@pytest.mark.nightly_cases("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("checks", [True, False])
 def test_a_dealer_of_wrong_seeds_or_keys_is_named_and_no_wrong_sum_comes_out(
     tmp_path, monkeypatch, checks
@@ -616,6 +618,7 @@ def test_counts_and_lengths_are_bounded_before_anything_is_made_of_them(fleet):
     refused(lambda: fleet.answer(0, later), "expected version 1 of the protocol, found 2: install")
 
 
+@pytest.mark.slow
 def test_the_longest_message_has_room_for_every_message(tmp_path):
     for size, tensors in ((3, ()), (9, ()), (4, (SummedTensor("s:0", (999,), 1, 1 << 64),))):
         fleet = Fleet(tmp_path / f"{size} {len(tensors)}", size, tensors or Fleet.tensors)

@@ -345,6 +345,7 @@ def play_at_random(fleet: Fleet, generator: random.Random) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_whatever_happens_the_sum_is_right_or_there_is_none(tmp_path):
     opened = 0
     for seed in range(60):

@@ -21,7 +21,7 @@ from scipy import optimize, stats
 from binaries import train as train_binary
 from tests import golden
 from tests.binaries.harness import Caller, Process
-from tests.selection import exhaustive, usually
+from tests.marks import usually
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.errors import UserError
 from tff_agnostic.run.evaluation import Evaluator, RunEvaluations
@@ -196,6 +196,8 @@ _RESUMES = {
 }
 
 
+@pytest.mark.nightly_cases("sample")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["sample", "every"], _RESUMES))
 def test_what_a_crash_lost_counts_beside_other_evaluations(cohort_runtime, died, lost, name):
     changed, rounds, counts, num_clients = _RESUMES[name]
@@ -208,6 +210,7 @@ def test_what_a_crash_lost_counts_beside_other_evaluations(cohort_runtime, died,
         assert [one.num_clients for one in (died[1][0], released[0])] == [10, num_clients]
 
 
+@pytest.mark.slow
 def test_an_unchanged_resume_makes_the_same_releases(cohort_runtime, died, lost, tmp_path):
     """Its files are those of an uninterrupted run."""
     whole = tmp_path / "whole"
@@ -244,6 +247,7 @@ TRAIN.main(None)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_before_it_saves(cohort_runtime, tmp_path):
     """The other sample of test clients has noise of its own, and both count."""
     settings = {**_SETTINGS, "checkpoint_every": 6, "toy_regression_num_clients": _NUM_CLIENTS}
@@ -265,6 +269,7 @@ def test_a_process_that_dies_before_it_saves(cohort_runtime, tmp_path):
     _assert_accounted(tmp_path / "run", 4)
 
 
+@pytest.mark.slow
 def test_nothing_is_shown_that_is_not_in_the_ledger(cohort_runtime, tmp_path):
     """The ledger's disk is full when round 8 is evaluated."""
     watched = _Watched(cohort_runtime)
@@ -322,6 +327,7 @@ def test_equal_releases_count_once_and_other_sums_are_not_shown(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_comes_out_otherwise_has_other_noise(cohort_runtime, tmp_path, caplog):
     """Of the same weights and clients by name, whatever the reason is."""
     # The least noise: with more a domain may be taken for absent, whose loss is 0 then.
@@ -349,6 +355,7 @@ def test_an_evaluation_that_comes_out_otherwise_has_other_noise(cohort_runtime, 
     assert "differs from the one that an interruption lost" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_has_no_ledger(cohort_runtime, lost):
     """Its evaluation counts by the rows that it left, and had noise of another kind."""
     (lost / "releases.jsonl").unlink()
@@ -357,6 +364,7 @@ def test_a_run_of_an_earlier_version_has_no_ledger(cohort_runtime, lost):
     _assert_accounted(lost, 4)
 
 
+@pytest.mark.slow
 def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
     """By what was released, and not by what is planned alone."""
     parts = TrainingRun(_spec(evaluation_clients=9), RunFolder(lost), cohort_runtime, True).parts
@@ -372,7 +380,7 @@ def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
         account.check_plan((9, 5))
 
 
-@exhaustive
+@pytest.mark.nightly
 def test_noise_worked_out_for_a_target_is_not_for_one_more(cohort_runtime, tmp_path):
     target = {"evaluation_noise_multiplier": None, "evaluation_target_epsilon": 3.0}
     target.update(rounds=3, evaluate_every=1)
@@ -418,6 +426,7 @@ def _modes(path: Path) -> set[int]:
     return {stat.S_IMODE(file.stat().st_mode) for file in (path / "checkpoints").iterdir()}
 
 
+@pytest.mark.slow
 def test_checkpoints_of_private_runs_are_for_their_owner(cohort_runtime, crashed, folder):
     assert _modes(crashed) == {0o600}
     # As an earlier version wrote them.
@@ -436,6 +445,7 @@ def test_checkpoints_of_private_runs_are_for_their_owner(cohort_runtime, crashed
     assert 0o600 not in _modes(other)
 
 
+@pytest.mark.slow
 def test_a_private_run_goes_on_as_it_was_executed(
     cohort_runtime, streaming_runtime, tff_runtime, folder, monkeypatch
 ):
@@ -466,6 +476,7 @@ def test_a_private_run_goes_on_as_it_was_executed(
     TrainingRun(_spec(**_TRAINING_ONLY), RunFolder(folder), streaming_runtime, True)
 
 
+@pytest.mark.slow
 def test_other_examples_under_the_same_names_are_refused(cohort_runtime, folder):
     task = _spec(**_TRAINING_ONLY).load_task()
     first, *others = task.train.client_ids
@@ -476,6 +487,7 @@ def test_other_examples_under_the_same_names_are_refused(cohort_runtime, folder)
         _train(cohort_runtime, folder, resume=True, task=other, **_TRAINING_ONLY)
 
 
+@pytest.mark.slow
 def test_without_its_key_a_private_run_does_not_begin_again(cohort_runtime, folder):
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(UserError, match="expected a checkpoint, which holds the key of the "):

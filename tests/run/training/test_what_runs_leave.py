@@ -17,6 +17,8 @@ from tff_agnostic.run.spec import resolve
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def test_what_a_run_leaves(whole):
     assert sorted(path.name for path in whole.iterdir()) == [

@@ -263,6 +263,7 @@ def _compared(path) -> dict[str, RunSpec]:
     return {name: trials[0] for name, trials in specs.items()}
 
 
+@pytest.mark.slow
 def test_both_commands_take_the_file_of_an_algorithm(tmp_path):
     for name, arm in _arms().items():
         settings = arm.settings(_SAMPLED[name], 9)

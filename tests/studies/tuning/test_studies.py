@@ -61,6 +61,7 @@ def _search(folder, trials: int, restart_after: int = 1_000, spaces=_SPACES) -> 
     return found
 
 
+@pytest.mark.nightly
 def test_every_algorithm_has_the_same_budget_and_the_given_settings_first(tmp_path):
     found = _search(tmp_path, trials=3)
     assert [(name, number) for name, number, _ in found] == [
@@ -71,6 +72,7 @@ def test_every_algorithm_has_the_same_budget_and_the_given_settings_first(tmp_pa
         assert 0.01 <= params["client_learning_rate"] <= 1 and 5 <= params["window"] <= 20
 
 
+@pytest.mark.nightly
 def test_what_is_drawn_does_not_depend_on_interruptions(tmp_path):
     """Also once the sampler has more trials than it draws at random."""
     folders = [tmp_path / name for name in ("whole", "parts")]
@@ -82,6 +84,7 @@ def test_what_is_drawn_does_not_depend_on_interruptions(tmp_path):
     assert len({tuple(params.items()) for _, _, params in whole}) == 7
 
 
+@pytest.mark.nightly
 def test_a_process_that_dies_leaves_its_trial_to_the_next(tmp_path):
     first, second = _studies(tmp_path), _studies(tmp_path)
     budget = Budget(2, None)
@@ -122,6 +125,7 @@ class _SlowToLook(Studies):
         return found
 
 
+@pytest.mark.nightly
 def test_a_trial_that_ends_while_another_process_looks_is_not_taken_again(tmp_path):
     first, second = _studies(tmp_path), _SlowToLook(tmp_path, _METHOD)
     spaces, budget = {"one": _DIMENSIONS}, Budget(2, None)
@@ -132,6 +136,7 @@ def test_a_trial_that_ends_while_another_process_looks_is_not_taken_again(tmp_pa
     assert (claim.trial.number, other.trial.number) == (0, 1)
 
 
+@pytest.mark.nightly
 def test_what_is_given_is_tried_whatever_happened_before(tmp_path):
     """A process died between the study and its first trial; then that trial failed."""
     Studies(tmp_path, _METHOD)
@@ -153,6 +158,7 @@ def test_what_is_given_is_tried_whatever_happened_before(tmp_path):
     assert other.trial.params != _FIRST
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_death_between_two_draws_changes_no_value(tmp_path, sampler):
     found = []
@@ -168,6 +174,7 @@ def test_a_death_between_two_draws_changes_no_value(tmp_path, sampler):
     assert found[0] == found[1] and len(found[0]) == 2
 
 
+@pytest.mark.nightly
 def test_a_budget_of_time_ends_where_nothing_is_new(tmp_path):
     """Of two choices there are two trainings, and time for a million."""
     spaces = {"one": (dimension(_SETTINGS["server_optimizer"], "choice:sgd,adam"),)}
@@ -188,6 +195,7 @@ def test_a_budget_of_time_ends_where_nothing_is_new(tmp_path):
     assert Budget(len(trials) + 1, None).is_left(trials, 1)
 
 
+@pytest.mark.nightly
 def test_a_trial_that_failed_is_replaced(tmp_path):
     studies = _studies(tmp_path, first={})
     spaces = {"one": _DIMENSIONS}
@@ -200,6 +208,7 @@ def test_a_trial_that_failed_is_replaced(tmp_path):
     assert studies.taken(spaces, Budget(1, None)) is None
 
 
+@pytest.mark.nightly
 def test_a_budget_of_time_is_shared_evenly(tmp_path):
     studies = _studies(tmp_path)
     seconds = {"one": [30.0, 5.0], "two": [10.0, 10.0, 10.0, 10.0]}

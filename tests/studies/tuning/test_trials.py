@@ -67,6 +67,7 @@ def study() -> optuna.Study:
     return found
 
 
+@pytest.mark.nightly
 def test_importance_is_that_of_the_setting_that_matters(study):
     shares = importances(study)
     assert next(iter(shares)) == "window" and shares["window"] > 0.9
@@ -123,6 +124,7 @@ def test_csv_has_every_trial_with_its_exact_values(study):
     assert rows[3]["state"] == "pruned" and rows[3]["ended"].startswith("diverged")
 
 
+@pytest.mark.nightly
 def test_figures_are_images(study, tmp_path):
     figures = {
         "slices": slices("A $name", _DISTRIBUTIONS, study.trials, _OBJECTIVE),
@@ -167,6 +169,7 @@ def _evaluation(loss: float):
     return make_evaluation({"a": loss, "b": loss})
 
 
+@pytest.mark.slow
 def test_later_runs_of_a_trial_report_the_mean_with_the_earlier_ones(studies):
     claim = _next(studies)
     watch = _watch(claim, runs=2)
@@ -185,6 +188,7 @@ def test_later_runs_of_a_trial_report_the_mean_with_the_earlier_ones(studies):
     assert claim.trial.user_attrs[SECONDS] >= 0
 
 
+@pytest.mark.nightly
 def test_the_median_of_the_others_ends_a_trial_from_the_warm_up_on(studies):
     for k in range(5):
         claim = _next(studies)
@@ -253,6 +257,7 @@ def test_values_that_do_not_go_together_end_their_trial(tmp_path):
     assert outcome.text.startswith("refused: --clients_per_round: expected at least --secure_min_")
 
 
+@pytest.mark.nightly
 def test_a_file_that_is_gone_ends_the_search(tmp_path):
     """It is no fault of the values: every later trial would be refused as well."""
     mixtures = tmp_path / "mixtures.json"

@@ -37,6 +37,7 @@ _REGRESSION = """
 """
 
 
+@pytest.mark.slow
 def test_numbers_and_classes(tmp_path):
     task = load(model_file(tmp_path, CLASSIFIER), points(tmp_path / "s.sqlite"))
     assert task.domain_names == ("app", "web")
@@ -51,6 +52,7 @@ def test_numbers_and_classes(tmp_path):
     assert [metric.name for metric in task.model.metrics] == ["accuracy"]
 
 
+@pytest.mark.slow
 def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
     model, data = model_file(tmp_path, CLASSIFIER), points(tmp_path / "s.sqlite")
     assert list(load(model, data, test_split="heldout").test.client_ids) == ["h"]
@@ -71,6 +73,7 @@ def test_several_features(tmp_path):
     assert task.model.initial_weights.trainable[0].shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_labels_that_are_real_numbers(tmp_path):
     data = points(tmp_path / "s.sqlite", labels=(0.5, -2.0, 1e3))
     task = load(model_file(tmp_path, _REGRESSION), data)
@@ -101,6 +104,7 @@ def test_labels_of_a_table_that_are_real_numbers(tmp_path):
         np.testing.assert_array_equal(examples["y"], examples["x"][:, 0] / 2 - 3)
 
 
+@pytest.mark.slow
 def test_whole_numbers_below_zero_are_no_classes(tmp_path):
     data = points(tmp_path / "s.sqlite", labels=(0, -2, 7))
     y = load(model_file(tmp_path, _REGRESSION), data).train.read("a")["y"]
@@ -114,6 +118,7 @@ def test_whole_numbers_that_need_more_bits(tmp_path):
     )
 
 
+@pytest.mark.nightly
 def test_the_fingerprint_is_that_of_the_file_and_of_the_words(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
 
@@ -129,6 +134,7 @@ def test_the_fingerprint_is_that_of_the_file_and_of_the_words(tmp_path):
     assert fingerprint(NEXT_WORD, vocabulary_size=2)["vocabulary"] != first["vocabulary"]
 
 
+@pytest.mark.slow
 def test_the_fingerprint_holds_the_classes(tmp_path):
     data = points(tmp_path / "s.sqlite", class_names=["cat", "dog", "fox"])
     fingerprint = load(model_file(tmp_path, CLASSIFIER), data).fingerprint
@@ -179,6 +185,7 @@ def test_a_store_without_labels(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_labels_beyond_the_classes_that_have_names(tmp_path):
     data = points(tmp_path / "s.sqlite", class_names=["cat", "dog"])
     assert error_of(model_file(tmp_path, CLASSIFIER), data, "a") == (
@@ -186,6 +193,7 @@ def test_labels_beyond_the_classes_that_have_names(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite(tmp_path):
     rows = [("train", point("a", "web", [1, np.inf], 0)), ("test", point("a", "web", [1, 1], 1))]
     data = write_store(tmp_path / "s.sqlite", rows, "features")
@@ -317,6 +325,7 @@ def test_texts(tmp_path):
     assert "perplexity" in [metric.name for metric in task.model.metrics]
 
 
+@pytest.mark.nightly
 def test_texts_with_labels(tmp_path):
     data = reviews(tmp_path / "s.sqlite", class_names=["bad", "good", "odd"])
     task = load(model_file(tmp_path, _TEXT_CLASSIFIER), data, sequence_length=4)

@@ -1,0 +1,36 @@
+"""Parameters of tests of which many run by `./run test -m nightly` only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable
+from typing import Any
+
+import pytest
+
+
+def usually(chosen: Collection[Any], every: Iterable[Hashable]) -> list[Any]:
+    """Returns the parameters of a test: those outside of `chosen` have the marker `nightly`.
+
+    A parameter of several values is a tuple in both.
+
+    Raises:
+      ValueError: `every` lacks one of `chosen`.
+    """
+    values = list(every)
+    if strangers := [value for value in chosen if value not in values]:
+        raise ValueError(f"chosen: expected some of {values}, found {strangers}")
+    return [_parameter(value, () if value in chosen else pytest.mark.nightly) for value in values]
+
+
+def _parameter(value: Any, marks: Any) -> Any:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks)
+
+
+def selected(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
+    """Returns the values of a parameter in those tests of the fixture's module that run."""
+    calls = (
+        getattr(item, "callspec", None)
+        for item in request.session.items
+        if item.path == request.path
+    )
+    return list(dict.fromkeys(c.params[parameter] for c in calls if c and parameter in c.params))

@@ -1,0 +1,204 @@
+"""How `run` sets up and hands over, with stand-ins for uv and Python."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).absolute().parents[2]
+
+# Nothing else of this machine is on PATH, so that `run` does not see its uv and its Pythons.
+_TOOLS = (
+    "awk",
+    "basename",
+    "bash",
+    "cat",
+    "cmp",
+    "cp",
+    "dirname",
+    "env",
+    "install",
+    "ln",
+    "mkdir",
+    "readlink",
+)
+# Makes a link for an environment, and installs nothing.
+_UV = """#!/usr/bin/env bash
+echo "$*" >>"$STATE/uv"
+if [[ $1 == venv ]]; then
+  mkdir -p "${!#}/bin" "${!#}/lib/python3.11/site-packages"
+  ln -s "$REAL_PYTHON" "${!#}/bin/python"
+elif [[ -e $STATE/install_fails ]]; then
+  echo "no network" >&2
+  exit 1
+fi
+"""
+_COMMANDS = """import json, os, signal, sys
+
+if os.environ.get("WAIT"):
+    print(flush=True)
+    signal.pause()
+print(json.dumps([sys.argv[2:], os.getcwd(), sys.stdin.read(), os.environ.get("PYTHONPATH")]))
+sys.exit(int(os.environ.get("EXIT_CODE", "0")))
+"""
+
+
+class Checkout:
+    """A copy of `run` with one command, on a machine with neither uv nor a Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.bin, self.state = (folder / n for n in ("a checkout", "bin", "state"))
+        for made in (self.root / "binaries", self.bin, self.state):
+            made.mkdir(parents=True)
+        shutil.copy(ROOT / "run", self.root)
+        (self.root / "requirements.lock").write_text("one==1\n")
+        (self.root / "binaries" / "train.py").write_text('"""Trains a model."""\n')
+        (self.root / "binaries" / "__main__.py").write_text(_COMMANDS)
+        (self.root / "binaries" / "_private.py").touch()
+        for tool in _TOOLS:
+            found = shutil.which(tool)
+            assert found, tool
+            (self.bin / tool).symlink_to(found)
+
+    def add(self, name: str, text: str) -> None:
+        """Puts a program on PATH."""
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def start(self, *arguments, command=None, environment=(), **options):
+        """Starts `run`."""
+        ours = {"PATH": str(self.bin), "STATE": str(self.state), "REAL_PYTHON": sys.executable}
+        return subprocess.Popen(
+            [command or self.root / "run", *arguments],
+            env={**ours, **dict(environment)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **{"cwd": self.state, **options},
+        )
+
+    def run(self, *arguments, text="", **options):
+        """Returns the exit status, standard output and standard error of `run`."""
+        process = self.start(*arguments, **options)
+        output, errors = process.communicate(text)
+        return process.returncode, output, errors
+
+    def calls(self) -> list[str]:
+        """Returns the arguments of uv, a line for each call."""
+        return (self.state / "uv").read_text().splitlines()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Checkout:
+    """Returns a checkout on a machine with neither uv nor a Python."""
+    return Checkout(tmp_path)
+
+
+@pytest.fixture
+def checkout(bare: Checkout) -> Checkout:
+    """Returns a checkout on a machine with uv."""
+    bare.add("uv", _UV)
+    return bare
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_help_lists_commands_without_an_environment(bare, arguments):
+    status, output, _ = bare.run(*arguments)
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert status == 0 and "train Trains a model" in lines
+    assert "private" not in output and "__main__" not in output
+    assert not (bare.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("command", ["tran", "_private", "../run", "*", ""])
+def test_an_unknown_command_is_one_line(bare, command):
+    status, output, errors = bare.run(command)
+    assert (status, output) == (2, "")
+    assert errors == f"run: no command '{command}' ('./run help' lists them)\n"
+
+
+def test_no_uv_and_no_pip_is_one_line(bare):
+    bare.add("python3", "#!/usr/bin/env bash\necho 'No module named pip' >&2\nexit 1\n")
+    status, output, errors = bare.run("train")
+    assert (status, output) == (2, "")
+    assert errors.startswith("run: needs uv, or a Python 3 with pip") and errors.count("\n") == 1
+
+
+def test_pip_gets_uv(bare):
+    python = """#!/usr/bin/env bash
+while (($#)); do [[ $1 != --target ]] || target=$2; shift; done
+[[ -z ${target:-} ]] || { mkdir -p "$target/bin" && cp "$STATE/stub" "$target/bin/uv"; }
+"""
+    bare.add("python3", python)
+    bare.add("../state/stub", _UV)
+    status, _, errors = bare.run("train")
+    assert status == 0, errors
+    assert (bare.root / ".uv" / "bin" / "uv").is_file()
+
+
+def test_the_first_use_alone_sets_up(checkout):
+    status, output, errors = checkout.run("train")
+    assert status == 0 and json.loads(output)
+    assert errors.startswith("run: setting up .venv from requirements.lock (")
+    assert checkout.run("train")[2] == ""
+    made, installed = checkout.calls()
+    assert made.startswith("venv ") and "--python cpython@3.11" in made
+    assert "--require-hashes" in installed and installed.endswith("requirements.lock")
+
+
+def test_a_failed_set_up_is_continued(checkout):
+    (checkout.state / "install_fails").touch()
+    status, output, errors = checkout.run("train")
+    assert (status, output) == (1, "")
+    assert errors.splitlines()[-1].startswith("run: set-up failed (see above)")
+    (checkout.state / "install_fails").unlink()
+    assert checkout.run("train")[0] == 0
+    assert len(checkout.calls()) == 3
+
+
+def test_another_lock_is_installed(checkout):
+    checkout.run("setup")
+    (checkout.root / "requirements.lock").write_text("one==2\n")
+    checkout.run("setup")
+    assert len(checkout.calls()) == 3
+
+
+def test_todays_platform_has_an_environment_of_its_own(checkout):
+    assert checkout.run("train", environment={"TFF_AGNOSTIC_PLATFORM": "today"})[0] == 0
+    assert not (checkout.root / ".venv").exists()
+    assert "--python cpython@3.13" in checkout.calls()[0]
+    status, _, errors = checkout.run("train", environment={"TFF_AGNOSTIC_PLATFORM": "new"})
+    expected = "run: TFF_AGNOSTIC_PLATFORM: expected reference or today, found new\n"
+    assert (status, errors) == (2, expected)
+
+
+def test_arguments_input_and_exit_status_pass_unharmed(checkout):
+    arguments = ["--name=a b", "", "*", "$HOME", "it's", '"', "--", "-x", "a\nb", "\\"]
+    environment = {"EXIT_CODE": "77", "PYTHONPATH": "/mine"}
+    status, output, _ = checkout.run("train", *arguments, text="a\nb\n", environment=environment)
+    expected = [arguments, str(checkout.state), "a\nb\n", f"{checkout.root}:/mine"]
+    assert (status, json.loads(output)) == (77, expected)
+
+
+def test_it_works_through_symlinks(checkout):
+    direct = checkout.state / "tff run"
+    direct.symlink_to(checkout.root / "run")
+    relative = checkout.bin / "again"
+    relative.symlink_to(os.path.relpath(direct, checkout.bin))
+    for link in (direct, relative):
+        assert checkout.run("train", command=link)[0] == 0
+    assert len(checkout.calls()) == 2
+
+
+def test_signals_reach_the_command(checkout):
+    process = checkout.start("train", environment={"WAIT": "1"})
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == -signal.SIGTERM
