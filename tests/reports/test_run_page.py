@@ -175,6 +175,21 @@ def _of_many(**changes: Any) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.parametrize("evaluation", [{}, {"evaluation": PRIVACY}])
+def test_private_run_has_no_exact_counts(tmp_path, without_pictures, evaluation):
+    content = result(["a"], privacy={**PRIVACY, **evaluation})
+    content["about"]["data"]["train"]["domains"] = None
+    if evaluation:
+        content["about"]["data"]["evaluated"]["domains"] = None
+    write_run(tmp_path, content)
+    write_run_report(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert "Examples of the training clients were not counted: the run is private." in text
+    test_note = "Examples of the test clients were not counted: the run is private."
+    assert (test_note in text) == bool(evaluation)
+    assert ("These counts are exact: no epsilon covers them." in text) == (not evaluation)
+
+
 def test_a_run_without_flaws_has_no_warnings(tmp_path, without_pictures):
     assert _warnings(tmp_path, _of_many()) == ""
     page = Reader((tmp_path / "report.html").read_text())

@@ -338,6 +338,19 @@ def test_the_worst_domain_with_its_loss_and_its_weight():
     assert _without() == "worst domain tablet: loss 3.000, pull 0.750"
 
 
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        ([5, 0], "worst domain phone: loss -2.000, pull 0.250"),
+        ([0, 4], "worst domain tablet: loss -3.000, pull 0.750"),
+        ([0, 0], "no domain with examples"),
+    ],
+)
+def test_absent_domain_is_not_the_worst(counts, line):
+    report = make_report(losses=[-2.0, -3.0], counts=counts, weights=[0.25, 0.75])
+    assert round_in_short(QUANTITIES, _NAMES, report) == line
+
+
 def test_a_run_without_weights_or_without_losses():
     assert _without("domain_weights") == "worst domain tablet: loss 3.000"
     assert _without("client_work") == _without("client_work", "domain_weights")

@@ -16,6 +16,7 @@ from tests.models.keras_zoo import KINDS
 from tests.saving.harness import ask_plain_tensorflow
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.data.clients import InMemoryClients
+from tff_agnostic.data.inputs import ModelInputs, Whole
 from tff_agnostic.models import LSTM, logistic_regression, model_from_keras
 from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
 from tff_agnostic.models.metrics import OfColumns
@@ -29,7 +30,15 @@ from tff_agnostic.models.next_word import (
 )
 from tff_agnostic.run.results import saved_line
 from tff_agnostic.saving.save import FORMATS, SavedFile, save_for_keras
-from tff_agnostic.saving.trained_model import FileCheck, TrainedModel, check_file, inputs_by_name
+from tff_agnostic.saving.trained_model import (
+    MADE_UP,
+    TEST,
+    FileCheck,
+    TrainedModel,
+    check_file,
+    inputs_by_name,
+    made_up,
+)
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task, TaskContext
 from tff_agnostic.text_ids import SentenceEncoder, TextEncoder
@@ -304,7 +313,7 @@ class _Wrapper(tf.keras.layers.Wrapper):
 _NUM_EXAMPLES = 6
 
 
-def _check(bias: float, change: Callable[[np.ndarray], Any]) -> FileCheck:
+def _check(bias: float, change: Callable[[np.ndarray], Any], source: str = TEST) -> FileCheck:
     """Checks a file whose scores are changed beside a model whose first class has this bias."""
     examples = {
         "x": np.ones([_NUM_EXAMPLES, 2], np.float32),
@@ -322,7 +331,7 @@ def _check(bias: float, change: Callable[[np.ndarray], Any]) -> FileCheck:
         change(scores)
         return tf.constant(scores)
 
-    return check_file(trained, Task(("a", "b"), clients, clients, model), predict)
+    return check_file(trained, Task(("a", "b"), clients, clients, model), predict, source)
 
 
 def _nothing(scores: np.ndarray) -> None:
@@ -365,6 +374,34 @@ def test_finite_differences_are_measured() -> None:
     assert not check.is_same
     assert check.largest_difference == pytest.approx(0.25, abs=1e-6)
     assert "its predictions differ, by 0.25 at most" in _line(check)
+
+
+def test_made_up_examples_compare_without_metrics() -> None:
+    check = _check(0.0, lambda scores: _put(scores[0, 0] + 0.25)(scores), MADE_UP)
+    assert not check.is_same and check.domains == {}
+    assert check.largest_difference == pytest.approx(0.25, abs=1e-6)
+    assert _line(check).endswith("differ, by 0.25 at most on 256 made-up examples")
+    assert _check(0.0, _nothing, MADE_UP).is_same
+
+
+def test_made_up_integers_are_known_ids() -> None:
+    inputs = {
+        "city": Whole("category ids", "city", ("Lima", "Oslo", "Rome")),
+        "place": Whole("domain", values=("a", "b", "c")),
+        "text": Whole("text", "text"),
+        "mode": Whole("unknown"),
+    }
+    specs = {name: tf.TensorSpec([None, 5], tf.int32) for name in inputs}
+    model = dataclasses.replace(logistic_regression(2, 3), example_spec={"x": specs})
+    words = tuple("uvwxyz")
+    trained = TrainedModel(
+        model, model.initial_weights, words=words, inputs=ModelInputs(inputs, None)
+    )
+    drawn = made_up(trained)["x"]
+    ids = {"city": 4, "place": 3, "text": 7, "mode": 2}
+    assert {name: set(np.unique(x)) for name, x in drawn.items()} == {
+        name: set(range(count)) for name, count in ids.items()
+    }
 
 
 def test_measures_that_are_not_finite_are_null() -> None:

@@ -41,7 +41,7 @@ class TrainingColumns:
         self._quantities = quantities
         self._tracked_weights = tracked_weights
         self._domain_names = domain_names
-        self._presence = _example_counts(list(flattened(quantities)))
+        self._presence = example_counts(list(flattened(quantities)))
         self.columns = tuple(
             column for q in flattened(quantities) for column in _columns(q, domain_names)
         ) + tuple(Column(ReportField(name, label=name)) for name in tracked_weights)
@@ -223,8 +223,8 @@ def _columns(quantity: ReportField, domain_names: Sequence[str]) -> list[Column]
     return [Column(quantity, domain) for domain in domain_names]
 
 
-def _example_counts(quantities: Sequence[ReportField]) -> Optional[ReportField]:
-    """Returns the quantity that says which domains have examples in a round."""
+def example_counts(quantities: Sequence[ReportField]) -> Optional[ReportField]:
+    """Returns the quantity with the examples of each domain in a round; None without one."""
     found = next((q for q in quantities if q.per_domain and q.unit is Unit.EXAMPLES), None)
     needed = next((q for q in quantities if q.of_present_domains), None)
     if needed is not None and found is None:

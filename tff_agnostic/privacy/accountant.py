@@ -32,11 +32,13 @@ _FEW_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 # More than any run has. For many more, privacy losses would take hours.
 MAX_ROUNDS = 2**20
 UNIT = "client"
-_EVALUATIONS = "evaluations, and the clients that they are on"
+_EVALUATIONS = "evaluations: their numbers are exact, and the evaluated clients are not protected"
 # Not covered by any account.
 _NEVER_COVERED = (
     "tuning: other runs on the same clients, and the choice of settings by their results",
     "the choice of the algorithm by results on the same clients",
+    "the length of a round, and whether a client was online",
+    "errors that end a command: they name clients and their values",
 )
 # Not covered by an account of training.
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)

@@ -177,15 +177,21 @@ def data_section(run: RunRecord, is_private: bool) -> Section:
     ]
     rows.append(["in all", *(part for split in splits for part in _in_all(run, split))])
     notes = [
-        f"What the {what} clients hold was not counted: all of them would have to be read."
+        f"Examples of the {what} clients were not counted: {_reason(run, split)}."
         for split, what in splits.items()
         if run.about.get("data", split, "domains") is None
     ]
     notes.append("A client may have examples of several domains.")
-    if is_private:
+    if is_private and any(run.about.get("data", split, "domains") for split in splits):
         notes.append("These counts are exact: no epsilon covers them.")
     blocks.append(Table("Clients and examples of each domain", headings, rows, notes))
     return Section("data", "The data", blocks)
+
+
+def _reason(run: RunRecord, split: str) -> str:
+    """Returns why a run did not count the examples of a split's clients."""
+    guarantee = run.source.get("privacy", "evaluation") if split == "evaluated" else run.is_private
+    return "the run is private" if guarantee else "all of them would have to be read"
 
 
 def measures_section(run: RunRecord) -> Section:

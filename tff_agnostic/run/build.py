@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits
+from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import algorithm_named
 from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
 from tff_agnostic.computations.domain_losses import HoldoutOptions
@@ -81,7 +82,7 @@ class RunParts:
 
     Attributes:
         task: The task, loaded.
-        remarks: What is to be known of its data before the first round.
+        remarks: Warnings about its data before the first round; none of a private run.
         algorithm: The algorithm.
         fingerprint: Of data, model and imports.
         privacy: Noise and account of a private run; None of others.
@@ -124,8 +125,10 @@ def run_parts(
     task = load_task(spec)
     check_cohort_size(len(task.train.client_ids), config.clients_per_round)
     check_readable(task.test, MAX_READS)
-    remarks = data_remarks(task, config, share_kept_out(spec.algorithm))
-    remarks += rare_domains(task, spec)
+    # Warnings have exact numbers of the data.
+    is_private = PRIVACIES[config.privacy].build is not None
+    remarks = [] if is_private else data_remarks(task, config, share_kept_out(spec.algorithm))
+    remarks += [] if is_private else rare_domains(task, spec)
     if config.pooled:
         remarks.append(pooled_examples(len(task.train.client_ids), config.clients_per_round))
     # What it started from may be gone by now.

@@ -122,8 +122,11 @@ def evaluate(given: GivenRun) -> Evaluated:
     models = _chosen_models(own, saved, task.model)
     choice, share = None, own.adaptation_share
     noise = _noise(spec, task, len(models))
-    if own.training_clients and noise is None:
-        _say_if_uncovered(trained)
+    if noise is None and _is_protected(trained, own.training_clients):
+        print(
+            f"note: the numbers of these {task.test_split} clients are exact: the epsilon of the "
+            "run does not cover this evaluation"
+        )
     if share is not None:
         _check_no_noise(noise)
         check_choice(task.test, models, share)
@@ -177,9 +180,12 @@ def _noise(spec: RunSpec, task: Task, num_models: int) -> Optional[PrivateEvalua
     return PrivateEvaluation(options, task, spec.build_aggregation(), num_models)
 
 
-def _say_if_uncovered(trained: RunSpec) -> None:
-    if isinstance(trained.privacy, PrivacyOptions):
-        print("note: the epsilon of the run does not cover this evaluation of its clients")
+def _is_protected(trained: RunSpec, training_clients: bool) -> bool:
+    """Whether a run guarantees differential privacy to its training or its test clients."""
+    options = trained.privacy
+    if training_clients:
+        return isinstance(options, PrivacyOptions)
+    return isinstance(options, ServerNoiseOptions) and options.private_evaluation
 
 
 def _check_no_noise(noise: Optional[PrivateEvaluation]) -> None:

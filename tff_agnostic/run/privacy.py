@@ -46,16 +46,20 @@ from tff_agnostic.run.private_account import (
     noise_tail,
 )
 from tff_agnostic.run.private_evaluation import (
-    OF_DATA_REMARKS,
     PrivateEvaluation,
     check_metric_bounds,
 )
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.tasks.task import Task
 
+_PUBLIC = (
+    "the number of training clients, and the names of the domains and of the classes, are assumed "
+    "to be public"
+)
 _OF_EXPECTED_COUNTS = (
-    "how many examples of each domain a round is expected to have, and the weight of a round that "
-    "follows from it, are worked out from exact totals over the training clients"
+    "how many examples of each domain a round is expected to have, and what follows from it (the "
+    "weight of a round, and the centre of --lambda_set=ball), are worked out from exact totals "
+    "over the training clients"
 )
 _OF_BEGINNING = (
     "what {flag} names is taken for public: if it was made of these clients' data, it is a release "
@@ -202,8 +206,8 @@ class RunPrivacy:
         options = self._spec.privacy
         split, of_sums = self._split()
         remarks = [
+            _PUBLIC,
             _OF_EXPECTED_COUNTS,
-            OF_DATA_REMARKS,
             *(_OF_BEGINNING.format(flag=flag) for flag in _begins_with(self._spec)),
             *(_OF_INPUTS.format(what=what) for what in _told_of_inputs(self._task)),
             *([] if self._noise_of_clients is None else [_OF_SIMULATED_NOISE]),

@@ -53,10 +53,7 @@ from tff_agnostic.tasks.task import Task
 
 # Instead of a digest, where an earlier version of this package kept no ledger.
 _UNKNOWN = ""
-OF_DATA_REMARKS = (
-    "what is printed of the data before the first round, such as domains of few examples, is "
-    "exact, and so is what result.json and report.html say of it"
-)
+_PUBLIC = "the number of test clients is assumed to be public"
 # Keeps the noise of evaluations apart from that of training.
 _EVALUATIONS = b"evaluations"
 _OF_OTHER_NAMES = "test clients are taken for others than training clients: no name is among both"
@@ -281,7 +278,7 @@ class PrivateEvaluation:
         factors = self.aggregation.noise_factors(self.bounds)
         z = self.mechanism.noise_multiplier
         split = {group.name: factor * z for group, factor in zip(groups, factors)}
-        remarks = [OF_DATA_REMARKS, *([] if self.num_shared else [_OF_OTHER_NAMES])]
+        remarks = [_PUBLIC, *([] if self.num_shared else [_OF_OTHER_NAMES])]
         remarks += self.aggregation.remarks
         if self._noise_seed is not None:
             remarks.append(

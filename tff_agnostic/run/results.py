@@ -46,7 +46,7 @@ from tff_agnostic.run.evaluation import Reports, skipped_rounds
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.saving.save import SavedFile, save_for_keras
-from tff_agnostic.saving.trained_model import FileCheck
+from tff_agnostic.saving.trained_model import MADE_UP, FileCheck
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task
 
@@ -114,7 +114,7 @@ def leave_results(
     if report.resampled is not None:
         write_npz(folder.resampled, report.resampled.to_arrays())
     # Last: where it is, the run is complete.
-    about = run_facts(spec, task, rows.columns, remarks, security, num_skipped)
+    about = run_facts(spec, task, rows.columns, remarks, security, num_skipped, privacy)
     write_json(folder.result, {**result, "about": about})
     return left_out
 
@@ -151,17 +151,24 @@ def run_facts(
     remarks: Iterable[Remark],
     security: Optional[SecurityReport],
     rounds_skipped: int,
+    privacy: Optional[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Returns what stands under "about" in result.json.
+    """Returns the entry "about" of result.json.
 
     Args:
-        columns: The columns of its metrics.csv.
-        remarks: What is to be known of its data.
-        security: What reaches the server, where secure sums were asked for.
-        rounds_skipped: Rounds that were as if no client had taken part.
+        columns: Columns of metrics.csv.
+        remarks: Warnings about the run and its data.
+        security: Sums and values that reach the server; None without secure sums.
+        rounds_skipped: Number of rounds that were as if no client had taken part.
+        privacy: Guarantee of the run, whose clients' examples are not counted; None without one.
     """
     algorithm = algorithm_named(spec.config.algorithm)
     quantities = dict.fromkeys(column.quantity for column in columns)
+    train, evaluated = training_counts(task), evaluation_counts(task)
+    if privacy is not None:
+        train = dataclasses.replace(train, counts=None)
+        if "evaluation" in privacy:
+            evaluated = dataclasses.replace(evaluated, counts=None)
     return {
         "task": {"summary": TASKS[spec.task].summary},
         "algorithm": {
@@ -176,8 +183,8 @@ def run_facts(
         "measures": measures_json(task),
         "quantities": list(map(_quantity_json, quantities)),
         "data": {
-            "train": training_counts(task).to_json(task.domain_names),
-            "evaluated": evaluation_counts(task).to_json(task.domain_names),
+            "train": train.to_json(task.domain_names),
+            "evaluated": evaluated.to_json(task.domain_names),
         },
         "remarks": [remark.to_json() for remark in remarks],
         "security": None
@@ -248,7 +255,7 @@ def model_card(
 
 
 def saved_line(file: SavedFile) -> str:
-    """Returns what is said of a file: its size, and how its predictions differ from the run's."""
+    """Returns a line on a file: its size, and how its predictions differ from the run's."""
     check = file.check
     if check is None:
         return f"{file.path}: {file.num_bytes:,} bytes"
@@ -256,10 +263,10 @@ def saved_line(file: SavedFile) -> str:
     largest = check.largest_difference
     how_far = "some of them not finite," if largest is None else f"by {largest:.2g} at most"
     line = (
-        f"{file.path}: {file.num_bytes:,} bytes; {same}, {how_far} on {check.num_examples} test "
-        "examples"
+        f"{file.path}: {file.num_bytes:,} bytes; {same}, {how_far} on {check.num_examples} "
+        f"{check.source} examples"
     )
-    return f"{line}; {_cost(check)}" if not check.is_same else line
+    return line if check.is_same or check.source == MADE_UP else f"{line}; {_cost(check)}"
 
 
 def _cost(check: FileCheck) -> str:

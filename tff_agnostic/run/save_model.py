@@ -6,12 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Optional
 
+from tff_agnostic.aggregations.private_sum import PrivacyOptions
 from tff_agnostic.files import check_free, new_folder, write_json
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.folder import find_checkpoint
 from tff_agnostic.run.results import CARD, model_card, result_after, saved_line
 from tff_agnostic.saving.save import FORMATS, SavedFile, check_request, save_models
 from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS
+from tff_agnostic.saving.trained_model import MADE_UP, TEST
 from tff_agnostic.settings import command_setting
 
 
@@ -48,7 +50,8 @@ class SavedModels:
 def save_model(given: GivenRun) -> SavedModels:
     """Saves every model of a checkpoint, and its card.
 
-    Each file is loaded again, and compared with the run's model on test examples.
+    Each file is loaded again, and compared with the run's model on test examples. Files of private
+    runs are compared on made-up examples: metrics of test examples would be exact.
     """
     own = given.own
     check_request(own.format, own.quantize)
@@ -59,7 +62,8 @@ def save_model(given: GivenRun) -> SavedModels:
     saved_run.check_weights_fit(task)
     models = checkpoint.models(task.model.initial_weights, str(own.checkpoint), task.model.frozen)
     with new_folder(own.output_dir, "--output_dir") as path:
-        saved = save_models(path, task, models, own.format, own.quantize)
+        checked_on = MADE_UP if isinstance(spec.privacy, PrivacyOptions) else TEST
+        saved = save_models(path, task, models, own.format, own.quantize, checked_on)
         result = result_after(saved_run.folder, checkpoint.round_num)
         card = model_card(saved_run.folder, spec, task, checkpoint.round_num, result, saved)
         write_json(path / CARD, card)

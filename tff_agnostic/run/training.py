@@ -38,6 +38,7 @@ from tff_agnostic.files import (
     write_errors,
 )
 from tff_agnostic.later import tf
+from tff_agnostic.metrics.columns import example_counts
 from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport, statistic_names
 from tff_agnostic.metrics.metrics_file import Column, Numbers
 from tff_agnostic.models.model import Examples
@@ -455,16 +456,21 @@ def round_in_short(
 ) -> str:
     """Returns the domain with the largest loss in a round, its loss and its weight.
 
-    Of a run that does not report the domains' losses, the first number that it reports; nothing if
-    there is none.
+    A domain without examples in the round has no loss. Returns the first reported number if the run
+    does not report the domains' losses; an empty string if there is none.
     """
     pairs = list(paired(quantities, report))
     of_role = {quantity.role: (quantity, value) for quantity, value in pairs}
     if Role.DOMAIN_LOSS not in of_role:
         scalars = [f"{q.name} {float(value):.4g}" for q, value in pairs if not q.per_domain]
         return _with_privacy(scalars[0] if scalars else "", of_role)
-    losses = np.asarray(of_role[Role.DOMAIN_LOSS][1])
-    worst = int(np.argmax(losses))
+    quantity, losses = of_role[Role.DOMAIN_LOSS]
+    presence = example_counts([quantity for quantity, _ in pairs])
+    counts = [value for q, value in pairs if q == presence and quantity.of_present_domains]
+    is_present = np.asarray(counts[0]) != 0 if counts else np.full(len(losses), True)
+    if not is_present.any():
+        return _with_privacy("no domain with examples", of_role)
+    worst = int(np.argmax(np.where(is_present, losses, -np.inf)))
     text = f"worst domain {domain_names[worst]}: loss {losses[worst]:.3f}"
     if Role.DOMAIN_WEIGHT in of_role:
         weight, weights = of_role[Role.DOMAIN_WEIGHT]

@@ -1,4 +1,4 @@
-"""Saves the models of a run in chosen formats, and checks every file on test examples."""
+"""Saves the models of a run in chosen formats, and checks every file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.saving import keras, tflite
 from tff_agnostic.saving.keras import NotForKeras
 from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS
-from tff_agnostic.saving.trained_model import FileCheck, TrainedModel, check_file
+from tff_agnostic.saving.trained_model import TEST, FileCheck, TrainedModel, check_file
 from tff_agnostic.tasks.task import Task
 
 _KERAS = "keras"
@@ -68,14 +68,16 @@ def save_models(
     models: Mapping[str, ModelWeights],
     formats: Sequence[str],
     quantize: str = NOT_QUANTIZED,
+    checked_on: str = TEST,
 ) -> list[SavedFile]:
     """Writes every model in every format.
 
     Args:
-        folder: Where to; it exists.
+        folder: An existing folder.
         formats: Names of `FORMATS`.
         quantize: A name of `QUANTIZATIONS`; formats that can quantise write such a file next to
             the plain one.
+        checked_on: Source of the examples that files are checked on; see `check_file`.
     """
     check_request(formats, quantize)
     saved = []
@@ -86,18 +88,26 @@ def save_models(
             for quantization in dict.fromkeys(
                 [NOT_QUANTIZED, quantize if can_quantize else NOT_QUANTIZED]
             ):
-                saved.append(_save(folder, task, trained, name, format_name, quantization))
+                saved.append(
+                    _save(folder, task, trained, name, format_name, quantization, checked_on)
+                )
     return saved
 
 
 def _save(
-    folder: Path, task: Task, trained: TrainedModel, name: str, format_name: str, quantize: str
+    folder: Path,
+    task: Task,
+    trained: TrainedModel,
+    name: str,
+    format_name: str,
+    quantize: str,
+    checked_on: str,
 ) -> SavedFile:
     kind = FORMATS[format_name]
     plain = quantize == NOT_QUANTIZED
     path = folder / f"{name}{'' if plain else f'_{quantize}'}{kind.file_name}"
     about = kind.write(trained, path) if plain else kind.write(trained, path, quantize)
-    check = check_file(trained, task, kind.load(path, trained))
+    check = check_file(trained, task, kind.load(path, trained), checked_on)
     return SavedFile(name, format_name, quantize, path.name, _size(path), about, check)
 
 

@@ -20,6 +20,7 @@ from tff_agnostic.reports.page import title_of as page_title
 from tff_agnostic.reports.run_page import REPORT
 from tff_agnostic.run.build import training_examples
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
+from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import frontier_report as reports
 from tff_agnostic.studies.comparison import (
@@ -99,6 +100,7 @@ def draw_frontier(given: GivenRun) -> None:
             f"{', '.join(taken)}"
         )
     specs = trial_specs(given, rows, {mixture.name: _MIXTURES for mixture in points})
+    _check_not_private(specs)
     stages = staged(given, rows, specs)
     runtime_name = next(iter(specs.values()))[0].config.runtime
     with (
@@ -144,6 +146,15 @@ def _measure(own: FrontierOptions, task: Task) -> Measure:
     if name not in measures:
         raise UserError(f"--measure: expected one of {', '.join(measures)}, found {name!r}")
     return measures[name]
+
+
+def _check_not_private(specs: Mapping[str, Sequence[RunSpec]]) -> None:
+    for row, (first, *_) in specs.items():
+        if first.config.privacy != "none":
+            raise UserError(
+                f"--privacy={first.config.privacy}: expected none for {row}: the training mixture "
+                "is computed from exact counts of the training clients"
+            )
 
 
 def _mixtures(own: FrontierOptions, task: Task, num_algorithms: int) -> list[Mixture]:

@@ -422,7 +422,6 @@ def frontier_page(
     caveats: list[Line] = [*map(sentence, notes(comparison)), *data_caveats(first)]
     verdict: list[Block] = [Bullets(frontier.sentences)]
     verdict += [Warnings([f"{line}." for line in given_up])] if given_up else []
-    is_private = any(trials.privacy for trials in comparison.trials.values())
     return Page(
         title,
         [
@@ -436,7 +435,7 @@ def frontier_page(
             Section("rule", "What the verdict means", [Paragraph(_rule(frontier))]),
             Section("caveats", "What to know first", [Warnings(caveats)] if caveats else []),
             Section("rows", "Every mixture and every algorithm", [_table(frontier, command)]),
-            data_section(first, is_private),
+            data_section(first, is_private=False),
             Section("measures", "What was measured", [measure_facts(first)]),
             Section(
                 "again", "How to make it again", [*typed_blocks(command), *versions_blocks(first)]

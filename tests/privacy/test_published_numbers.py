@@ -1,0 +1,176 @@
+"""Outputs of private runs have no exact numbers of the clients' data."""
+
+import csv
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from binaries import compare, evaluate, export, import_data, report, save_model, train
+from tests.binaries.harness import Caller
+from tests.privacy.exact_numbers import matches
+from tff_agnostic.metrics.constant_answers import entropy
+from tff_agnostic.runtimes.cohort import CohortRuntime
+
+_MODEL = """
+import tensorflow as tf
+
+def build_model(data):
+    model = tf.keras.Sequential(
+        [tf.keras.Input(data.x_shape), tf.keras.layers.Dense(data.num_classes)]
+    )
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    return model, loss
+"""
+_COLUMNS = ("price", "age")
+_DOMAINS = ("north", "south")
+# Examples of each domain; no two counts of a domain, a class or a split are equal.
+_SIZES = {"train": (3307, 2411), "test": (1103, 859)}
+_NUM_CLIENTS = 6
+_PRIVATE = (
+    *("--task=custom", "--model=model.py", "--data=shop.sqlite"),
+    *("--algorithm=agnostic_fed_avg", "--clients_per_round=3", "--cohort_sampling=poisson"),
+    *("--privacy=central", "--noise_multiplier=0.5", "--noise_seed=5"),
+    *("--secure_max_examples=2000", "--secure_max_loss=9"),
+    *("--private_evaluation", "--evaluation_noise_multiplier=0.5", "--rounds=2"),
+)
+
+
+class _Shop:
+    """A store with known exact numbers, the commands on it, and their printed text.
+
+    Attributes:
+        streams: Standard output and error of each command.
+    """
+
+    def __init__(self, call: Caller, folder: Path) -> None:
+        self._call, self._folder = call, folder
+        self.streams: dict[str, str] = {}
+        self._x, self._y, self._domain = self._write()
+        (folder / "model.py").write_text(_MODEL)
+        self.run(
+            import_data,
+            *("--format=csv", "--input=shop.csv", "--output=shop.sqlite"),
+            *("--client_column=user", "--domain_column=place", "--label_column=bought"),
+            *("--feature_columns=price,age", "--split_column=use", "--class_names=no,yes"),
+        )
+        # An import's report is about its data, and no private run's output.
+        self.streams.clear()
+
+    def run(self, binary: ModuleType, *arguments: str) -> None:
+        """Runs a command, which has to succeed."""
+        outcome = self._call(binary, *arguments)
+        assert outcome.status == 0, outcome
+        name = binary.__name__.rpartition(".")[2]
+        self.streams[f"{name} {len(self.streams)}"] = outcome.out + outcome.err
+
+    def exact_numbers(self) -> dict[str, float]:
+        """Returns counts, shares, means, losses and accuracies of the data, by description."""
+        found: dict[str, float] = {}
+        for split, sizes in _SIZES.items():
+            found[f"{split}: examples"] = sum(sizes)
+            for k, name in enumerate(_DOMAINS):
+                where = f"{split}, {name}"
+                chosen = self._domain[split] == k
+                x, y = self._x[split][chosen], self._y[split][chosen]
+                counts = np.bincount(y)
+                found[f"{where}: examples"] = len(y)
+                found |= {f"{where}: class {c}": int(n) for c, n in enumerate(counts)}
+                found |= {f"{where}: share of class {c}": n / len(y) for c, n in enumerate(counts)}
+                found[f"{where}: loss of the constant"] = entropy(counts)
+                found |= {f"{where}: mean {c}": v for c, v in zip(_COLUMNS, x.mean(axis=0))}
+                found |= {f"{where}: {c} deviates": v for c, v in zip(_COLUMNS, x.std(axis=0))}
+                found |= self._of_model(where, x, y)
+            found |= self._of_model(f"{split}, all", self._x[split], self._y[split])
+        return {what: float(value) for what, value in found.items()}
+
+    def _of_model(self, where: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        model = tf.keras.models.load_model(self._folder / "run" / "model" / "model.keras")
+        kernel, bias = (np.float64(w) for w in model.get_weights())
+        scores = x @ kernel + bias
+        scores -= scores.max(axis=1, keepdims=True)
+        log_shares = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        accuracy = np.mean(np.argmax(scores, axis=1) == y)
+        loss = -np.mean(log_shares[np.arange(len(y)), y])
+        return {f"{where}: accuracy": accuracy, f"{where}: loss": loss}
+
+    def _write(self) -> tuple[dict, dict, dict]:
+        rng = np.random.default_rng(0)
+        rows, xs, ys, domains = [], {}, {}, {}
+        for split, sizes in _SIZES.items():
+            domain = np.repeat(np.arange(len(sizes)), sizes)
+            y = (rng.random(len(domain)) < np.array([0.37, 0.58])[domain]).astype(int)
+            x = rng.normal(size=[len(domain), len(_COLUMNS)]) + np.outer(y, [1.0, -0.3])
+            x = (x * [2.0, 1.3] + domain[:, np.newaxis]).round(4)
+            xs[split], ys[split], domains[split] = x, y, domain
+            for k, (numbers, label, where) in enumerate(zip(x, y, domain)):
+                user = f"{split}_{k % _NUM_CLIENTS}"
+                rows.append([user, _DOMAINS[where], split, *numbers, ["no", "yes"][label]])
+        with open(self._folder / "shop.csv", "w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["user", "place", "use", *_COLUMNS, "bought"])
+            table.writerows(rows)
+        return xs, ys, domains
+
+
+@pytest.fixture
+def shop(cohort_runtime: CohortRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Shop:
+    monkeypatch.chdir(tmp_path)
+    return _Shop(Caller({"cohort": cohort_runtime}), tmp_path)
+
+
+def _published(folder: Path) -> Path:
+    """Moves the data out of a folder and returns the folder, which has outputs only."""
+    for path in folder.glob("shop.*"):
+        path.unlink()
+    return folder
+
+
+def test_trained_and_saved_models_have_no_exact_numbers(shop, tmp_path):
+    shop.run(train, *_PRIVATE, "--output_dir=run")
+    shop.run(save_model, "--checkpoint=run", "--output_dir=saved")
+    about = json.loads((tmp_path / "run" / "result.json").read_text())["about"]
+    assert about["remarks"] == []
+    assert [about["data"][split]["domains"] for split in ("train", "evaluated")] == [None, None]
+    assert matches(shop.exact_numbers(), _published(tmp_path), shop.streams) == []
+
+
+@pytest.mark.slow
+def test_no_output_has_exact_numbers(shop, tmp_path):
+    shop.run(train, *_PRIVATE, "--output_dir=run")
+    shop.run(report, "--run=run")
+    saved = ("--format=keras,saved_model,tflite", "--quantize=int8")
+    shop.run(save_model, "--checkpoint=run", *saved, "--output_dir=saved")
+    shop.run(evaluate, "--checkpoint=run", "--output=evaluated.json")
+    shop.run(evaluate, "--checkpoint=run", "--training_clients", "--output=in_training.json")
+    for kind in ("training", "evaluation"):
+        shop.run(
+            export,
+            *("--checkpoint=run", f"--kind={kind}", "--profile=daf", f"--output_dir={kind}_plan"),
+        )
+    rows = ("--arms=fed_avg;agnostic_fed_avg", "--trials=1", "--output_dir=compared")
+    shop.run(compare, *(f for f in _PRIVATE if not f.startswith("--algorithm")), *rows)
+    exact = shop.exact_numbers()
+    folder = _published(tmp_path)
+    assert matches(exact, folder, shop.streams) == []
+    # A line on a saved file has four digits of an accuracy.
+    saving = {name: text for name, text in shop.streams.items() if name.startswith("save_model")}
+    assert matches(exact, tmp_path / "none", saving, min_digits=4) == []
+
+
+def test_search_reports_printed_numbers(tmp_path):
+    (tmp_path / "card.json").write_text('{"run": 0.50574, "examples": 4519}')
+    np.savez(tmp_path / "sums.npz", np.float32([0.3, 1013 / 2003]))
+    streams = {"stdout": "4,519 examples, accuracy 50.574%", "stderr": "4518 of 0.50575"}
+    found = matches({"share": 1013 / 2003, "examples": 4519.0}, tmp_path, streams)
+    assert found == [
+        "card.json: share (0.5057413879181228) as 0.50574",
+        "card.json: examples (4519.0) as 4519",
+        "sums.npz: share (0.5057413879181228) as 0.5057414",
+        "sums.npz: share (0.5057413879181228) as float32",
+        "stdout: share (0.5057413879181228) as 50.574",
+        "stdout: examples (4519.0) as 4519",
+    ]
