@@ -1,10 +1,13 @@
 """Text for terminals: what becomes an escape, and which streams write it."""
 
+import fcntl
 import io
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -72,6 +75,8 @@ def test_bars_move_the_cursor_and_names_do_not():
         .replace("\x07", "\\x07")
     )
     terminal, end = pty.openpty()
+    # A bar needs columns; a terminal that nothing shows has none.
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
     child = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdin=end, stdout=end, stderr=end
     )
