@@ -167,9 +167,9 @@ def test_client_data_of_quoted_ids_equal_the_store(tmp_path, split):
 def test_client_data_of_quoted_ids_work_in_computations(tmp_path, tff_runtime):
     clients = tff_clients.to_tff(_store_of_quoted_ids(tmp_path / "s.sqlite"))
 
-    # TensorFlow Federated executes this one, with the id as a tensor.
+    # TFF executes this with the id as a tensor, which it makes of ASCII or bytes only.
     read = clients.dataset_computation
-    found = {client_id: sum(1 for _ in read(client_id)) for client_id in _QUOTED_IDS}
+    found = {client_id: sum(1 for _ in read(client_id.encode())) for client_id in _QUOTED_IDS}
     assert found == {client_id: 3 + k for k, client_id in enumerate(_QUOTED_IDS)}
     assert sum(1 for _ in clients.create_tf_dataset_from_all_clients()) == sum(found.values())
 
