@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, Optional
 
+from plan_runner.terminal import escape_output
 from tff_agnostic import refusal_of_python
 from tff_agnostic.commands import COMMANDS, OTHER_COMMANDS, PROGRAM, command
 from tff_agnostic.registry import did_you_mean
@@ -176,6 +177,7 @@ def _end_by(number: int) -> None:
 
 
 def _prepare() -> None:
+    escape_output()
     refusal = refusal_of_python(sys.version_info[:2])
     if refusal:
         print(f"error: {refusal}", file=sys.stderr)

@@ -17,6 +17,7 @@ from plan_runner.errors import PlanError
 from plan_runner.export import METRICS, ROUNDING, STATE, Limits, publish, results_folder
 from plan_runner.isolation import Listener
 from plan_runner.play import Request, play_isolated
+from plan_runner.terminal import escape_output, printable
 
 # Runs the request, reports to the listener, and returns the exit status.
 Player = Callable[[Request, Listener], int]
@@ -166,6 +167,7 @@ def exit_status(
 
 def run_app() -> NoReturn:
     """Runs as an absl app, and ends the process with its exit status."""
+    escape_output()
     before = set(flags.FLAGS)
     define_flags()
     for name in set(flags.FLAGS) - before:
@@ -204,7 +206,7 @@ class _Printer:
         """Prints nothing: only the time limit depends on it."""
 
     def line(self, text: str) -> None:
-        print(_shown(text), flush=True)
+        print(printable(text), flush=True)
 
     def results(self, folder: Path) -> None:
         assert self._output is not None, "a verification has no results"
@@ -238,13 +240,8 @@ def _ending_by_exception() -> Iterator[None]:
 
 
 def _failed(error: Exception) -> int:
-    print(f"error: {_shown(' '.join(str(error).split()))}", file=sys.stderr)
+    print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     return _USAGE_STATUS
-
-
-def _shown(text: str) -> str:
-    # A file may hold what a terminal obeys.
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _check_flags(values: flags.FlagValues) -> None:

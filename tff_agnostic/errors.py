@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plan_runner.terminal import printable
+
 
 class UserError(ValueError):
     """A value, file or flag is not what it has to be.
@@ -11,6 +13,10 @@ class UserError(ValueError):
     The message is one line: what was expected, what was found, and where. Binaries print it without
     a traceback and exit with status 2; library users catch it as a `ValueError`.
     """
+
+    def __str__(self) -> str:
+        """Returns the message, whose names come from files and may hold what a terminal obeys."""
+        return printable(super().__str__(), kept="\n")
 
 
 class UserCodeError(UserError):

@@ -33,6 +33,8 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+_SCRATCH = ".scratch"
+_SCRATCH_FOLDER = re.compile(rf"\..+\{_SCRATCH}\.(?P<pid>\d+)\.tmp")
 # Hexadecimal digits of a digest: enough to tell files of one user apart.
 _DIGITS = 16
 # Bytes of the key of a keyed digest.
@@ -44,6 +46,7 @@ _MOST_TEXT = 1 << 28
 _MOST_INT = 1 << 63
 # The mode of files with a secret in them.
 OWNER_ONLY = 0o600
+_FOLDER_OWNER_ONLY = 0o700
 # Between two tries for a lock.
 _TRY_AGAIN_SECONDS = 0.05
 # How many times its size a file may have when unpacked, beyond the first bytes.
@@ -105,6 +108,47 @@ def sync_folder(path: Path) -> None:
 def temporary_path(path: Path) -> Path:
     """Returns where this process makes what is to take the place of `path`: in the same folder."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextlib.contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """Yields a folder next to `path`, which only its owner can enter, and removes it at the end.
+
+    It is for clients' examples on their way to `path`. A folder that a killed process left next to
+    `path` is removed by the next call.
+    """
+    _remove_left_scratch_folders(path.parent)
+    folder = temporary_path(path.with_name(f"{path.name}{_SCRATCH}"))
+    folder.mkdir(mode=_FOLDER_OWNER_ONLY)
+    try:
+        with folder_lock(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left_scratch_folders(parent: Path) -> None:
+    for entry in os.scandir(parent):
+        match = _SCRATCH_FOLDER.fullmatch(entry.name)
+        if match is None or not entry.is_dir(follow_symlinks=False):
+            continue
+        # The lock shows processes of other containers; the id those on file systems without locks.
+        if int(match["pid"]) != os.getpid() and _is_running(int(match["pid"])):
+            continue
+        # Another process may remove the folder first, and another user's cannot be opened.
+        with contextlib.suppress(UserError), folder_lock(Path(entry)) as is_left:
+            if is_left:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def is_temporary(path: Path) -> bool:

@@ -10,6 +10,8 @@ from typing import Optional
 
 from tqdm.auto import tqdm
 
+from plan_runner.terminal import printable, unescaped
+
 # Between two lines where there is no bar.
 LINE_SECONDS = 30.0
 # A bar shows the time on between two parts of the work.
@@ -56,6 +58,7 @@ class LongWork:
             desc=self._parts(),
             total=total,
             initial=done,
+            file=unescaped(sys.stderr),
             bar_format=_BAR_FORMAT,
             smoothing=0,
             disable=not self._has_bar,
@@ -101,7 +104,7 @@ class LongWork:
     def say(self, step: str) -> None:
         """Says what is done now."""
         self._step = step
-        self._bar.set_postfix_str(step)
+        self._bar.set_postfix_str(printable(step))
 
     def note(self, line: str) -> None:
         """Shows a line of its own, above a bar, on standard output."""

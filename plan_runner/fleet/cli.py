@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Optional
 
 from plan_runner.errors import PlanError, counted
+from plan_runner.terminal import escape_output
 
 _PROGRAM = "fleet"
 _USAGE_STATUS = 2
@@ -24,6 +25,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs a command; returns the exit status."""
+    escape_output()
     arguments = _parser().parse_args(argv)
     from plan_runner.fleet.launch import Ended, ended_by_signals
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from plan_runner.errors import PlanError
 from plan_runner.fleet.node import Node
 from plan_runner.fleet.settings import read_node_settings
+from plan_runner.terminal import escape_output
 
 READY = "node: ready"
 
 
 def main() -> int:
     """Answers until it is ended."""
+    escape_output()
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--settings", type=Path, required=True, help="the node's node.toml")
     parser.add_argument("--address", required=True, help="HOST:PORT of the SuperNode")

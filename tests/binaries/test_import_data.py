@@ -171,7 +171,7 @@ def test_a_signal_leaves_no_store(folder, number, status):
         "import_data", "--format=stackexchange", f"--input={posts}", "--output=s.sqlite"
     )
     with Process(command, folder) as process:
-        wait_until(lambda: any(p.stat().st_size for p in folder.glob(".s.sqlite*")))
+        wait_until(lambda: any(p.stat().st_size for p in folder.glob(".s.sqlite*/*")))
         process.send(number)
         result = process.outcome()
     assert result.status == status

@@ -1,12 +1,15 @@
 """What a store holds, and that nothing that looks like one is left of a write that failed."""
 
+import contextlib
 import json
 import os
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -19,6 +22,7 @@ from tff_agnostic.data.store import Store, StoreClients, parse_examples
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import is_temporary, scratch_folder
 from tff_agnostic.later import tff
 
 
@@ -102,11 +106,13 @@ def test_a_store_is_not_overwritten(tmp_path):
 
 def test_a_store_that_another_process_made_meanwhile_stays(tmp_path):
     path = tmp_path / "s.sqlite"
-    with StoreWriter(path) as writer:
+    with (
+        pytest.raises(UserError, match="another process made a file there meanwhile"),
+        StoreWriter(path) as writer,
+    ):
         writer.add("train", sentence("a", "d", "x"))
+        writer.finish("text")
         path.write_text("theirs")
-        with pytest.raises(UserError, match="another process made a file there meanwhile"):
-            writer.finish("text")
     assert path.read_text() == "theirs"
     assert os.listdir(tmp_path) == ["s.sqlite"]
 
@@ -134,36 +140,77 @@ def test_nothing_is_left_without_finish(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_nothing_that_looks_like_a_store_is_left_by_a_kill(tmp_path):
-    program = textwrap.dedent(
-        """
-        import sys, time
-        from pathlib import Path
-        from tff_agnostic.data.store_format import Record
-        from tff_agnostic.data.store_writer import StoreWriter
-        with StoreWriter(Path(sys.argv[1])) as writer:
-            for k in range(2000):
-                writer.add("train", Record(str(k), "d", {"label": k}))
-            print("ready", flush=True)
-            time.sleep(60)
-        """
-    )
-    path = tmp_path / "s.sqlite"
+_WRITING = textwrap.dedent(
+    """
+    import os, sys, time
+    from pathlib import Path
+    from tff_agnostic.data.store_format import Record
+    from tff_agnostic.data.store_writer import StoreWriter
+    os.umask(0)
+    with StoreWriter(Path(sys.argv[1])) as writer:
+        for k in range(2000):
+            writer.add("train", Record(str(k), "d", {"label": k}))
+        if sys.argv[2] == "finish":
+            writer.finish("features")
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+)
+
+
+@contextlib.contextmanager
+def _writing(path: Path, step: str) -> Iterator[None]:
+    """Another process has a store in the making while entered; it is killed at the end."""
     child = subprocess.Popen(
-        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _WRITING, str(path), step], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert child.stdout.readline() == "ready\n"
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        yield
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
+
+
+@pytest.mark.parametrize("step", ["add", "finish"])
+def test_killed_writer_leaves_a_folder_of_its_owner(tmp_path, step):
+    path = tmp_path / "s.sqlite"
+    with _writing(path, step):
+        pass
     assert not path.exists()
-    # What is left says by its name that it is temporary, and does not open as a store.
     (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".s.sqlite.") and left.name.endswith(".tmp")
+    assert is_temporary(left)
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
     with pytest.raises(UserError):
         Store(left)
+    # The next store of the same folder, whatever its name, removes the folder.
+    text_store(tmp_path / "other.sqlite")
+    assert os.listdir(tmp_path) == ["other.sqlite"]
+
+
+def test_leftover_of_this_process_id_is_removed(tmp_path):
+    with scratch_folder(tmp_path / "s.sqlite") as folder:
+        pass
+    folder.mkdir()
+    (folder / "unsorted.sqlite").write_text("a killed process had the same id")
+    text_store(tmp_path / "s.sqlite")
+    assert os.listdir(tmp_path) == ["s.sqlite"]
+
+
+def test_running_writer_keeps_its_folder(tmp_path):
+    with _writing(tmp_path / "s.sqlite", "add"):
+        before = sorted(tmp_path.rglob("*"))
+        text_store(tmp_path / "other.sqlite")
+        assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "other.sqlite"])
+
+
+def test_store_has_the_mode_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        path = text_store(tmp_path / "s.sqlite")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 # --- Stores that were changed by chance until something other than one line came of them

@@ -1,6 +1,7 @@
 """TFF's clients as clients here, in rounds and in stores, and stores as TFF's clients."""
 
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import tensorflow as tf
 from tests.computations.harness import assert_identical
 from tff_agnostic.algorithms import build_agnostic_fed_avg
 from tff_agnostic.data import tff_clients
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tff
 from tff_agnostic.models import logistic_regression
@@ -131,3 +132,60 @@ def test_sources_of_one_seed_draw_from_their_own_clients():
     assert_identical(others.select(1), [_columns(0)])
     with pytest.raises(UserError, match="expected a source of the seed, the client ids"):
         type(few).from_bytes(bytes(40))
+
+
+_QUOTED_IDS = (
+    "O'Brien",
+    "' OR '1'='1",
+    'x"y',
+    "100%",
+    "a;b",
+    "é ü",
+    "back\\slash",
+    "x'41'",
+    "\u2019",
+)
+
+
+def _store_of_quoted_ids(path: Path) -> Store:
+    tff_clients.to_store(path, {"train": _client_data(_QUOTED_IDS), "te'st": _client_data()})
+    return Store(path)
+
+
+@pytest.mark.parametrize("split", ["train", "te'st"])
+def test_client_data_of_quoted_ids_equal_the_store(tmp_path, split):
+    store = _store_of_quoted_ids(tmp_path / "s.sqlite")
+    clients = tff_clients.to_tff(store, split)
+    assert clients.client_ids == sorted(_QUOTED_IDS if split == "train" else ("a", "b", "c"))
+    features = store.description.features
+    for client_id in clients.client_ids:
+        # The store's own reader binds ids as parameters.
+        columns = parse_examples(store.read(split, client_id), features, client_id)
+        (batch,) = clients.create_tf_dataset_for_client(client_id).batch(99).as_numpy_iterator()
+        assert_identical(batch, OrderedDict(sorted(columns.items())))
+
+
+def test_client_data_of_quoted_ids_work_in_computations(tmp_path, tff_runtime):
+    clients = tff_clients.to_tff(_store_of_quoted_ids(tmp_path / "s.sqlite"))
+
+    # TFF executes this with the id as a tensor, which it makes of ASCII or bytes only.
+    read = clients.dataset_computation
+    found = {client_id: sum(1 for _ in read(client_id.encode())) for client_id in _QUOTED_IDS}
+    assert found == {client_id: 3 + k for k, client_id in enumerate(_QUOTED_IDS)}
+    assert sum(1 for _ in clients.create_tf_dataset_from_all_clients()) == sum(found.values())
+
+
+def test_client_data_are_read_back_as_a_store(tmp_path):
+    store = _store_of_quoted_ids(tmp_path / "s.sqlite")
+    again = tff_clients.to_tff(store).preprocess(
+        lambda dataset: dataset.map(
+            lambda e: OrderedDict(
+                x=e["x"], y=e["label"], domain_id=tf.strings.to_number(e["domain"], tf.int32)
+            )
+        )
+    )
+    tff_clients.to_store(tmp_path / "again.sqlite", {"train": again})
+    for client_id in _QUOTED_IDS:
+        assert Store(tmp_path / "again.sqlite").read("train", client_id) == store.read(
+            "train", client_id
+        )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plan_runner.terminal import printable
 from tests import golden
 from tests.run.harness import (
     AWKWARD_NAMES,
@@ -18,7 +19,7 @@ from tests.run.harness import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns, distinct, with_role
-from tff_agnostic.metrics.formatting import printable, short_names, signed
+from tff_agnostic.metrics.formatting import short_names, signed
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.report_fields import ReportField, Role, Unit, flattened

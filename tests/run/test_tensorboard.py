@@ -52,6 +52,14 @@ def _write(folder: Path, names: tuple[str, ...], rounds: int) -> None:
             sink.write(t, _row(t, names))
 
 
+def test_long_domains_have_short_distinct_folders(tmp_path):
+    names = ("d" * 260, "d" * 260 + "x", "京" * 300)
+    _write(tmp_path, names, rounds=1)
+    runs = _read(tmp_path)
+    assert len(runs) == len(names) + 1
+    assert max(len(name.encode()) for name in runs) < 255
+
+
 def test_every_domain_is_a_run_with_the_same_tags(tmp_path):
     _write(tmp_path, ("phone", "tablet"), rounds=4)
     runs = _read(tmp_path)

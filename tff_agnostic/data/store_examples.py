@@ -205,14 +205,15 @@ def statistics_of(database: sqlite3.Connection, sizes: Mapping[str, int]) -> Sta
     if not sizes:
         return {}
     running = {name: RunningStatistics(size) for name, size in sizes.items()}
-    example = example_class()()
+    message = example_class()
     rows = database.execute(
         "SELECT serialized_example_proto FROM examples WHERE split_name = ? ORDER BY rowid", [TRAIN]
     )
     while block := rows.fetchmany(_BLOCK_ROWS):
         values: dict[str, list[list[float]]] = {name: [] for name in sizes}
         for (proto,) in block:
-            example.ParseFromString(proto)
+            # A message that parses again keeps the memory of all that it ever parsed.
+            example = message.FromString(proto)
             features = example.features.feature
             for name, size in sizes.items():
                 values[name].append(features[name].float_list.value[:size])
@@ -235,10 +236,10 @@ def complete(
     change: dict[str, _Change] = dict.fromkeys(sizes, _filled)
     if standardize_by is not None:
         change.update({name: Standardization(standardize_by[name]) for name in sizes})
-    example = example_class()()
+    message = example_class()
 
     def completed(proto: bytes) -> bytes:
-        example.ParseFromString(proto)
+        example = message.FromString(proto)
         features = example.features.feature
         for name, size in sizes.items():
             values = features[name].float_list.value

@@ -37,7 +37,7 @@ from tff_agnostic.data.store_format import (
     Value,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import temporary_path
+from tff_agnostic.files import scratch_folder
 
 # Rows between two calls of SQLite.
 _ROWS_AT_ONCE = 1000
@@ -103,8 +103,9 @@ class Rows:
 class StoreWriter:
     """A store in the making; a context manager.
 
-    Rows go to a temporary file next to `path`, are sorted by client there (on the disk, in bounded
-    memory), and come into place with `finish`, all at once. Without it nothing is left behind.
+    Rows go to a scratch folder next to `path`, are sorted by client there (on the disk, in bounded
+    memory) by `finish`, and come into place at the end of the block, all at once. Without `finish`,
+    and after an exception, nothing is left behind.
 
     Args:
         path: The store's file.
@@ -115,8 +116,9 @@ class StoreWriter:
             raise UserError(f"{path}: expected no file there yet: stores are not overwritten")
         self._contents = StoreContents()
         self._path = path
-        self._unsorted = ScratchDatabase(path, "unsorted")
-        self._sorted = ScratchDatabase(path, "sorted")
+        self._scratch = contextlib.ExitStack()
+        self._folder = path.parent
+        self._is_complete = False
         self._serialize = ExampleSerializer()
         self._units: Optional[UnitCounts] = None
         self._rows: list[_Row] = []
@@ -128,22 +130,26 @@ class StoreWriter:
         return self._contents.counts
 
     def __enter__(self) -> StoreWriter:
-        """Makes the temporary file."""
-        self._connection = self._unsorted.create()
-        self._connection.executescript(
-            "CREATE TABLE rows (split_name TEXT, client_id TEXT, domain TEXT, unit INTEGER, "
-            "proto BLOB);"
-        )
-        self._units = UnitCounts(self._connection)
+        """Creates the scratch folder, and a database in it."""
+        with self._errors(), contextlib.ExitStack() as stack:
+            self._folder = stack.enter_context(scratch_folder(self._path))
+            self._connection = _scratch_database(self._unsorted)
+            self._connection.executescript(
+                "CREATE TABLE rows (split_name TEXT, client_id TEXT, domain TEXT, unit INTEGER, "
+                "proto BLOB);"
+            )
+            self._units = UnitCounts(self._connection)
+            self._scratch = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Removes the temporary files."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        self._unsorted.remove()
-        self._sorted.remove()
+        """Puts a finished store in its place, and removes the scratch folder."""
+        with self._scratch, self._errors():
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            if self._is_complete and exc_info[0] is None:
+                _move(self._sorted, self._path)
 
     def add(self, split: str, record: Record, unit: Optional[int] = None) -> None:
         """Adds an example.
@@ -178,7 +184,7 @@ class StoreWriter:
     def units(self) -> Iterator[tuple[int, str, int]]:
         """Yields (unit, domain, examples) of all units so far, in ascending order."""
         assert self._units is not None
-        with self._unsorted.errors():
+        with self._errors():
             yield from self._units
 
     def reassign(self, splits: Mapping[int, str], on_moved: OnMoved) -> None:
@@ -192,7 +198,7 @@ class StoreWriter:
             return
         self._flush()
         assert self._connection is not None
-        with self._unsorted.errors():
+        with self._errors():
             self._connection.execute(
                 "CREATE TEMP TABLE moves (unit INTEGER PRIMARY KEY, new_split TEXT)"
             )
@@ -228,18 +234,21 @@ class StoreWriter:
         categories: Optional[Mapping[str, Sequence[str]]] = None,
         columns: Optional[StoredColumns] = None,
         standardize: bool = False,
-    ) -> None:
-        """Sorts, describes the store, and puts it in its place.
+    ) -> Path:
+        """Sorts, and describes the store.
 
         Args:
             kind: "text" or "features".
             vocabulary: Words and their counts, the most frequent first.
             class_names: Names of the classes that labels count.
-            source: Where it came from, for people.
+            source: Human-readable origin of the examples.
             categories: The known values of each categorical column, in the order of their ids.
-            columns: The columns that its features are made of; where some may be missing, their
-                numbers are NaN so far.
+            columns: The columns of its features; where some may be missing, their numbers are NaN
+                so far.
             standardize: Whether numbers get the mean 0 and the deviation 1 of training clients.
+
+        Returns:
+            The complete store, which is in the scratch folder until the end of the block.
         """
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
@@ -262,15 +271,16 @@ class StoreWriter:
         assert self._connection is not None
         self._connection.close()
         self._connection = None
-        with self._sorted.errors():
+        with self._errors():
             self._write_sorted(description, vocabulary or {})
-            self._sorted.move_to(self._path)
+        self._is_complete = True
+        return self._sorted
 
     def _write_sorted(self, description: StoreDescription, vocabulary: Mapping[str, int]) -> None:
-        connection = self._sorted.create()
+        connection = _scratch_database(self._sorted)
         try:
             connection.executescript(TFF_TABLES + OWN_TABLES)
-            connection.execute("ATTACH ? AS unsorted", [str(self._unsorted.path)])
+            connection.execute("ATTACH ? AS unsorted", [str(self._unsorted)])
             # rowid keeps a client's examples in the order in which they came.
             connection.execute(
                 "INSERT INTO examples SELECT split_name, client_id, proto FROM unsorted.rows "
@@ -299,15 +309,45 @@ class StoreWriter:
         finally:
             connection.close()
 
+    @property
+    def _unsorted(self) -> Path:
+        return self._folder / "unsorted.sqlite"
+
+    @property
+    def _sorted(self) -> Path:
+        return self._folder / "sorted.sqlite"
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turns errors of SQLite and of the file system into a `UserError` that names the store."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as e:
+            raise UserError(f"{self._path}: cannot write the store: {e}") from e
+
     def _flush(self, more: Iterable[_Row] = ()) -> None:
         assert self._connection is not None
         rows = itertools.chain(self._rows, more)
-        with self._unsorted.errors():
+        with self._errors():
             self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", rows)
             if self._units is not None:
                 self._units.bound_memory()
             self._connection.commit()
         self._rows = []
+
+
+def _move(complete: Path, path: Path) -> None:
+    """Gives a file another name, which no file has."""
+    with open(complete, "rb") as file:
+        os.fsync(file.fileno())
+    try:
+        # Unlike a rename, a link does not replace what another process put there meanwhile.
+        os.link(complete, path)
+    except FileExistsError:
+        raise UserError(f"{path}: another process made a file there meanwhile") from None
+    except OSError:
+        # Not every file system has links.
+        complete.rename(path)
 
 
 def _with_numbers(database: sqlite3.Connection, description: StoreDescription) -> StoreDescription:
@@ -449,56 +489,14 @@ def _feature(name: str, value: Value) -> Feature:
     raise ValueError(f"{name}: expected text or numbers, found {type(value).__name__}")
 
 
-class ScratchDatabase:
-    """A temporary SQLite file next to a store's path.
-
-    Args:
-        what: Its purpose, a part of its name.
-
-    Attributes:
-        path: The temporary file.
-    """
-
-    def __init__(self, path: Path, what: str) -> None:
-        self._store = path
-        self.path = temporary_path(path.with_name(f"{path.name}.{what}"))
-
-    def create(self) -> sqlite3.Connection:
-        """Makes the file, and opens it."""
-        with self.errors():
-            # A file that a killed process with this id left.
-            self.path.unlink(missing_ok=True)
-            connection = sqlite3.connect(self.path)
-            # A crash leaves no store anyway: no journal is needed to go back.
-            connection.executescript(
-                "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
-            )
-            return connection
-
-    @contextlib.contextmanager
-    def errors(self) -> Iterator[None]:
-        """Makes errors of SQLite and of the file system a `UserError` that names the store."""
-        try:
-            yield
-        except (sqlite3.Error, OSError) as e:
-            raise UserError(f"{self._store}: cannot write the store: {e}") from e
-
-    def move_to(self, path: Path) -> None:
-        """Gives the file another name."""
-        with open(self.path, "rb") as file:
-            os.fsync(file.fileno())
-        try:
-            # Unlike a rename, a link does not replace what another process put there meanwhile.
-            os.link(self.path, path)
-        except FileExistsError:
-            raise UserError(f"{path}: another process made a file there meanwhile") from None
-        except OSError:
-            # Not every file system has links.
-            self.path.rename(path)
-
-    def remove(self) -> None:
-        """Removes the file, if it is there."""
-        self.path.unlink(missing_ok=True)
+def _scratch_database(path: Path) -> sqlite3.Connection:
+    """Creates a database, and opens it."""
+    connection = sqlite3.connect(path)
+    # A crash leaves no store anyway: no journal is needed to go back.
+    connection.executescript(
+        "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
+    )
+    return connection
 
 
 class UnitCounts:

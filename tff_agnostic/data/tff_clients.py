@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import file_digest, temporary_path
+from tff_agnostic.files import file_digest, scratch_folder
 from tff_agnostic.models.model import Examples
 
 # Above this folder: nothing here needs it unless clients of TFF's are at hand.
@@ -75,12 +75,9 @@ def to_same_store(
     if not path.exists():
         to_store(path, splits, domain_of)
         return
-    made = temporary_path(path)
-    try:
-        to_store(made, splits, domain_of)
-        is_same = Store(made).digest() == file_digest(path)
-    finally:
-        made.unlink(missing_ok=True)
+    with scratch_folder(path) as folder:
+        to_store(folder / path.name, splits, domain_of)
+        is_same = Store(folder / path.name).digest() == file_digest(path)
     if not is_same:
         raise UserError(
             f"{path}: expected no file, or a store of just the clients that are given, found "
@@ -93,7 +90,7 @@ def to_tff(store: Store, split: str = "train") -> Any:
 
     Elements are the features that the store has, "domain" among them.
     """
-    return _bridge().client_data_of(store, split)
+    return _bridge().StoreClientData(store, split)
 
 
 def source(clients: ClientDataset, process: Any, seed: int = 0) -> Any:

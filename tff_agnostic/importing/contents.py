@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from tff_agnostic.data.data_warnings import Remark, share
 from tff_agnostic.data.inputs import vector_of
+from tff_agnostic.data.store_examples import example_class
 from tff_agnostic.data.store_format import (
     DOMAIN,
     LABEL,
@@ -272,19 +273,17 @@ def contents_of(database: sqlite3.Connection, description: StoreDescription) -> 
     numbers = numbers_of(description)
     if LABEL not in description.features:
         return Contents(numbers, None, None)
-    # Imported here: other imports' reports do not need it.
-    from tensorflow.core.example import example_pb2
-
     num_classes = description.num_classes
     counts: Counter[tuple[str, str, int]] = Counter()
     seen = _Seen()
-    example = example_pb2.Example()
+    message = example_class()
     for split, client, proto in database.execute(
         "SELECT split_name, client_id, serialized_example_proto FROM examples"
     ):
         seen.add(split, client, proto)
         if num_classes is not None:
-            example.ParseFromString(proto)
+            # A message that parses again keeps the memory of all that it ever parsed.
+            example = message.FromString(proto)
             features = example.features.feature
             domain = features[DOMAIN].bytes_list.value[0].decode()
             counts[split, domain, features[LABEL].int64_list.value[0]] += 1

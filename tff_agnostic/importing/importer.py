@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,14 @@ from typing import Optional
 from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record, StoredColumns
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError, counted
-from tff_agnostic.files import check_can_be_made, folder_to_write_in, make_folder, write_json
+from tff_agnostic.files import (
+    check_can_be_made,
+    folder_to_write_in,
+    make_folder,
+    scratch_folder,
+    write_errors,
+    write_json,
+)
 from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
 from tff_agnostic.importing.cells import CategoryCounts, MissingValues
 from tff_agnostic.importing.columns import TOKENIZER, image_inputs
@@ -71,7 +79,7 @@ class Import:
         return sum(path.stat().st_size for path in self.format.find_inputs(self.paths))
 
     def run(self, log: ReadLog) -> ImportReport:
-        """Reads everything, and writes the store."""
+        """Reads everything, and writes the store and, if the options name a file, its report."""
         words = WordCounts()
         categories = CategoryCounts(self.options.categorical_columns)
         kind = None
@@ -107,7 +115,7 @@ class Import:
             log.say("sorting by client")
             vocabulary = words.vocabulary(self.options.vocabulary_size) if kind == TEXT else None
             known_categories = categories.known(self.options.max_categories)
-            writer.finish(
+            store = writer.finish(
                 kind or FEATURES,
                 vocabulary=vocabulary,
                 class_names=self._class_names(),
@@ -116,17 +124,19 @@ class Import:
                 columns=stored_columns(self.options, log.numbers) if self._is_table() else None,
                 standardize=self.options.standardize,
             )
-        summary = None
-        if vocabulary is not None:
-            summary = VocabularySummary.of(vocabulary, words)
-        return summarise(
-            self.output,
-            self.options,
-            log,
-            summary,
-            categories.summaries(known_categories),
-            strata,
-        )
+            report = summarise(
+                store,
+                self.output,
+                self.options,
+                log,
+                None if vocabulary is None else VocabularySummary.of(vocabulary, words),
+                categories.summaries(known_categories),
+                strata,
+            )
+            # Written before the store gets its name: no kill leaves a store without its report.
+            if self.options.report is not None:
+                _write_report(report, Path(self.options.report))
+        return report
 
     def _add_texts(
         self, texts: Texts, writer: StoreWriter, words: WordCounts, log: ReadLog
@@ -221,6 +231,14 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
     return Import(options, given, format_, paths, output)
 
 
+def _write_report(report: ImportReport, path: Path) -> None:
+    make_folder(path.parent)
+    # Next to the path: the next import removes what a kill leaves there.
+    with write_errors(path), scratch_folder(path) as folder:
+        write_json(folder / path.name, report.to_json())
+        os.replace(folder / path.name, path)
+
+
 def _left_out(log: ReadLog) -> str:
     if not log.skipped:
         return ""
@@ -231,7 +249,7 @@ def _left_out(log: ReadLog) -> str:
 def run_import(
     options: ImportOptions, given: Collection[str], shows_progress: bool = False
 ) -> ImportReport:
-    """Runs an import, and writes its report if the options name a file for it.
+    """Runs an import.
 
     Args:
         given: Names of the options that the user gave.
@@ -239,11 +257,7 @@ def run_import(
     """
     job = checked_import(options, given)
     with LongWork("import", job.num_bytes(), "B", visible=shows_progress) as work:
-        report = job.run(ReadLog(options.bad_records == "skip", work.update, work.say))
-    if options.report is not None:
-        make_folder(Path(options.report).parent)
-        write_json(Path(options.report), report.to_json())
-    return report
+        return job.run(ReadLog(options.bad_records == "skip", work.update, work.say))
 
 
 def stored_columns(options: ImportOptions, numbers: Mapping[str, Sequence[str]]) -> StoredColumns:

@@ -304,6 +304,7 @@ class ImportReport:
 
 
 def summarise(
+    complete: Path,
     store: Path,
     options: ImportOptions,
     log: ReadLog,
@@ -311,15 +312,17 @@ def summarise(
     categories: Mapping[str, CategorySummary],
     strata: Mapping[str, Stratum],
 ) -> ImportReport:
-    """Returns the report of a finished store.
+    """Returns the report of a complete store.
 
     Args:
+        complete: The file to read.
+        store: The file's later name.
         vocabulary: The words of a text store, kept and left out.
         categories: The values of each categorical column, kept and left out.
         strata: The units of the splits, by domain.
     """
     with contextlib.closing(
-        sqlite3.connect(store.absolute().as_uri() + "?mode=ro", uri=True)
+        sqlite3.connect(complete.absolute().as_uri() + "?mode=ro", uri=True)
     ) as db:
         names = [row[0] for row in db.execute("SELECT DISTINCT split_name FROM client_metadata")]
         ordered = sorted(names, key=lambda name: (name != TRAIN, name))

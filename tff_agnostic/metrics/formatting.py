@@ -8,14 +8,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from plan_runner.terminal import printable
 from tff_agnostic.report_fields import Unit
 
 # What stands in a table where there is no number.
 UNDEFINED = "-"
 _DECIMALS_OF_FACTORS = 2
 _ELLIPSIS = "…"
-# Joins letters of Persian or Hindi words, and emoji: not seen, and part of the spelling.
-_JOINERS = "\u200c\u200d"
 
 
 def shown(value: float, unit: Unit) -> float:
@@ -72,17 +71,6 @@ def csv_text(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator=end).writerows(rows)
     return text.getvalue()
-
-
-def printable(text: str) -> str:
-    """Returns text in which characters that cannot be seen are written as escapes.
-
-    Controls would break a page or a terminal, and those that turn the direction of writing around
-    would make a name look like another one.
-    """
-    return "".join(
-        c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode() for c in text
-    )
 
 
 def short_names(names: Sequence[str], width: int) -> list[str]:

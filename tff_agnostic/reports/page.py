@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Optional, Union
 from urllib.parse import quote
 
+from plan_runner.terminal import printable
 from tff_agnostic.later import jinja2, matplotlib
-from tff_agnostic.metrics.formatting import UNDEFINED, cell, printable
+from tff_agnostic.metrics.formatting import UNDEFINED, cell
 from tff_agnostic.report_fields import Unit
 
 NOT_RECORDED = "not recorded by the release that wrote this run"

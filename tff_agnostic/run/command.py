@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Optional
 
+from plan_runner.terminal import escaped_output
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry, did_you_mean
 from tff_agnostic.run.process import resume_command, run_app
@@ -106,9 +107,10 @@ class Command:
 
     def __call__(self, show_progress: bool = True, **arguments: Any) -> Any:
         """Does what a caller in Python says; each flag is an argument, None as if not given."""
-        result = self.run(self.given_by(arguments, show_progress))
-        if self.report is not None:
-            self.report(result)
+        with escaped_output():
+            result = self.run(self.given_by(arguments, show_progress))
+            if self.report is not None:
+                self.report(result)
         return result
 
     def given(self) -> Given:

@@ -26,6 +26,7 @@ from typing import Any, Callable, NoReturn, Optional
 
 from absl import app, flags, logging
 
+from plan_runner.terminal import escape_output
 from tff_agnostic.errors import ExecutionError, UserCodeError, UserError
 from tff_agnostic.files import named_path, read_text
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
@@ -176,6 +177,9 @@ def run_app(
     Args:
         help_text: Returns what --help prints, or --help=GROUP; if None, absl prints its own page.
     """
+    escape_output()
+    # The handler has the stream of when absl was imported.
+    logging.get_absl_handler().python_handler.setStream(sys.stderr)
     drop_tff_context_at_exit()
     # The flags of `app.run`, which is not called: they would be taken and do nothing.
     for flag in list(flags.FLAGS.flags_by_module_dict().get(app.__name__, [])):
@@ -301,12 +305,7 @@ def _failed(error: Exception) -> int:
     lines = str(error).splitlines()
     if not isinstance(error, UserCodeError):
         lines = [" ".join(lines)]
-    # A file may hold what a terminal obeys.
-    shown = (
-        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-        for line in lines
-    )
-    print("error:", "\n".join(shown), file=sys.stderr)
+    print("error:", "\n".join(lines), file=sys.stderr)
     return _USAGE_STATUS
 
 

@@ -18,6 +18,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 from tqdm.auto import tqdm
 
+from plan_runner.terminal import printable, unescaped
 from tff_agnostic.computations.algorithm import Report, RunState
 from tff_agnostic.data.clients import clients_digest
 from tff_agnostic.data.data_warnings import Remark
@@ -65,6 +66,8 @@ AfterRound = Callable[[int, int], None]
 # Of a whole run, where there is no terminal to draw a bar on.
 _NUM_LINES = 20
 _OVERALL = "all"
+# Bytes of a folder's name, with space for a number: file systems allow 255.
+_MAX_RUN_NAME_BYTES = 200
 
 
 def _only_goes_on(round_num: int, report: EvaluationReport) -> None:
@@ -425,7 +428,11 @@ class Progress:
         self._visible = visible
         self._lines = visible and not is_shown()
         self._bar = tqdm(
-            total=total, initial=completed, unit="round", disable=self._lines or not visible
+            total=total,
+            initial=completed,
+            unit="round",
+            file=unescaped(sys.stderr),
+            disable=self._lines or not visible,
         )
 
     def __enter__(self) -> Progress:
@@ -439,7 +446,7 @@ class Progress:
     def show(self, round_num: int, report: Mapping[str, Any]) -> None:
         """Shows a completed round."""
         text = round_in_short(self._quantities, self._domain_names, report)
-        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.set_postfix_str(printable(text), refresh=False)
         self._bar.update()
         if self._lines and round_num % max(1, self._total // _NUM_LINES) == 0:
             line = ", ".join(part for part in (f"round {round_num}/{self._total}", text) if part)
@@ -578,11 +585,12 @@ def _summary(values: Mapping[str, float]) -> Any:
 
 
 def _run_names(domain_names: Iterable[str]) -> dict[Optional[str], str]:
-    """Returns the run, which is a folder's name, of each domain and of what is about none."""
+    """Returns the run, which is a folder's name, of each domain and of all domains together."""
     names: dict[Optional[str], str] = {None: _OVERALL}
     for domain in domain_names:
         # Without slashes, and no "..".
-        name = base = re.sub(r"[^\w.+-]+", "_", domain).lstrip(".") or "_"
+        plain = re.sub(r"[^\w.+-]+", "_", domain).lstrip(".") or "_"
+        name = base = plain.encode()[:_MAX_RUN_NAME_BYTES].decode(errors="ignore")
         number = 1
         while name in names.values():
             number += 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import resource
@@ -33,6 +34,11 @@ def _started(code: Callable[[], object]) -> None:
     thread = threading.Thread(target=code)
     thread.start()
     thread.join()
+
+
+def _check_access(path: Path) -> None:
+    if not os.access(path, os.R_OK):
+        raise OSError(errno.EACCES, path)
 
 
 def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable[[], object]]:
@@ -93,6 +99,9 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "types into a terminal": lambda: fcntl.ioctl(0, _TIOCSTI, b"x"),
         "calls by the numbers of x32": lambda: _call(0x40000000 | 39),
         # What it may do.
+        # As the sandbox's page says: neither Landlock nor the filter restricts them.
+        "may see the size of a file": lambda: os.stat(outside),
+        "may ask for rights to a file": lambda: _check_access(outside),
         "may write its own files": lambda: (scratch / "file").write_text("x"),
         "may rename its own files": lambda: (scratch / "file").rename(scratch / "renamed"),
         "may read": lambda: readable.read_text(),

@@ -121,14 +121,63 @@ def simulation_datasets() -> Any:
     return tff.simulation.datasets
 
 
-def client_data_of(store: Store, split: str) -> Any:
-    """Returns a split of a store as a `ClientData`; see `data.tff_clients.to_tff`."""
-    _ = store.client_ids(split)  # Refuses a split without clients.
-    spec = OrderedDict(
-        (name, tf.TensorSpec(feature.shape, tf.as_dtype(feature.dtype)))
-        for name, feature in sorted(store.description.features.items())
-    )
-    return tff.simulation.datasets.load_and_parse_sql_client_data(str(store.path), spec, split)
+class StoreClientData(tff.simulation.datasets.ClientData):
+    """A split of a store as clients of TFF; see `data.tff_clients.to_tff`.
+
+    TFF's reader pastes the id of a client into an SQL statement: an id with a quote breaks the
+    statement or selects other clients. TensorFlow's SQL dataset has no parameters, so that ids
+    are hexadecimal literals here.
+    """
+
+    def __init__(self, store: Store, split: str) -> None:
+        self._path = str(store.path)
+        self._split = split
+        self._client_ids = store.client_ids(split)
+        self._spec = OrderedDict(
+            (name, tf.TensorSpec(feature.shape, tf.as_dtype(feature.dtype)))
+            for name, feature in sorted(store.description.features.items())
+        )
+
+    @property
+    def client_ids(self) -> list[str]:
+        """The ids of the clients, sorted."""
+        return self._client_ids
+
+    @property
+    def element_type_structure(self) -> OrderedDict[str, Any]:
+        """The type of an example."""
+        return self._spec
+
+    @property
+    def serializable_dataset_fn(self) -> Callable[[Any], tf.data.Dataset]:
+        """Returns the examples of the client of an id, which may be a tensor."""
+        return self._dataset
+
+    def _dataset(self, client_id: Any) -> tf.data.Dataset:
+        query = tf.strings.join(
+            [
+                "SELECT serialized_example_proto FROM examples WHERE client_id = ",
+                _sql_literal(client_id),
+                " AND split_name = ",
+                _sql_literal(self._split),
+            ]
+        )
+        protos = tf.data.experimental.SqlDataset("sqlite", self._path, query, tf.string)
+        return protos.map(self._parsed, num_parallel_calls=tf.data.AUTOTUNE)
+
+    def _parsed(self, proto: tf.Tensor) -> OrderedDict[str, tf.Tensor]:
+        features = {
+            name: tf.io.FixedLenFeature(spec.shape, spec.dtype) for name, spec in self._spec.items()
+        }
+        parsed = tf.io.parse_single_example(proto, features)
+        return OrderedDict((name, parsed[name]) for name in self._spec)
+
+
+def _sql_literal(text: Any) -> tf.Tensor:
+    """Returns a string of SQL that denotes a text, which may be a tensor, whatever it holds."""
+    pairs = tf.constant([f"{byte:02x}" for byte in range(256)])
+    digits = tf.gather(pairs, tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32))
+    return tf.strings.join(["CAST(x'", tf.strings.reduce_join(digits), "' AS TEXT)"])
 
 
 class ClientSource(tff.program.FederatedDataSource):

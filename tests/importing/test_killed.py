@@ -1,0 +1,128 @@
+"""Imports that are killed, and the memory of one: real processes."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.binaries.harness import ROOT
+from tff_agnostic.data.store import Store
+
+_ARGUMENTS = (
+    "--format=csv",
+    "--output=s.sqlite",
+    "--client_column=who",
+    "--domain_name=d",
+    "--label_column=y",
+    "--report=report.json",
+)
+# Runs an import, and ends the process by SIGKILL before or after a file gets its final name.
+_KILLED = textwrap.dedent(
+    """
+    import os, signal, sys
+    from binaries import import_data
+
+    when, number = sys.argv.pop(1), int(sys.argv.pop(1))
+    seen = 0
+
+    def naming(call):
+        def named(*arguments, **more):
+            global seen
+            seen += 1
+            if (seen, when) == (number, "before"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            call(*arguments, **more)
+            if (seen, when) == (number, "after"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return named
+
+    os.replace, os.rename, os.link = map(naming, (os.replace, os.rename, os.link))
+    import_data.IMPORT_DATA.main("")
+    """
+)
+_MEASURED = textwrap.dedent(
+    """
+    import json, resource, sys
+    from tff_agnostic.importing.importer import run_import
+    from tff_agnostic.importing.options import ImportOptions
+
+    run_import(ImportOptions(**json.loads(sys.argv[1])), ())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps([peak * 1024, "tensorflow" in sys.modules]))
+    """
+)
+
+
+def _rows(path: Path, count: int, features: int) -> Path:
+    names = ",".join(f"x{k}" for k in range(features))
+    with path.open("w") as file:
+        file.write(f"who,y,{names}\n")
+        for k in range(count):
+            values = ",".join(f"{(k * 31 + i * 7) % 1000 / 8:g}" for i in range(features))
+            file.write(f"u{k // 20},{k % 2},{values}\n")
+    return path
+
+
+def _import_killed(folder: Path, when: str, number: int) -> int:
+    command = [sys.executable, "-c", _KILLED, when, str(number), *_ARGUMENTS]
+    more = ["--input=rows.csv", "--feature_columns=x0,x1"]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    return subprocess.run(
+        [*command, *more], cwd=folder, env=environment, capture_output=True
+    ).returncode
+
+
+# The report gets its name in its scratch folder, then its final name; the store comes last.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("when", "number", "written"),
+    [
+        ("before", 1, ()),
+        ("before", 2, ()),
+        ("after", 2, ("report.json",)),
+        ("after", 3, ("report.json", "s.sqlite")),
+    ],
+)
+def test_killed_import_leaves_no_store_without_report(tmp_path, when, number, written):
+    rows = _rows(tmp_path / "rows.csv", 100, 2)
+    assert _import_killed(tmp_path, when, number) == -signal.SIGKILL
+    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    assert names == {rows.name, *written}
+    (tmp_path / "s.sqlite").unlink(missing_ok=True)
+    # Another import finds nothing in its way, and removes all temporary files.
+    assert _import_killed(tmp_path, "never", 0) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {rows.name, "report.json", "s.sqlite"}
+    report = json.loads((tmp_path / "report.json").read_text())
+    examples = sum(Store(tmp_path / "s.sqlite").client_counts("train").values())
+    assert report["store"] == "s.sqlite"
+    assert report["splits"]["train"]["examples"] == examples
+
+
+@pytest.mark.slow
+def test_import_of_many_rows_needs_flat_memory(tmp_path):
+    path = _rows(tmp_path / "rows.csv", 100_000, 40)
+    options = {
+        "format": "csv",
+        "input": [str(path)],
+        "output": str(tmp_path / "s.sqlite"),
+        "client_column": "who",
+        "domain_name": "d",
+        "label_column": "y",
+        "feature_columns": [f"x{k}" for k in range(40)],
+    }
+    found = subprocess.run(
+        [sys.executable, "-c", _MEASURED, json.dumps(options)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    peak, has_tensorflow = json.loads(found.stdout)
+    assert not has_tensorflow
+    # One message that parsed all rows kept five times as much.
+    assert peak < 200e6

@@ -1,0 +1,98 @@
+"""Text for terminals: what becomes an escape, and which streams write it."""
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from plan_runner.terminal import PrintableStream, escaped_output, printable, unescaped
+from tests.binaries.harness import ROOT
+from tff_agnostic.errors import UserError
+
+_TITLE = "\x1b]0;title\x07"
+
+
+@pytest.mark.parametrize(
+    "character",
+    [
+        *map(chr, (*range(32), *range(0x7F, 0xA0))),
+        *"\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ufeff\udcff",
+    ],
+)
+def test_controls_become_escapes(character):
+    found = printable(f"a{character}b")
+    assert found.isprintable()
+    assert found == f"a{character.encode('unicode_escape').decode()}b"
+
+
+@pytest.mark.parametrize("text", ["Grüße", "क्\u200dष", "👩\u200d🔬", "東京\u3000都", "\\x1b", ""])
+def test_printable_keeps_writing_and_emoji(text):
+    assert printable(text) == text
+
+
+def test_output_is_escaped_inside_the_block_only(capsys):
+    with escaped_output(), escaped_output():
+        print(f"a\t{_TITLE}\nb")
+        sys.stderr.writelines([f"c{_TITLE}\n"])
+        assert isinstance(sys.stdout, PrintableStream)
+        assert not isinstance(unescaped(sys.stdout), PrintableStream)
+    print("\x1b")
+    found = capsys.readouterr()
+    assert found.out == "a\t\\x1b]0;title\\x07\nb\n\x1b\n"
+    assert found.err == "c\\x1b]0;title\\x07\n"
+
+
+def test_wrapped_stream_does_everything_else():
+    stream = PrintableStream(io.TextIOWrapper(io.BytesIO(), "utf-8"))
+    assert stream.write(_TITLE) == len(_TITLE)
+    stream.flush()
+    assert stream.buffer.getvalue() == b"\\x1b]0;title\\x07"
+    assert (stream.encoding, stream.isatty()) == ("utf-8", False)
+
+
+def test_messages_of_user_errors_are_printable():
+    assert str(UserError(f"a.csv: found {_TITLE}\u202e")) == (
+        "a.csv: found \\x1b]0;title\\x07\\u202e"
+    )
+
+
+def test_bars_move_the_cursor_and_names_do_not():
+    program = (
+        (
+            "from plan_runner.terminal import escape_output; escape_output()\n"
+            "from tff_agnostic.progress import LongWork\n"
+            "with LongWork('compare', 2, 'trials') as work:\n"
+            f"    work.say('step {_TITLE}')\n"
+            f"    work.note('note {_TITLE}')\n"
+        )
+        .replace("\x1b", "\\x1b")
+        .replace("\x07", "\\x07")
+    )
+    terminal, end = pty.openpty()
+    # A bar needs columns; a terminal that nothing shows has none.
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdin=end, stdout=end, stderr=end
+    )
+    os.close(end)
+    output = b""
+    try:
+        while block := os.read(terminal, 1 << 16):
+            output += block
+    except OSError:
+        # Linux reports the end of the other side so.
+        pass
+    finally:
+        os.close(terminal)
+        assert child.wait() == 0, output
+    text = output.decode()
+    assert "\x1b]" not in text and "\x07" not in text
+    assert "step \\x1b]0;title\\x07" in text
+    # The bar is cleared before the note, which has a line of its own.
+    assert "\rnote \\x1b]0;title\\x07\r\n" in text
