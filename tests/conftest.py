@@ -7,12 +7,13 @@ import gc
 import importlib.util
 import os
 import typing
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import golden
+from tests.platform import MISSING_TFF, has_tff, lacks_tff
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -68,6 +69,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, package in _PACKAGES.items():
         if item.get_closest_marker(marker) and importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skips tests that ask for TensorFlow Federated where it is not installed."""
+    report = yield
+    if report.failed and call.excinfo and lacks_tff(call.excinfo.value):
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, str(call.excinfo.value))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skips files that import TensorFlow Federated where it is not installed."""
+    report = yield
+    if report.failed and MISSING_TFF in str(report.longrepr) and not has_tff():
+        report.outcome, report.longrepr = "skipped", (report.nodeid, 0, MISSING_TFF)
+    return report
 
 
 def pytest_sessionfinish() -> None:

@@ -46,6 +46,7 @@ def test_without_noise_and_clipping_rounds_are_plain_ones(streaming_runtime, nam
     assert reports[-1]["clients"] == expected_reports[-1]["clients"]
 
 
+@pytest.mark.slow
 def test_a_drawn_half_of_a_cohort_is_averaged_and_clipped_as_clients_that_all_train(
     streaming_runtime,
 ):

@@ -1,12 +1,12 @@
 """What tests of the binaries share."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.binaries.harness import Caller
+from tests.platform import has_tff
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
 
@@ -14,7 +14,7 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 def call(cohort_runtime: CohortRuntime, request: pytest.FixtureRequest) -> Caller:
     """Calls binaries in this process, on the session's runtimes."""
     runtimes: dict[str, Any] = {"cohort": cohort_runtime}
-    if importlib.util.find_spec("tensorflow_federated"):
+    if has_tff():
         runtimes["tff"] = request.getfixturevalue("tff_runtime")
     return Caller(runtimes)
 

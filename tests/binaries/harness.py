@@ -14,10 +14,12 @@ from types import ModuleType
 from typing import Any, Callable, NamedTuple, Optional
 from unittest import mock
 
+import pytest
 from absl import flags, logging
 from absl.testing import flagsaver
 
 from binaries import compare
+from tests.platform import names_tff
 from tests.processes import children_of, default_signals, wait_until
 from tff_agnostic.commands import command
 from tff_agnostic.files import make_folder
@@ -102,6 +104,8 @@ class Caller:
                 status = exit_status(main, parse_flags(argv))
             except SystemExit as e:
                 status = int(e.code or 0)
+        if names_tff(err.getvalue()):
+            pytest.skip("the command needs TensorFlow Federated")
         return Outcome(status, out.getvalue(), err.getvalue())
 
     def refused(self, folder: Path, binary: ModuleType, *arguments: str) -> str:

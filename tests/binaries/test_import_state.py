@@ -85,6 +85,7 @@ def test_the_state_is_readable_by_its_owner_only(loop):
     assert stat.S_IMODE((loop / "after" / "server_state.ckpt").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_what_was_imported_is_what_the_server_had(loop):
     imported = newest_checkpoint(loop / "back" / "checkpoints")
     assert imported.round_num == 2 * _ROUNDS
@@ -97,6 +98,7 @@ def test_what_was_imported_is_what_the_server_had(loop):
         assert leaf.dtype == tensors[name].dtype
 
 
+@pytest.mark.slow
 def test_a_fleets_rounds_are_those_of_the_simulation(loop):
     """Up to rounding: the runner's TensorFlow sums as the runtime does, in its own kernels."""
     order = open_export(loop / "export").manifest.server_state
@@ -151,6 +153,7 @@ def test_it_is_evaluated_and_saved(loop, call, tmp_path):
 # --- mistakes
 
 
+@pytest.mark.slow
 @golden.arguments
 def test_flags(loop, folder, arguments):
     (folder / "full").touch()

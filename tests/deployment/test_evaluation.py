@@ -46,6 +46,7 @@ def _weights(state, prefix="server/algorithm/weights/trainable"):
     return ModelWeights([state[f"{prefix}/{number}"] for number in range(2)], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "kind"),
     usually(

@@ -204,6 +204,7 @@ def test_every_kind_of_model_in_plain_tensorflow(exported, kind, profile):
     _assert_up_to_rounding(exported(profile, kind=kind))
 
 
+@pytest.mark.slow
 def test_the_state_moves(exported):
     """Otherwise all of the above would prove nothing."""
     folder = exported("daf")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tabulate import tabulate
 
 from tff_agnostic.run.spec import resolve
@@ -37,6 +38,7 @@ def test_the_table_is_that_of_the_tasks():
     assert _table() in DEFAULTS.read_text(), f"expected in {DEFAULTS.name}:\n{_table()}"
 
 
+@pytest.mark.slow
 def test_every_task_is_explained():
     text = PAGE.read_text()
     for name in TASKS:

@@ -78,6 +78,7 @@ def test_the_vocabulary_is_part_of_a_run(trained):
     assert set(fingerprint) == {"model", "vocabulary", "data"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("binary", "arguments"),
     [
@@ -119,6 +120,7 @@ def test_a_comparison_builds_a_users_model_once_a_seed_and_trains_as_one_run_doe
     assert Path("compared", "agnostic_fed_avg", "trial_01", "metrics.csv").read_bytes() == expected
 
 
+@pytest.mark.slow
 def test_another_model_file_is_refused(call, trained, monkeypatch):
     monkeypatch.chdir(trained)
     (trained / "model.py").write_text(_MODEL.replace("(x)\n", "(x) / 2\n"))

@@ -24,6 +24,8 @@ from tests.plan_runner.fleet.fleet import Fleet
 from tests.processes import is_running, wait_until
 from tff_agnostic.data.store_format import Record
 
+pytestmark = pytest.mark.slow
+
 _LOAD = """
 import tensorflow as tf
 
@@ -99,7 +101,6 @@ def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, store, tmp_path):
     assert "data.py: load: OSError: no disk" in found
 
 
-@pytest.mark.slow
 def test_a_round_is_answered_once_whatever_becomes_of_the_node(fleet, checkpoint, tmp_path):
     settings = fleet.node_settings("ann")
     node = fleet.node(settings)
@@ -168,7 +169,6 @@ def test_a_store_that_is_wrong(fleet, store, tmp_path, sql, given, message):
     assert message in found
 
 
-@pytest.mark.slow
 def test_a_process_that_has_ended_is_started_again(fleet, checkpoint):
     player = Player(fleet.export, manifest_sha256(fleet.export), reads=[fleet.clients])
     try:
@@ -194,7 +194,6 @@ def test_a_process_that_has_ended_is_started_again(fleet, checkpoint):
     assert not is_running(last)
 
 
-@pytest.mark.slow
 def test_a_request_that_takes_too_long_is_ended(fleet):
     limits = Limits(max_round_seconds=0.2)
     player = Player(fleet.export, manifest_sha256(fleet.export), limits)

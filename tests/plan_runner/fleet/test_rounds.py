@@ -180,6 +180,7 @@ def _done(profile, steps, step):
     return [r for r, answer in list(zip(_SECURE, answers))[:-1] if steps.index(answer) <= reached]
 
 
+@pytest.mark.slow
 def test_too_few_nodes_are_said_in_a_line(fleet, tmp_path):
     channel = LocalChannel(fleet.nodes())
     channel.lost = lambda node, stage: stage in ("DELIVERY", "WORK") and node in ("ann", "bob")
@@ -192,6 +193,7 @@ def test_too_few_nodes_are_said_in_a_line(fleet, tmp_path):
     assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
 
 
+@pytest.mark.slow
 def test_who_is_not_there_is_named(fleet, tmp_path):
     nodes = {name: node for name, node in fleet.nodes().items() if name != "dee"}
     told = served(fleet, tmp_path, 2, LocalChannel(nodes))
@@ -204,6 +206,7 @@ def test_who_is_not_there_is_named(fleet, tmp_path):
         served(fleet, tmp_path, 4, LocalChannel(nodes))
 
 
+@pytest.mark.slow
 def test_a_late_node_is_waited_for_as_long_as_the_others_took(fleet, tmp_path, monkeypatch):
     """Once enough have answered; until then all of the timeout is theirs."""
     monkeypatch.setattr("plan_runner.fleet.members._NOT_LATE_SECONDS", 0.01)
@@ -220,6 +223,7 @@ def test_a_late_node_is_waited_for_as_long_as_the_others_took(fleet, tmp_path, m
         served(fleet, tmp_path, 2, channel, timeouts=timeouts, attempts=1, rest_rounds=0)
 
 
+@pytest.mark.slow
 def test_a_node_of_which_the_transport_knows_that_it_fails_is_not_waited_for(fleet, tmp_path):
     channel = LocalChannel(fleet.nodes())
     stage = next(iter(_STAGES[fleet.profile]))
@@ -231,6 +235,7 @@ def test_a_node_of_which_the_transport_knows_that_it_fails_is_not_waited_for(fle
     assert events(tmp_path, "done")[0]["names"] == ["ann", "bob", "cyd"]
 
 
+@pytest.mark.slow
 def test_openings_are_asked_for_again_before_a_sum_is_given_up(fleet, tmp_path):
     if fleet.profile != "secure":
         pytest.skip("plain sums are not opened")
@@ -248,6 +253,7 @@ def test_openings_are_asked_for_again_before_a_sum_is_given_up(fleet, tmp_path):
     assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
 
 
+@pytest.mark.slow
 def test_late_nodes_are_left_out_for_some_rounds(fleet, tmp_path):
     channel = LocalChannel(fleet.nodes())
     stage = next(iter(_STAGES[fleet.profile]))
@@ -257,6 +263,7 @@ def test_late_nodes_are_left_out_for_some_rounds(fleet, tmp_path):
     assert [("dee" in cohort) for cohort in names] == [True, False, False, True, True]
 
 
+@pytest.mark.slow
 def test_nodes_and_servers_with_other_plans_say_so(fleet, tmp_path):
     """Hello, with what is not the node's own."""
     node = fleet.nodes()["ann"]
@@ -287,6 +294,7 @@ def test_words_of_others_are_one_line_that_every_terminal_shows():
     assert len(shown.encode()) == 1000 and shown.isprintable()
 
 
+@pytest.mark.slow
 def test_no_sum_of_fewer_than_the_plan_says_is_opened(fleet, tmp_path):
     """Whatever the settings of servers and nodes say."""
     if fleet.profile != "secure":
@@ -300,6 +308,7 @@ def test_no_sum_of_fewer_than_the_plan_says_is_opened(fleet, tmp_path):
     assert sum_plan(manifest_sha256(export), about, 6, True).min_clients == 6
 
 
+@pytest.mark.slow
 def test_no_log_depends_on_a_clients_integers(fleet, tmp_path, caplog, capfd):
     """Rounds of other examples, as many of each client: whatever is written down is the same.
 
@@ -325,6 +334,7 @@ def test_no_log_depends_on_a_clients_integers(fleet, tmp_path, caplog, capfd):
 _DIGESTS = ("session", "before", "after")
 
 
+@pytest.mark.slow
 def test_what_a_server_sends_never_ends_a_node(fleet):
     node, manifest = fleet.nodes()["ann"], manifest_sha256(fleet.export)
     begun = decoded(node.answer(b"nonsense"), "answer")

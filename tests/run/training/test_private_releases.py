@@ -225,6 +225,7 @@ def test_an_unchanged_resume_makes_the_same_releases(cohort_runtime, died, lost,
     _assert_accounted(lost, 3)
 
 
+@pytest.mark.slow
 def test_a_last_evaluation_counts_that_is_none_of_the_longer_run(cohort_runtime, tmp_path):
     before = _train(cohort_runtime, tmp_path, crash_after=5, rounds=5)
     released = _train(cohort_runtime, tmp_path, resume=True)
