@@ -47,13 +47,16 @@ _KILLED = textwrap.dedent(
 )
 _MEASURED = textwrap.dedent(
     """
-    import json, resource, sys
+    import json, sys
+    from pathlib import Path
     from tff_agnostic.importing.importer import run_import
     from tff_agnostic.importing.options import ImportOptions
 
     run_import(ImportOptions(**json.loads(sys.argv[1])), ())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps([peak * 1024, "tensorflow" in sys.modules]))
+    # The peak of getrusage is at least that of the process that started this one.
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    peak = int(status["VmHWM"].split()[0]) * 1024
+    print(json.dumps([peak, "tensorflow" in sys.modules]))
     """
 )
 
