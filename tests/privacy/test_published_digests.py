@@ -139,7 +139,9 @@ def _entries(folder: Path) -> dict[str, Any]:
     """Returns the entries of published files that describe the data and nothing that is trained."""
 
     def read(name: str) -> Any:
-        return json.loads((folder / name).read_text())
+        path = folder / name
+        # A run without any digest has no fingerprint.json.
+        return json.loads(path.read_text()) if path.exists() else {}
 
     manifest = read("plan/manifest.json")
     made_up = "conformance/clients/"
@@ -176,7 +178,7 @@ def test_keyed_digests_have_fresh_keys(private, call, stores, tmp_path, monkeypa
 def test_secrets_are_in_owner_only_files(private):
     written = private["with"]
     checkpoint = newest_checkpoint(RunFolder(written.folder / "run").checkpoints)
-    (key,) = (a for a in checkpoint.leaves if a.dtype == np.int64 and a.shape == (2,))
+    (key,) = (a for a in checkpoint.leaves if a.dtype == np.int64 and a.ndim == 1)
     keyed = checkpoint.data.encode().split(b":")
     secrets = (*keyed, key.tobytes(), *(str(number).encode() for number in key))
     for name, content in written.published().items():
