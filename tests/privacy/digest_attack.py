@@ -53,7 +53,7 @@ def places_of_digests(published: Mapping[str, bytes], digests: Iterable[bytes]) 
 
 def _forms(start: bytes) -> set[bytes]:
     encoded = base64.b64encode(start)[:_BASE64]
-    numbers = [str(int.from_bytes(start, order)).encode() for order in ("big", "little")]
+    numbers = [str(int.from_bytes(order, "big")).encode() for order in (start, start[::-1])]
     return {
         *(start, start[::-1]),
         *(start.hex().encode(), start.hex().upper().encode()),

@@ -122,13 +122,12 @@ def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
     of nodes count.
     """
     privacy = _privacy(spec, task, algorithm)
-    # The state's noise may have been computed for fewer rounds than the run has now.
-    privacy.go_on_from(trained(privacy.aggregation()))
     simulated = privacy.aggregation()
     assert isinstance(simulated, DistributedDpSum)
-    aggregation = SumOfDevices(
-        **{field.name: getattr(simulated, field.name) for field in dataclasses.fields(simulated)}
-    )
+    fields = {field.name: getattr(simulated, field.name) for field in dataclasses.fields(simulated)}
+    # The state's noise may have been computed for fewer rounds than the run has now.
+    fields["noise_multiplier"] = float(trained(simulated).aggregations[0].noise_multiplier)
+    aggregation = SumOfDevices(**fields)
     whose, rounds = noise_of_run(spec, task), spec.config.rounds
     takes_part = (1, 1)
     sampling: IntegerSampling = KnownCohorts()
