@@ -93,9 +93,6 @@ MODES = {
     "central, all clients": Mode(_central(1), 2),
     "central, adaptive clipping": Mode(_central(1), 2, settings={"clipping": "adaptive"}),
     "central, joint clipping": Mode(_central(1), 2, settings={"joint_clipping": True}),
-    "central, ChaCha20 in secure sums": Mode(
-        _central(1), 2, settings={"secure": True, "noise_generator": "secure"}
-    ),
     "central, secure sums": Mode(_central(1), 2, settings={"secure": True}),
     "central, Delta-FL (two exchanges)": Mode(_central(1), 2, "delta_fl"),
     "central, Poisson, 2 of 6": Mode(_central(0.8, _THIRD), 3),

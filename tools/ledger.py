@@ -109,12 +109,6 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
     "secure": _SECURE,
     "central": {**_BOUNDS, "privacy": "central", "noise_multiplier": 0.8, "clipping": "adaptive"},
     "joint": {**_BOUNDS, "privacy": "central", "noise_multiplier": 0.8, "joint_clipping": True},
-    "central_chacha": {
-        **_BOUNDS,
-        "privacy": "central",
-        "noise_multiplier": 0.8,
-        "noise_generator": "secure",
-    },
     "central_secure": {**_BOUNDS, **_SECURE, "privacy": "central", "noise_multiplier": 0.8},
     "tree": {
         **_BOUNDS,

@@ -1,6 +1,6 @@
 """Private sums for tests."""
 
-from typing import Any
+from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
@@ -16,15 +16,18 @@ def private_sum(
     inner: Aggregation = PlainSum(),
     noise_multiplier: float = 0.0,
     expected_clients: float = 4.0,
-    noise_key: tuple[int, ...] = KEYS["secure"],
+    noise_key: Optional[tuple[int, ...]] = None,
     least_clients: int = 0,
     noise_clients: int = 0,
     **settings: Any,
 ) -> Any:
-    """Returns private sums; by default without noise."""
+    """Returns private sums; by default without noise, and with a key of their generator."""
     spec = PRIVACIES[name]
     assert spec.build is not None
     options = spec.options(**{"noise_multiplier": noise_multiplier, **LIMITS, **settings})
+    if noise_key is None:
+        # A server's noise has no other generator.
+        noise_key = KEYS[getattr(options, "noise_generator", "secure")]
     of_clients = (least_clients, noise_clients)
     facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, *of_clients)
     return spec.build(name, inner, options, facts)

@@ -106,16 +106,13 @@ def test_without_noise_rounds_are_plain_ones(streaming_runtime):
 def test_clients_noise_together_is_as_much_as_a_servers(generator):
     """Of 40,000 values of an update: the same variance, and a normal distribution."""
     num_clients, z, size = 5, 1.3, 20_000
-    settings: dict[str, Any] = {
-        "noise_multiplier": z,
-        "expected_clients": float(num_clients),
-        "noise_generator": generator,
-        "noise_key": KEYS[generator],
-    }
+    of_clients = {"noise_generator": generator}
     found = {}
-    for name in ("distributed", "central"):
-        inner = _SECURE
-        exchange = _exchange(private_sum(name, inner, clip_norm=_CLIP_NORM, **settings))
+    for name, settings in (("distributed", of_clients), ("central", {})):
+        aggregation = private_sum(
+            name, _SECURE, z, float(num_clients), clip_norm=_CLIP_NORM, **settings
+        )
+        exchange = _exchange(aggregation)
         release, bounds = exchange.aggregation, exchange.bounds
         state = exchange.initialize()
         params = release.client_params(state)

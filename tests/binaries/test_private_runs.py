@@ -200,8 +200,8 @@ def test_kill_9_loses_no_key_and_repeats_no_noise(call: Caller, tmp_path, monkey
 
 
 def _key(folder: Path) -> list[int]:
-    # Of the state of the only aggregation: the key is its first array, two int64 numbers.
-    keys = [a for a in _state_leaves(folder) if a.dtype == np.int64 and a.shape == (2,)]
+    # Of the state of the only aggregation: the key is its array of four int64 numbers.
+    keys = [a for a in _state_leaves(folder) if a.dtype == np.int64 and a.shape == (4,)]
     assert len(keys) == 1
     return [int(number) for number in keys[0]]
 
@@ -214,7 +214,7 @@ def _assert_nowhere(folder: Path, key: list[int]) -> None:
         for number in key:
             assert str(number).encode() not in content, path
             for byte_order in ("little", "big"):
-                assert number.to_bytes(8, byte_order) not in content, path
+                assert number.to_bytes(8, byte_order, signed=True) not in content, path
 
 
 @pytest.mark.nightly
