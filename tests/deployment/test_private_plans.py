@@ -122,19 +122,18 @@ def folder(exported) -> Path:
     return exported.folder
 
 
-def test_the_fleets_key_is_at_no_time_in_a_file_of_others(exported, kind):
-    public = CONFORMANCE_KEY[: kind.key_numbers]
-    assert exported.readable == {_FLEETS_KEY: False, public: True}
+def test_the_fleets_key_is_at_no_time_in_a_file_of_others(exported):
+    assert exported.readable == {_FLEETS_KEY: False, CONFORMANCE_KEY: True}
 
 
-def test_conformance_rounds_have_the_noise_of_the_public_key(folder, kind):
+def test_conformance_rounds_have_the_noise_of_the_public_key(folder):
     checks = list(verify(open_export(folder)))
     assert len(checks) == 3
     for check in checks:
         assert all(difference <= _ROUNDING for difference in check.differing.values())
     for n in (1, 2, 3):
         tensors = read_arrays(folder / f"conformance/round_{n}.npz")
-        assert tuple(tensors[_KEY_TENSOR]) == CONFORMANCE_KEY[: kind.key_numbers]
+        assert tuple(tensors[_KEY_TENSOR]) == CONFORMANCE_KEY
         assert tensors["server/aggregations/0/releases"] == n
 
 
@@ -163,12 +162,12 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
     assert relative_difference(moved[1], moved[2]) > 1e-4
 
 
-def test_a_secret_key_is_in_the_state_alone(folder, kind):
+def test_a_secret_key_is_in_the_state_alone(folder):
     state = read_checkpoint(folder / "server_state.ckpt", "the state")
     assert tuple(state[_KEY_TENSOR]) == _FLEETS_KEY
     assert (folder / "server_state.ckpt").stat().st_mode & 0o077 == 0
     public = read_checkpoint(folder / "conformance/server_state.ckpt", "the state")
-    assert tuple(public[_KEY_TENSOR]) == CONFORMANCE_KEY[: kind.key_numbers]
+    assert tuple(public[_KEY_TENSOR]) == CONFORMANCE_KEY
     # Checkpoints are compressed: what is in them was read.
     for path in (p for p in folder.rglob("*") if p.is_file()):
         content = path.read_bytes()

@@ -110,5 +110,5 @@ def _of_events(content: bytes) -> Iterator[str]:
         (size,) = struct.unpack_from("<Q", content, start)
         event = Event.FromString(content[start + 12 : start + 12 + size])
         for value in event.summary.value:
-            yield from map(str, np.float32(value.tensor.float_val))
+            yield from map(str, np.array(value.tensor.float_val, np.float32))
         start += size + 16
