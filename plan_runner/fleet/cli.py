@@ -161,8 +161,8 @@ def _add_weaker_privacy(parser: _Parser) -> None:
         "--weaker_privacy",
         action="store_true",
         help=(
-            "play rounds that break what the plan's epsilon takes for granted, such as other "
-            "cohorts or more rounds; the server states their epsilon"
+            "run rounds that the plan's epsilon does not cover, such as other cohorts or more "
+            "rounds; the server states their epsilon"
         ),
     )
 

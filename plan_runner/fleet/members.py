@@ -316,10 +316,10 @@ SAMPLINGS: dict[str, Callable[[Draw, random.Random], list[bytes]]] = {
 
 
 def planned_draw(draw: PlannedDraw, population: Sequence[bytes]) -> list[bytes]:
-    """Returns the clients of a round, drawn as a plan's epsilon takes for granted.
+    """Returns the clients of a round, drawn as a plan's epsilon assumes.
 
-    The draw is from the whole population, whoever is connected, and no system random number can be
-    predicted. A client that is drawn and does not answer is replaced by no other one.
+    The draw is from the whole population, connected or not, by the system's random numbers, which
+    nobody can predict. A drawn client that does not answer is not replaced.
 
     Args:
         draw: POISSON or FIXED_SIZE.

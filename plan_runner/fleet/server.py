@@ -79,8 +79,8 @@ class FleetServer:
 
     Args:
         player: (export, SHA-256 of its manifest, limits, trust) -> what plays it.
-        weaker_privacy: Whether rounds may break what the epsilon of the plan takes for granted;
-            the server then computes epsilon of the rounds as they are.
+        weaker_privacy: Whether rounds may break the assumptions of the plan's epsilon; the server
+            then computes epsilon of the rounds as they are.
 
     Raises:
         PlanError: An export, the roster, the settings or the folder are wrong, or the fleet cannot
@@ -171,8 +171,9 @@ class FleetServer:
                 if plan.account is not None:
                     after = plan.account.check(cohort, plan.releases_until(number))
                     self._listener.line(
-                        f"{plan.track.kind}: round {number}: epsilon {plan.account.epsilon:.4g} "
-                        f"before, at most {after:.4g} after it, at delta {plan.account.delta:.3g}"
+                        f"{plan.track.kind}: round {number}: epsilon at most "
+                        f"{plan.account.epsilon:.4g} before and {after:.4g} after it, at delta "
+                        f"{plan.account.delta:.3g}"
                     )
                 names = tuple(self._identities.name(identity) for identity in cohort)
                 begun = Begun(secrets.token_bytes(SESSION_BYTES), names)
@@ -369,7 +370,7 @@ class _Plan:
 
     @property
     def draws_secretly(self) -> bool:
-        """Whether cohorts are secret random draws, which the plan's epsilon counts on."""
+        """Whether cohorts are secret random draws, which the plan's epsilon assumes."""
         secret = (POISSON, FIXED_SIZE)
         return self.noise is not None and self.keeps_draw and self.noise.draw.scheme in secret
 
@@ -390,7 +391,7 @@ class _Plan:
 def _obstacles(
     noise: ServerNoise, settings: ServerSettings, nodes: int, is_secure: bool
 ) -> list[str]:
-    """Returns the reasons why a fleet cannot draw cohorts as a plan's epsilon takes for granted.
+    """Returns the reasons why a fleet cannot draw cohorts as a plan's epsilon assumes.
 
     Args:
         nodes: Number of the roster's nodes.

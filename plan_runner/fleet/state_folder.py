@@ -250,7 +250,7 @@ class Track:
         return Begun(bytes.fromhex(events[-1]["session"]), tuple(events[-1]["cohort"]))
 
     def drawn(self, number: int) -> Optional[list[str]]:
-        """Returns the names of a round's secret draw; None if there was none."""
+        """Returns the names of a round's secret draw; None before the draw."""
         events = [e for e in self._events(DRAWN) if e["round"] == number]
         return list(events[-1]["cohort"]) if events else None
 

@@ -123,7 +123,7 @@ def _taken(shared: int, sizes: Mapping[str, int]) -> dict[str, bytes]:
     """
     files, at = {}, 0
     total = os.fstat(shared).st_size
-    for name, size in sizes.items():
+    for name, size in dict(sizes).items():
         if not 0 <= size <= total - at:
             raise ValueError(f"{name}: {size} bytes of {total - at}")
         pieces = []

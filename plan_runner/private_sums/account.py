@@ -5,7 +5,7 @@ is the maximum over clients. A sum counts whether or not its round was completed
 seen it, with the noise of the minimum number of clients that the manifest allows.
 
 Where the server adds the noise, its account has the rounds of each client, and whether their
-cohorts were drawn as the plan's epsilon takes for granted.
+cohorts were drawn as the plan's epsilon assumes.
 """
 
 from __future__ import annotations
@@ -260,9 +260,14 @@ class ReleasedRounds:
     @property
     def text(self) -> str:
         """See `ServerAccount`."""
-        cohorts = "cohorts drawn as the plan says" if self._all_drawn else "cohorts taken as known"
+        cohorts = "cohorts taken as known"
+        if self._all_drawn:
+            cohorts = (
+                f"cohorts drawn as the plan says, which claims {self._noise.claimed:.4g} after "
+                f"{counted(self._noise.rounds, 'round')}"
+            )
         return (
-            f"{counted(self._last, 'round')} released, epsilon {self.epsilon:.4g} at delta "
+            f"{counted(self._last, 'round')} released, epsilon at most {self.epsilon:.4g} at delta "
             f"{self.delta:.3g} of each client, {cohorts}"
         )
 

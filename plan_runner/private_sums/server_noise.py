@@ -1,7 +1,8 @@
-"""The mechanism of a plan whose server adds the noise: what its epsilon takes for granted.
+"""The mechanism of a plan whose server adds the noise, and the epsilon of rounds with it.
 
-Noise is in the plan's graphs; who takes part is up to the server. The manifest names the draw, and
-`epsilon_after` here computes what rounds cost that kept to it, or that did not.
+Noise is in the plan's graphs; who takes part is up to the server. The manifest names the draw of
+cohorts. `ServerNoise.sampled_epsilon` is for rounds that kept to it, and
+`ServerNoise.known_epsilon` for the others.
 """
 
 from __future__ import annotations

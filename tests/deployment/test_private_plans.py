@@ -122,12 +122,11 @@ def folder(exported) -> Path:
     return exported.folder
 
 
-def test_the_fleets_key_is_at_no_time_in_a_file_of_others(exported, kind):
-    public = CONFORMANCE_KEY
-    assert exported.readable == {_FLEETS_KEY: False, public: True}
+def test_the_fleets_key_is_at_no_time_in_a_file_of_others(exported):
+    assert exported.readable == {_FLEETS_KEY: False, CONFORMANCE_KEY: True}
 
 
-def test_conformance_rounds_have_the_noise_of_the_public_key(folder, kind):
+def test_conformance_rounds_have_the_noise_of_the_public_key(folder):
     checks = list(verify(open_export(folder)))
     assert len(checks) == 3
     for check in checks:
@@ -163,7 +162,7 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
     assert relative_difference(moved[1], moved[2]) > 1e-4
 
 
-def test_a_secret_key_is_in_the_state_alone(folder, kind):
+def test_a_secret_key_is_in_the_state_alone(folder):
     state = read_checkpoint(folder / "server_state.ckpt", "the state")
     assert tuple(state[_KEY_TENSOR]) == _FLEETS_KEY
     assert (folder / "server_state.ckpt").stat().st_mode & 0o077 == 0

@@ -24,8 +24,9 @@ from plan_runner.private_sums.skellam import Draw, skellam
 from plan_runner.secure_aggregation import primitives
 from plan_runner.secure_aggregation.messages import Type
 
-# Nodes are called when they are asked: nobody waits but for what is lost.
-TIMEOUTS = Timeouts(*[0.05] * 7)
+# Nodes answer when they are asked: the server waits for lost answers alone. A server that resumes
+# also greets its nodes within the time of a stage.
+TIMEOUTS = Timeouts(*[0.5] * 7)
 
 
 def stage_of(request: bytes) -> str:

@@ -175,7 +175,7 @@ def test_poisson_plan_draws_each_node_by_itself(served):
     event = dp_accounting.PoissonSampledDpEvent(0.15625, dp_accounting.GaussianDpEvent(_Z))
     bound = dp_accounting.rdp.RdpAccountant().compose(event, 12).get_epsilon(_DELTA)
     assert fleet.rows[-1]["epsilon"] == pytest.approx(bound, rel=1e-3)
-    assert told.lines[-1].endswith("of each client, cohorts drawn as the plan says")
+    assert told.lines[-1].endswith("drawn as the plan says, which claims 1000 after 12 rounds")
 
 
 def test_rounds_of_nobody_are_released(served):
@@ -219,8 +219,8 @@ def test_weaker_privacy_states_epsilon_of_all_rounds(served):
     assert fleet.events("done")[-1]["row"]["epsilon"] == fleet.rows[-1]["epsilon"]
     assert sum("weaker privacy than the plan's" in line for line in told.lines) == 3
     before = next(line for line in told.lines if "round 4: epsilon" in line)
-    assert f"epsilon {expected[2]:.4g} before, at most {expected[3]:.4g} after it" in before
-    assert f"4 rounds released, epsilon {expected[3]:.4g} at" in told.lines[-1]
+    assert f"epsilon at most {expected[2]:.4g} before and {expected[3]:.4g} after it" in before
+    assert f"4 rounds released, epsilon at most {expected[3]:.4g} at" in told.lines[-1]
     assert "cohorts taken as known" in told.lines[-1]
 
 

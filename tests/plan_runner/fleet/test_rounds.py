@@ -201,7 +201,7 @@ def test_who_is_not_there_is_named(fleet, tmp_path):
     told = served(fleet, tmp_path, 3)
     assert not any("are there" in line for line in told.lines)
     del nodes["bob"]
-    line = "training 4: expected at least 3 nodes within 0.05 s, found 2, without bob, dee"
+    line = "training 4: expected at least 3 nodes within 0.5 s, found 2, without bob, dee"
     with pytest.raises(PlanError, match=f"^{line}$"):
         served(fleet, tmp_path, 4, LocalChannel(nodes))
 
