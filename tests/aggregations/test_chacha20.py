@@ -21,7 +21,6 @@ def _expected(key: bytes, nonce: bytes, num_bytes: int) -> bytes:
     return cipher.encryptor().update(bytes(num_bytes))
 
 
-@pytest.mark.slow
 def test_rfc_8439_section_2_3_2():
     """The block function's test vector, whose counter is 1."""
     nonce = bytes.fromhex("000000090000004a00000000")
@@ -32,7 +31,6 @@ def test_rfc_8439_section_2_3_2():
     assert _found(bytes(range(32)), nonce, 32)[64:] == block
 
 
-@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("num_words", [1, 2, 16, 17, 5000])
 def test_it_has_the_bytes_of_another_implementation(num_words):
     rng = np.random.default_rng(num_words)
@@ -54,7 +52,6 @@ def test_numbers_of_64_bits_are_its_bytes():
 
 
 @pytest.mark.nightly_cases("in step")
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["in a graph", "in step", "by XLA"])
 def test_it_is_the_same_however_it_is_computed(how):
     key = tf.constant(np.frombuffer(bytes(range(32)), np.int64))

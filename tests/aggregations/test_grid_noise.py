@@ -81,7 +81,6 @@ def test_digits_together_are_a_discrete_gaussian():
     assert pytest.approx(1424 * math.sqrt(1 + 560**2 + 560**4)) == DEVIATION
 
 
-@pytest.mark.slow
 def test_draws_are_normal_with_every_digit_right():
     draws = _noise(_DRAWS)
     assert stats.kstest(draws / DEVIATION, "norm").pvalue > 0.01
@@ -158,7 +157,6 @@ def test_ties_are_decided_by_further_bits():
         assert whole_gaussian(tf.constant(words, tf.int64)).numpy() == [expected]
 
 
-@pytest.mark.slow
 def test_another_nonce_has_other_noise():
     assert abs(np.corrcoef(_noise(10_000), _noise(10_000, nonce=1))[0, 1]) < 0.04
 
@@ -182,7 +180,6 @@ def _group(positions: list[int], multiplier: float, limit: float) -> NoisedGroup
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("multiplier", [0.3, 4000.0])
 def test_no_client_moves_the_rounded_sum_by_more_than_is_accounted_for(multiplier):
     """A client at its bound, in the direction in which the grid's rounding adds most."""

@@ -30,7 +30,6 @@ def test_rounding_is_unbiased_and_to_a_neighbour():
     np.testing.assert_allclose(np.mean(draws, axis=0), vector, atol=5 * 0.5 / math.sqrt(4000))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("clip", [3.0, 40.0])
 def test_no_rounding_is_longer_than_its_bound(clip):
     """The second half has draws with which most roundings are too long."""
@@ -59,7 +58,6 @@ def test_a_rounding_that_is_too_long_is_toward_zero():
     np.testing.assert_array_equal(rounded(vector, 3.0, up), [1, 2, -2])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 5, 32, 300, 2048])
 def test_rotation_is_tffs(size):
     padded = padded_size(size)
@@ -85,7 +83,6 @@ def _wraps(bits: int, sums: np.ndarray, num_clients: int) -> int:
 
 
 @pytest.mark.nightly_cases("0.05-30.0")
-@pytest.mark.slow
 @pytest.mark.parametrize(("z", "num_clients"), [(0.05, 30.0), (2.0, 30.0)])
 def test_none_of_a_million_rotated_coordinates_wraps_around(z, num_clients):
     """Of clients that all send the same vector, the longest sum that there is."""

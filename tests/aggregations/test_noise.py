@@ -38,7 +38,6 @@ def test_central_noise_is_normal(draw):
     assert stats.kstest(draws, "norm").pvalue > 0.01
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tree", "trees"])
 def test_prefix_sums_have_the_noise_of_the_nodes_that_cover_them(draw, name):
     noise = _KINDS[name]
@@ -76,7 +75,6 @@ def _node(level, number):
 
 
 @pytest.mark.nightly_cases("None")
-@pytest.mark.slow
 @pytest.mark.parametrize("restart_every", [None, 6])
 def test_tree_noise_is_tensorflow_privacys(restart_every):
     releases = 19
@@ -97,7 +95,6 @@ def test_tree_noise_is_tensorflow_privacys(restart_every):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=str(t))
 
 
-@pytest.mark.slow_cases("secure-central", "secure-tree", "secure-trees")
 @pytest.mark.parametrize("name", _KINDS)
 def test_places_releases_and_keys_are_independent(draw, name):
     noise = _KINDS[name]
@@ -113,7 +110,6 @@ def test_places_releases_and_keys_are_independent(draw, name):
         assert abs(np.corrcoef(first, draw(noise, 1))[0, 1]) < 0.04
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", _KINDS)
 def test_a_release_has_one_noise(draw, name):
     noise = _KINDS[name]
@@ -121,7 +117,6 @@ def test_a_release_has_one_noise(draw, name):
         np.testing.assert_array_equal(draw(noise, release, (3,)), draw(noise, release, (3,)))
 
 
-@pytest.mark.slow
 def test_momentum_on_rounds_with_tree_noise_is_dp_ftrl_with_momentum(draw):
     """v_t = gamma v_{t-1} + noisy prefix sum, theta_t = theta_0 - eta v_t (Kairouz et al. 2021)."""
     rng, gamma, eta = np.random.default_rng(0), 0.9, 0.5

@@ -115,7 +115,6 @@ def test_a_resumed_run_has_the_noise_of_the_one_that_was_not_interrupted(streami
     assert not np.array_equal(other.algorithm.weights[0][0], expected.algorithm.weights[0][0])
 
 
-@pytest.mark.slow
 def test_a_round_that_is_skipped_uses_its_noise_up(streaming_runtime):
     aggregation = private_sum(noise_multiplier=3e38, clip_norm=100.0)
     training = streaming_runtime.training(build("agnostic_fed_avg"), aggregation)
@@ -169,7 +168,6 @@ def test_updates_are_clipped_as_tensorflow_privacy_clips_them(streaming_runtime)
 
 
 @pytest.mark.nightly_cases("0.0")
-@pytest.mark.slow
 @pytest.mark.parametrize("quantile", [0.0, 0.6])
 def test_an_adaptive_clip_norm_moves_as_tensorflow_privacys(quantile):
     """By sums of bits that noise takes below no client and above all of them, too."""
@@ -238,7 +236,6 @@ def test_domains_below_their_noise_are_absent():
     np.testing.assert_array_equal(found[0], [50.0, 0.0, 0.0, 50.0])
 
 
-@pytest.mark.slow
 def test_a_rare_domain_keeps_its_weight_of_the_round_before(streaming_runtime):
     """Its one example is lost in the noise: its loss counts as 0, as that of an absent domain."""
     rng = np.random.default_rng(0)

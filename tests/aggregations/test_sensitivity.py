@@ -101,7 +101,6 @@ _USUAL = [
 
 
 @pytest.mark.nightly_cases(but=["afl_boost-plain"])
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "inner"), usually(_USUAL, _SUMS))
 def test_of_every_algorithm(name, inner):
     algorithm = build(name, client_epochs=1)
@@ -146,7 +145,6 @@ def _traced(step: Any, columns: Any) -> Any:
 
 
 @pytest.mark.nightly_cases("next_word")
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", usually(["dict_of_inputs", "next_word"], KINDS))
 def test_of_every_kind_of_model(kind):
     algorithm = build("agnostic_fed_avg", model=KINDS[kind].model(), client_epochs=1)
@@ -178,7 +176,6 @@ def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tu
     return values
 
 
-@pytest.mark.slow
 def test_of_answers_that_no_algorithm_gives():
     """Clients that do not keep to the protocol: negative counts, any float, any int."""
     measurement = private_measurement(logistic_regression(4, 3), NUM_DOMAINS, True)

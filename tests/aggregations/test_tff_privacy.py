@@ -84,7 +84,6 @@ def test_they_clip_alike():
     np.testing.assert_allclose(_ours(0.0), _theirs(0.0)[0], atol=1e-7)
 
 
-@pytest.mark.slow
 def test_their_noise_has_one_distribution():
     ours, theirs = _ours(_Z) - _ours(0.0), _theirs(_Z)[0] - _theirs(0.0)[0]
     assert scipy.stats.ks_2samp(ours, theirs).pvalue > 1e-3
@@ -94,7 +93,6 @@ def test_their_noise_has_one_distribution():
     assert scipy.stats.ks_2samp(1.1 * ours, theirs).pvalue < 1e-3
 
 
-@pytest.mark.slow
 def test_their_account_is_one():
     # A tensor of float32, which the accountants of dp-accounting do not take for a number.
     event = dp_accounting.GaussianDpEvent(float(_theirs(_Z)[1].noise_multiplier))
@@ -120,7 +118,6 @@ def _adaptive() -> Any:
 
 
 @pytest.mark.nightly_cases("adaptive")
-@pytest.mark.slow
 @pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
 def test_a_run_in_their_factory_is_a_private_run_without_its_noise(
     tff_runtime, streaming_runtime, clipping

@@ -10,12 +10,13 @@ from benchmarks.adult_saddle.measure import RIDGE, binary, build, dealt
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.tasks.adult import Table, read_adult
 
-pytestmark = pytest.mark.slow
-
 _REAL = Path(__file__).parents[2].parent / "shared" / "data" / "adult"
-pytestmark = pytest.mark.skipif(
-    not (_REAL / "adult.data").is_file(), reason=f"UCI's Adult files are not in {_REAL}"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (_REAL / "adult.data").is_file(), reason=f"UCI's Adult files are not in {_REAL}"
+    ),
+]
 _ROUNDS = 500
 
 

@@ -162,7 +162,6 @@ _SETS = {
 }
 
 
-@pytest.mark.slow_cases("simplex", "box", "ball", "hull")
 @pytest.mark.parametrize("name", _SETS)
 def test_lambda_and_weights_that_follow_gradients_end_at_the_saddle_of_each_set(name, tmp_path):
     settings, corners = _SETS[name]

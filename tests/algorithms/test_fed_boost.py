@@ -11,7 +11,6 @@ from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, random_ense
 from tests.algorithms.random_rounds import SECURE
 from tests.algorithms.references import fed_boost as reference
 from tests.computations.harness import assert_all_close, random_client, run_rounds, single
-from tests.marks import usually
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.boosting.alpha import AlphaSteps, alpha_steps
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
@@ -159,19 +158,19 @@ def _assert_follows(training: Any, case: _Case) -> None:
 
 
 @pytest.mark.slow_cases("repeated", "figure 2 repeated")
-@pytest.mark.parametrize("case", usually(["unbiased", "centred", "figure 2 repeated"], _CASES))
+@pytest.mark.parametrize("case", _CASES)
 def test_thirty_rounds_are_those_of_the_reference(streaming_runtime, case):
     training = streaming_runtime.training(_built(_CASES[case]), PlainSum())
     _assert_follows(training, _CASES[case])
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime):
     case = _CASES["figure 2"]
     _assert_follows(streaming_runtime.training(_built(case), SECURE), case)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["cohort_runtime", "tff_runtime"])
 @pytest.mark.parametrize("case", _CASES)
 def test_all_runtimes_follow_the_reference(request, runtime, case):

@@ -117,7 +117,6 @@ def test_the_models_of_a_state_are_the_same_as_arrays_and_as_tensors(training, n
     assert_all_close(dict(algorithm.models(as_tensors)), dict(algorithm.models(state.algorithm)))
 
 
-@pytest.mark.slow_cases("delta_fl")
 def test_the_order_of_the_clients_does_not_matter(training):
     state, clients = _started(training), cohort(3)
     forwards = training.next(state, clients)
@@ -133,7 +132,6 @@ def test_an_empty_cohort_leaves_the_models(training, name):
     assert sum(report["clients"].values()) == 0
 
 
-@pytest.mark.slow_cases("above_mean")
 def test_a_client_without_examples_adds_nothing_and_is_counted(training):
     state, clients = _started(training), cohort(6)
     expected, _ = training.next(state, clients)
@@ -143,7 +141,6 @@ def test_a_client_without_examples_adds_nothing_and_is_counted(training):
     assert report["clients"]["non_finite"] == 0
 
 
-@pytest.mark.slow
 def test_finite_answers_whose_sum_is_not_finite_skip_the_round(training, name):
     """Each client is within float32's range; those whose answers are not are left out."""
     algorithm = build(name)
@@ -169,7 +166,6 @@ def test_finite_answers_whose_sum_is_not_finite_skip_the_round(training, name):
     assert not np.array_equal(*(_main_model(name, s).trainable[0] for s in (after, state)))
 
 
-@pytest.mark.slow_cases("agnostic_fed_avg", "delta_fl", "above_mean")
 def test_a_client_that_is_not_finite_adds_nothing_and_is_counted(training):
     state, clients = _started(training), cohort(7)
     expected, expected_report = training.next(state, clients)
@@ -181,7 +177,6 @@ def test_a_client_that_is_not_finite_adds_nothing_and_is_counted(training):
         assert report["clients"]["contributed"] == expected_report["clients"]["contributed"]
 
 
-@pytest.mark.slow
 def test_every_client_is_counted_once(training):
     other_domain = random_client(np.random.default_rng(8), 5, [0])
     clients = [*cohort(8), other_domain, empty_client(), spoiled_client(np.nan)]
@@ -190,7 +185,6 @@ def test_every_client_is_counted_once(training):
 
 
 @pytest.mark.nightly_cases("delta_fl", "above_mean")
-@pytest.mark.slow
 def test_domains_absent_for_many_rounds_leave_everything_finite(training):
     rng = np.random.default_rng(9)
     state = training.initialize()
@@ -202,7 +196,6 @@ def test_domains_absent_for_many_rounds_leave_everything_finite(training):
 
 
 @pytest.mark.nightly_cases("agnostic_fed_avg", "delta_fl")
-@pytest.mark.slow
 @some_algorithms
 def test_a_batch_may_be_larger_than_the_client(trainings, name, training):
     clients = cohort(11, sizes=(4, 3, 1, 2))
@@ -212,7 +205,6 @@ def test_a_batch_may_be_larger_than_the_client(trainings, name, training):
 
 
 @pytest.mark.nightly_cases(but=["q_ffl"])
-@pytest.mark.slow
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(cohort_runtime, name, training):
     expected, expected_reports = run_rounds(training, cohorts(6))
     halfway, _ = run_rounds(training, cohorts(3))
@@ -231,7 +223,6 @@ def _through_npz(state: Any) -> Any:
 
 
 @pytest.mark.nightly_cases("delta_fl", "stochastic_afl")
-@pytest.mark.slow
 @some_algorithms
 def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_runtime, name):
     model = _dropout_model()
@@ -280,7 +271,6 @@ def _clipped(report: Any) -> Any:
 
 
 @pytest.mark.nightly_cases("agnostic_fed_avg", "fed_avg")
-@pytest.mark.slow
 @pytest.mark.parametrize("name", _with_trait(Trait.ONE_DOMAIN_IS_FED_AVG))
 def test_with_one_domain_it_is_fed_avg(trainings, name):
     rng = np.random.default_rng(1)
@@ -294,7 +284,6 @@ def test_with_one_domain_it_is_fed_avg(trainings, name):
 
 
 @pytest.mark.nightly_cases(but=["fed_avg"])
-@pytest.mark.slow
 @pytest.mark.parametrize("name", _with_trait(Trait.DOMAIN_BLIND))
 def test_which_domain_an_example_belongs_to_does_not_matter(trainings, name):
     # The order of examples is drawn from what a client holds, domains included.
@@ -306,7 +295,6 @@ def test_which_domain_an_example_belongs_to_does_not_matter(trainings, name):
 
 
 @pytest.mark.nightly_cases(but=["stochastic_afl"])
-@pytest.mark.slow
 @pytest.mark.parametrize("name", _with_trait(Trait.PARTITION_BLIND))
 def test_with_one_full_step_it_does_not_matter_who_holds_an_example(trainings, name):
     training = trainings(name, client_epochs=1, batch_size=1000)
@@ -317,7 +305,6 @@ def test_with_one_full_step_it_does_not_matter_who_holds_an_example(trainings, n
 
 
 @pytest.mark.nightly_cases("agnostic_fed_avg", "delta_fl", "fed_boost", "above_mean")
-@pytest.mark.slow
 @pytest.mark.parametrize("name", _with_trait(Trait.COHORT_TWICE_IS_ONCE))
 def test_a_cohort_twice_gives_the_model_of_once(name, training):
     state, clients = _started(training), cohort(4)
@@ -329,7 +316,6 @@ def test_a_cohort_twice_gives_the_model_of_once(name, training):
 
 
 @pytest.mark.nightly_cases("0-afl_boost", "0-fed_boost", "0-term", "0-above_mean")
-@pytest.mark.slow_cases("0-fed_avg", "0-fed_prox")
 @pytest.mark.parametrize("name", _with_trait(Trait.LEARNS_FROM_EVERY_DOMAIN))
 @pytest.mark.parametrize("domain", range(NUM_DOMAINS))
 def test_examples_of_every_domain_move_the_model(name, training, domain):

@@ -15,7 +15,6 @@ from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
 from tests.computations.harness import make_client, random_client, run_rounds, single
 from tests.domain_weights import solvers
-from tests.marks import usually
 from tff_agnostic.algorithms.saddle_point import draw
 from tff_agnostic.computations import PlainSum, TrainingOutput
 from tff_agnostic.computations.local_training import gradient_pass
@@ -95,10 +94,7 @@ def _assert_follows(training: Any, algorithm: Any, steps: Steps, is_weighted: bo
                 np.testing.assert_allclose(w, w_wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name",
-    usually(["as printed", "entropy", "optimistic", "ratios", "in a box", "pessimism"], _VARIANTS),
-)
+@pytest.mark.parametrize("name", _VARIANTS)
 def test_rounds_are_those_of_the_reference(cohort_runtime, name):
     variant = _VARIANTS[name]
     algorithm = build_afl(**variant.settings)
@@ -199,7 +195,6 @@ def _population() -> list[dict[str, np.ndarray]]:
     return [random_client(rng, n, range(3)) for n in (4, 7, 2, 9)]
 
 
-@pytest.mark.nightly
 def test_over_all_draws_a_sample_has_the_gradient_and_the_losses_of_all_examples():
     """Of samples of one example each is n times that example, and all are drawn alike."""
     rng = np.random.default_rng(5)
@@ -317,7 +312,7 @@ _SETS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usually([], _SETS))
+@pytest.mark.parametrize("name", _SETS)
 def test_in_each_set_it_converges_to_the_best_worst_mixture(cohort_runtime, tmp_path, name):
     """What a solver finds for lambda_A is what the worst mixture of the set costs at w_A."""
     settings = dict(_SETS[name])

@@ -86,7 +86,6 @@ _GAMMA = (0.9, 0.4, 0.3, 0.25, 0.1, 0.05)
 
 
 @pytest.mark.nightly_cases("systematic")
-@pytest.mark.slow
 @pytest.mark.parametrize("draw", list(PREDICTOR_DRAWS))
 def test_predictors_are_drawn_with_their_probabilities(draw):
     chosen, indices = _draws(draw, _GAMMA, 2)
@@ -95,7 +94,6 @@ def test_predictors_are_drawn_with_their_probabilities(draw):
     assert all(len(set(row)) == indices.shape[1] for row in indices[:100].tolist())
 
 
-@pytest.mark.slow
 def test_systematic_sampling_sends_as_many_as_gamma_sums_to():
     chosen, indices = _draws("systematic", _GAMMA, 2)
     assert set(chosen.sum(axis=1)) == {2}
@@ -106,7 +104,6 @@ def test_systematic_sampling_sends_as_many_as_gamma_sums_to():
     np.testing.assert_allclose(sizes.mean(), 1.7, atol=0.025)
 
 
-@pytest.mark.slow
 def test_of_a_thousand_predictors_exactly_the_budget_is_sent():
     gamma = tf.fill([1000], np.float32(137 / 1000))
     for seed in range(40):
@@ -128,7 +125,6 @@ def test_the_unbiased_estimate_is_off_by_the_pages_factor_with_systematic_draws(
     np.testing.assert_allclose(found, gradient - 2 * (1 - factor) * in_common @ _ALPHA, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_systematic_draws_are_not_independent_and_those_by_coins_are():
     gamma = (2 / 3,) * 3
     pairs = {

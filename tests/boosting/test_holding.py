@@ -68,7 +68,6 @@ def mixed() -> _Mixed:
     return _Mixed()
 
 
-@pytest.mark.slow
 def test_all_of_them_say_what_keras_says(mixed):
     held = mixed.model.members.held
     said = held.said(mixed.model.initial_weights.non_trainable, tf.constant(_X))
@@ -79,7 +78,6 @@ _MESSAGES = ((1,), (3, 0), (4, 1, 2), (3, 1, 0), (0, 1, 2, 3, 4))
 
 
 @pytest.mark.nightly_cases("indices1")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "indices",
     [
@@ -134,7 +132,6 @@ def test_vectorised_clients_send_what_each_does_by_itself(mixed):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_equal_architectures_are_one(mixed):
     one = Architecture(_LIKE, True)
     assert held_by([one, Architecture(logistic_regression(4, 3), True)]) == OneArchitecture(one)
@@ -146,7 +143,6 @@ def test_equal_architectures_are_one(mixed):
     assert len(held_by([one, Architecture(_LIKE, False)]).architectures) == 2
 
 
-@pytest.mark.slow
 def test_weights_that_do_not_fit_into_the_shared_array_are_refused(mixed):
     weights = [ModelWeights([], [w.copy() for w in p.non_trainable]) for p in mixed.weights]
     kernel = weights[1].non_trainable[0].astype(np.float64)
@@ -155,7 +151,6 @@ def test_weights_that_do_not_fit_into_the_shared_array_are_refused(mixed):
         ensemble(_LIKE, weights, [f"p{k}" for k in range(5)], architectures=mixed.architectures)
 
 
-@pytest.mark.slow
 def test_a_keras_model_that_is_fixed_has_no_weights_to_train():
     fixed: Model = fixed_from_keras(_deep(), _LIKE)
     assert fixed.initial_weights.trainable == []

@@ -148,7 +148,6 @@ def _made(kind: str, loss: str) -> tuple[EnsembleModel, list[ModelWeights]]:
 _CASES = [(k, loss) for k in _MODELS for loss in MIXTURE_LOSSES if (k, loss) != ("numbers", "log")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "loss"), _CASES)
 def test_losses_and_gradients_are_those_of_numpy(kind, loss):
     made, predictors = _made(kind, loss)
@@ -164,13 +163,6 @@ def test_losses_and_gradients_are_those_of_numpy(kind, loss):
     np.testing.assert_allclose(norms, np.sum(said**2, axis=-1), rtol=1e-5)
 
 
-@pytest.mark.slow_cases(
-    "scores-log",
-    "probabilities-log",
-    "probabilities-squared",
-    "sentences-log",
-    "score of a class-squared",
-)
 @pytest.mark.parametrize(("kind", "loss"), _CASES)
 def test_the_model_has_the_loss_that_is_differentiated(kind, loss):
     made, _ = _made(kind, loss)
@@ -234,7 +226,6 @@ def test_it_starts_uniform_and_metrics_read_the_mixture():
     assert [made.message_bytes(c) for c in (1, 2)] == [4 * (4 * 3 + 3), 8 * (4 * 3 + 3)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["score of a class", "probability of a class"])
 def test_metrics_of_two_classes_read_the_mixture(kind):
     made, predictors = _made(kind, "log")

@@ -178,7 +178,7 @@ def test_what_does_not_depend_on_the_client_gets_an_axis_of_clients_too():
 
 
 @pytest.mark.nightly_cases("3-sizes0", "3-sizes2")
-@pytest.mark.slow
+@pytest.mark.slow_cases("3-sizes1", "100-sizes0", "100-sizes1", "100-sizes2")
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5), (7,), (0, 0)])
 @pytest.mark.parametrize("batch_size", [3, 100])
 def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):

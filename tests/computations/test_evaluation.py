@@ -128,7 +128,6 @@ def test_the_same_by_size_of_the_client(output, measured, measure, column):
     np.testing.assert_allclose(found.total, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_clients_without_examples_and_not_finite_ones_add_nothing_and_are_counted(plain, output):
     clients = [_nan_client(), *_clients(), _empty_client(), _empty_client()]
     spoiled = plain(_weights(), [clients]).output
@@ -136,7 +135,6 @@ def test_clients_without_examples_and_not_finite_ones_add_nothing_and_are_counte
     assert_all_close(spoiled._replace(clients=()), output._replace(clients=()), rtol=1e-6)
 
 
-@pytest.mark.slow_cases("clients2")
 @pytest.mark.parametrize("clients", [[], [_empty_client()], [_nan_client()]])
 def test_without_any_finite_example_everything_is_zero(plain, clients):
     output = plain(_weights(), [clients]).output
@@ -146,7 +144,6 @@ def test_without_any_finite_example_everything_is_zero(plain, clients):
         assert math.isnan(quantile(grid, output.over_clients[name].histogram[0], 0.5))
 
 
-@pytest.mark.slow
 def test_secure_evaluation_follows_the_plain_one(tff_runtime, output):
     evaluate = tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, _SECURE)
     secure = evaluate(_weights(), [[_nan_client(), *_clients(), _empty_client()]]).output
@@ -162,7 +159,6 @@ def test_secure_evaluation_follows_the_plain_one(tff_runtime, output):
         )
 
 
-@pytest.mark.slow
 def test_a_value_beyond_its_bound_is_cut_by_size_too(streaming_runtime, output):
     low = SecureSum(SecureSumOptions(max_examples=300, max_loss=0.5))
     evaluated = streaming_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, low)(
@@ -215,7 +211,6 @@ def test_a_metric_without_an_upper_end_is_measured_on_the_log_grid():
     assert abs(estimate - exact) <= 0.028 * exact
 
 
-@pytest.mark.slow
 def test_a_client_for_which_a_metric_is_undefined_is_not_in_its_distribution():
     model = _model_with(_labelled_only())
     client = make_client(np.ones([4, 4]), [0, 0, 1, 1], y=[0, 2, 1, 1])
@@ -235,7 +230,6 @@ def test_a_metric_says_how_fine_its_grid_is():
     np.testing.assert_allclose(grid.centers()[[0, 1, -1]], [0, 0.02, 20])
 
 
-@pytest.mark.slow
 def test_text_metrics_are_exact_whatever_the_batches():
     model = next_word_lstm(vocabulary_size=5, embedding=3, units=4, sequence_length=3)
     rng = np.random.default_rng(0)

@@ -44,7 +44,6 @@ def _target_only(target: str, num_domains: int, **settings: Any) -> EagerTrainin
 
 
 @pytest.mark.nightly_cases("1")
-@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
     """An example's loss is x w and w starts at 4; batches of one example, steps of 1.
@@ -86,7 +85,6 @@ def _measured_before_steps(name: str, batch_size: int) -> Any:
 
 
 @pytest.mark.nightly_cases("agnostic_fed_avg", "delta_fl")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", usually(["agnostic_fed_avg", "delta_fl", "q_ffl"], sorted(_WITH_ONE_MODEL))
 )
@@ -98,7 +96,6 @@ def test_losses_are_measured_for_every_example_whatever_the_batches(name):
     assert sum(expected["num_examples"]) == 7
 
 
-@pytest.mark.slow
 def test_target_only_trains_on_its_domain_only():
     model = logistic_regression(4, 3)
     rng = np.random.default_rng(1)
@@ -118,7 +115,6 @@ def test_target_only_trains_on_its_domain_only():
 
 
 @pytest.mark.nightly_cases("batch")
-@pytest.mark.slow
 @pytest.mark.parametrize("normalizer", ["client", "batch"])
 def test_target_only_ignores_a_client_without_the_target_domain(normalizer):
     training = _target_only("0", 2, batch_size=2, batch_normalizer=normalizer)
@@ -131,7 +127,6 @@ def test_target_only_ignores_a_client_without_the_target_domain(normalizer):
     assert metrics["clients"]["zero_weight"] == 1
 
 
-@pytest.mark.slow
 def test_a_round_without_the_target_domain_leaves_weights_and_optimizer():
     training = _target_only("0", 2, server_optimizer="adam", server_learning_rate=0.1)
     rng = np.random.default_rng(3)
@@ -156,7 +151,6 @@ def test_target_only_needs_the_name_of_a_domain(target, message):
         fed_avg_target_only(problem, TargetOnlyOptions(target_domain=target))
 
 
-@pytest.mark.slow
 def test_the_builder_makes_a_learning_process(tff_runtime):
     cohort = [random_client(np.random.default_rng(4), 6, range(2))]
     process = build_fed_avg(logistic_regression(4, 3), 2, FedAvgOptions(client_learning_rate=1.0))

@@ -52,13 +52,11 @@ def _assert_golden(state, metrics) -> None:
     np.testing.assert_allclose(metrics["finalizer"]["update_norm"], 4 - 3.5555556, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_golden_round():
     training = EagerTraining(_ALGORITHM)
     _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
 
 
-@pytest.mark.slow
 def test_golden_round_in_the_tff_runtime(tff_runtime):
     training = tff_runtime.training(_ALGORITHM, PlainSum())
     _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
@@ -83,7 +81,6 @@ def test_golden_round_of_the_reference():
 
 
 @pytest.mark.nightly_cases("client1-0.3-7.666667")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "beta", "delta"), [(_CLIENT_0, 0.6, 2.8333335), (_CLIENT_1, 0.3, 7.666667)]
 )
@@ -94,7 +91,6 @@ def test_client_deltas_of_the_golden_round(client, beta, delta):
     np.testing.assert_allclose(output.weighted_delta[0] / output.beta, [delta], rtol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("client", "beta", "delta"), [(_CLIENT_0, 0.5, 6.4), (_CLIENT_1, 0.2, 33)])
 def test_local_training_alone(client, beta, delta):
     """Alpha differs between domains here: an indexing mistake cannot pass."""
@@ -109,7 +105,6 @@ def test_local_training_alone(client, beta, delta):
     np.testing.assert_allclose(4.0 - trained[0], [delta], rtol=1e-6)
 
 
-@pytest.mark.slow_cases("2", "5")
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
     options = LocalTrainingOptions(client_learning_rate=0.5, client_epochs=epochs, batch_size=2)

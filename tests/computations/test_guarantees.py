@@ -54,7 +54,6 @@ def _refused(run: Any, *arguments: Any) -> str:
 
 
 @pytest.mark.nightly_cases("beside")
-@pytest.mark.slow
 @pytest.mark.parametrize("others", [frozenset(), SecureSum.guarantees], ids=["alone", "beside"])
 def test_a_promise_that_nobody_can_check_is_refused(streaming_runtime, others):
     """Also beside one that holds."""
@@ -75,7 +74,6 @@ def test_every_guarantee_has_a_check():
 
 
 @pytest.mark.nightly_cases("tff_runtime-secure")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "name"),
     usually(
@@ -98,7 +96,6 @@ def test_one_value_in_a_plain_sum_is_refused_whatever_the_name(runtime, name):
     assert message.startswith("step 'evaluation': ")
 
 
-@pytest.mark.slow
 def test_one_that_promises_nothing_is_not_checked(runtime):
     aggregation = Leaky(guarantees=frozenset())
     training = runtime.training(build("agnostic_fed_avg"), aggregation)
@@ -111,14 +108,12 @@ def test_one_that_promises_nothing_is_not_checked(runtime):
 
 
 @pytest.mark.nightly_cases("_in_training-training")
-@pytest.mark.slow
 @pytest.mark.parametrize(("leaks", "step"), [(_in_survey, "survey"), (_in_training, "training")])
 def test_one_of_several_steps_that_leaks_is_refused_by_name(streaming_runtime, leaks, step):
     message = _refused(streaming_runtime.training, build("above_mean"), Leaky(leaks=leaks))
     assert message.startswith(f"step '{step}': secure aggregation was asked for, but 1 ")
 
 
-@pytest.mark.slow
 def test_of_several_steps_everything_is_reported(runtime):
     security = runtime.training(build("above_mean"), SecureSum()).security
     assert security.is_secure
@@ -160,7 +155,6 @@ def process():
 
 
 @pytest.mark.nightly_cases(but=["federated_max"])
-@pytest.mark.slow
 @pytest.mark.parametrize("way", list(_WAYS))
 def test_a_way_to_the_server_beside_the_steps_is_refused(process, way):
     """Each step is secure by itself; the round adds a sum that belongs to none."""

@@ -211,7 +211,6 @@ def test_losses_and_updates_do_not_take_from_each_other():
     np.testing.assert_allclose(summed.beta, 0.5, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_in_a_cohort_an_adversary_has_the_weight_of_its_bounded_answer(adversary):
     honest = [_answer(ratio=np.full(15, 0.1)) for _ in range(7)]
     summed, others = _summed(*honest, adversary), _summed(*honest)
@@ -236,7 +235,6 @@ def test_a_loss_that_no_whole_example_has_room_for_counts_for_nothing():
     np.testing.assert_array_equal(summed.counts, [0, 0, 0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("beta", [-3.0, -1e9])
 def test_a_negative_weight_takes_no_weight_from_others(beta):
     honest = _answer()

@@ -83,7 +83,6 @@ def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
 
 
 @pytest.mark.nightly_cases("4", "8", "12", "16")
-@pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 8, 12, 16, 24])
 def test_quantization_error_is_within_the_stated_bound(bits):
     options = dataclasses.replace(_OPTIONS, bits=bits)
@@ -93,14 +92,12 @@ def test_quantization_error_is_within_the_stated_bound(bits):
     _assert_within_quantization_error(decoded, outputs, bounds, bits)
 
 
-@pytest.mark.slow
 def test_integers_and_zeros_are_exact():
     outputs = [tf.nest.map_structure(tf.zeros_like, o) for o in _client_outputs()]
     decoded, _ = sum_of(SecureSum(_OPTIONS), outputs, _bounds(_OPTIONS))
     assert_identical(decoded, outputs[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 12, 32, 40])
 @pytest.mark.parametrize("signed", [False, True])
 def test_the_ends_of_the_range_are_exact(bits, signed):
@@ -110,7 +107,6 @@ def test_the_ends_of_the_range_are_exact(bits, signed):
     np.testing.assert_array_equal(decoded.value, summand.value * 4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 12, 32, 40])
 @pytest.mark.parametrize(
     "bound",
@@ -124,7 +120,6 @@ def test_what_is_summed_fits_the_bits_that_are_declared(bits, bound):
     assert 0 <= int(submitted.values.value[0]) < 2 ** aggregation.bit_width(bound)
 
 
-@pytest.mark.slow
 def test_values_beyond_their_bounds_are_counted_by_field_and_scaled_with_their_ratios():
     bounds, outputs = _bounds(_OPTIONS), _client_outputs()
     first = outputs[0]
@@ -155,7 +150,6 @@ def test_values_beyond_their_bounds_are_counted_by_field_and_scaled_with_their_r
     _assert_within_quantization_error(decoded, [scaled, *outputs[1:]], bounds, _OPTIONS.bits)
 
 
-@pytest.mark.slow
 def test_a_negative_loss_is_cut_to_zero_and_counted():
     spoiled = _client_outputs()[0]._replace(domain_losses=tf.constant([-1.0, 2.0, 3.0]))
     decoded, report = sum_of(SecureSum(_OPTIONS), [spoiled], _bounds(_OPTIONS))
@@ -171,7 +165,6 @@ def test_a_value_that_stands_alone_is_cut():
     np.testing.assert_allclose(decoded.other, [0.5, -2.0], rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_plain_sum_is_the_sum():
     outputs = _client_outputs()
     decoded, report = sum_of(PlainSum(), outputs, _bounds(_OPTIONS))
@@ -228,7 +221,6 @@ def test_clipping_and_clients_that_are_not_finite_show_in_a_secure_round(tff_run
     assert all(np.all(np.isfinite(w)) for w in state.algorithm.weights.trainable)
 
 
-@pytest.mark.slow
 def test_an_empty_secure_cohort_changes_nothing(secure_training):
     state = secure_training.initialize()
     next_state, _ = secure_training.next(state, [])

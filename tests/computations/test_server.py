@@ -46,7 +46,6 @@ def optimizer(request) -> str:
 
 
 @pytest.mark.nightly_cases(but=["sgd"])
-@pytest.mark.slow
 def test_the_average_delta_is_the_gradient(optimizer):
     """One round is one step of the optimizer on w minus the average of the clients' weights."""
     training = EagerTraining(_algorithm(optimizer))
@@ -74,7 +73,6 @@ def test_the_average_delta_is_the_gradient(optimizer):
 
 
 @pytest.mark.nightly_cases("sgd", "momentum", "nesterov", "adam", "yogi")
-@pytest.mark.slow
 def test_a_round_without_weight_leaves_the_optimizer_as_it_was(optimizer):
     """Momentum must not go on pushing the model while no client contributes."""
     training = EagerTraining(_algorithm(optimizer))
@@ -84,7 +82,6 @@ def test_a_round_without_weight_leaves_the_optimizer_as_it_was(optimizer):
 
 
 # Adam, which counts its steps, is in TFF in test_agnostic_fed_avg_reference too.
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", usually(["nesterov"], ["adam", "nesterov"]), indirect=True)
 def test_runs_in_tff_follow_the_pure_functions(tff_runtime, optimizer):
     algorithm = _algorithm(optimizer)
@@ -98,7 +95,6 @@ def test_runs_in_tff_follow_the_pure_functions(tff_runtime, optimizer):
         assert_all_close(actual_round, expected_round, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_metrics_are_losses_and_ratios_of_each_domain_before_training():
     training = EagerTraining(_algorithm("sgd"))
     cohort = [make_client(np.ones([3, 4]), [0, 0, 0], y=[0, 1, 2])]
@@ -110,7 +106,6 @@ def test_metrics_are_losses_and_ratios_of_each_domain_before_training():
     np.testing.assert_array_equal(train["num_examples"], [3, 0])
 
 
-@pytest.mark.slow
 def test_rounds_report_the_values_of_metrics_not_their_ratios():
     model = logistic_regression(4, 3)
     error = Metric("error", _error_of_guess, max_numerator=2.0, transform=tf.exp)
@@ -151,7 +146,6 @@ def _specs(weights):
     return [tf.TensorSpec(w.shape, w.dtype) for w in weights]
 
 
-@pytest.mark.slow_cases("0.1-0.9")
 @pytest.mark.parametrize(("learning_rate", "momentum"), [(0.1, 0.9), (1.0, 0.5), (0.3, 0.0)])
 def test_steps_are_those_of_keras(learning_rate, momentum):
     rng = np.random.default_rng(0)
@@ -184,15 +178,6 @@ def test_every_optimizer_is_held_to_another_ones():
     assert {*_OF_TFF, "nesterov"} == set(SERVER_OPTIMIZERS)
 
 
-@pytest.mark.slow_cases(
-    "numbers0-sgd",
-    "numbers0-adam",
-    "numbers1-adagrad",
-    "numbers1-adam",
-    "numbers1-yogi",
-    "numbers2-sgd",
-    "numbers2-yogi",
-)
 @pytest.mark.parametrize("name", _OF_TFF)
 @pytest.mark.parametrize("numbers", [(0.1, 0.9, 1e-3), (1.0, 0.5, 1e-7), (0.01, 0.0, 0.1)])
 def test_steps_and_states_are_those_of_tff(name, numbers):

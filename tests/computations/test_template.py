@@ -26,7 +26,6 @@ def _cohort() -> list[dict[str, np.ndarray]]:
     return [random_client(rng, n, range(2)) for n in (5, 8)]
 
 
-@pytest.mark.slow
 def test_a_round_returns_the_output_that_tff_programs_expect(process):
     output = process.next(process.initialize(), _cohort())
     assert isinstance(output, tff.learning.templates.LearningProcessOutput)
@@ -41,7 +40,6 @@ def test_a_round_returns_the_output_that_tff_programs_expect(process):
     assert list(output.metrics["client_work"]["train"]) == ["loss", "num_examples", "accuracy"]
 
 
-@pytest.mark.slow
 def test_weights_can_be_read_and_replaced(process):
     state = process.initialize()
     weights = process.get_model_weights(state)
@@ -55,7 +53,6 @@ def test_weights_can_be_read_and_replaced(process):
 
 
 @pytest.mark.nightly_cases("secure")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("aggregation", "uri"),
     [(PlainSum(), "federated_sum"), (SecureSum(), "federated_secure_sum_bitwidth")],

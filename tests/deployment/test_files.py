@@ -125,6 +125,7 @@ def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
 
 # By default devices get the TFLite graph alone.
 @pytest.mark.nightly_cases("daf-how1")
+@pytest.mark.slow_cases("secure-how2")
 @pytest.mark.parametrize(
     ("profile", "how"), [("daf", {}), ("daf", {"client_graph": "both"}), ("secure", {})]
 )

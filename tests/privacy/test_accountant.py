@@ -67,7 +67,6 @@ def _epsilon(mechanism, rounds, delta, name=None):
     return PrivacyAccountant([mechanism], delta, name).epsilon(rounds)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "drawn", "z", "rounds", "delta", "pld", "rdp"), _REFERENCES)
 def test_reference_epsilons(clients, drawn, z, rounds, delta, pld, rdp):
     mechanism = CentralNoise(z, PoissonCohorts(clients, drawn))
@@ -94,7 +93,6 @@ def test_divergences_of_poisson_cohorts_are_integrals(z, clients, drawn):
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
-@pytest.mark.slow_cases("1.0-1", "2.0-16")
 @pytest.mark.parametrize(("z", "rounds"), [(4.0, 4), (1.0, 1), (2.0, 16)])
 def test_without_sampling_epsilon_is_the_closed_form(z, rounds):
     mu = math.sqrt(rounds) / z
@@ -108,7 +106,6 @@ def test_without_sampling_epsilon_is_the_closed_form(z, rounds):
     assert _epsilon(mechanism, rounds, 1e-5) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("z", "clients", "drawn", "expected"), [(3**0.5, 1, 1, 0.126936), (0.5, 5, 1, 0.15594)]
 )
@@ -119,7 +116,6 @@ def test_deltas_of_dp_accountings_own_tests(z, clients, drawn, expected):
 
 
 @pytest.mark.nightly_cases("1-0.4-1000-999", "100-1.0-2-1", "100-0.4-1000-999")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("z", "clients", "drawn"), [(0.72, 100, 1), (1.0, 2, 1), (0.4, 1000, 999), (20.0, 10, 1)]
 )
@@ -138,7 +134,6 @@ def test_the_loss_of_a_sampled_round_is_what_dp_accounting_finds_point_by_point(
 
 
 @pytest.mark.nightly_cases("2.0-11.01", "1.0-85.02")
-@pytest.mark.slow
 @pytest.mark.parametrize(("z", "expected"), [(2.0, 11.01), (1.0, 85.02), (4.0, 4.06)])
 def test_fixed_cohorts_are_accounted_for_at_twice_the_sensitivity(z, expected):
     mechanism = CentralNoise(z, FixedSizeCohorts(539, 50))
@@ -169,7 +164,6 @@ def _assert_as_tight(found, expected):
 _GROUPS = (1 / 0.9**0.5, 1 / 0.05**0.5, 1 / 0.05**0.5)
 
 
-@pytest.mark.slow
 def test_groups_of_one_cohort_are_one_sampled_release():
     mechanism = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
     found = _epsilon(mechanism, 1000, _DELTA, "rdp")
@@ -178,7 +172,6 @@ def test_groups_of_one_cohort_are_one_sampled_release():
     assert found == pytest.approx(2.1014, rel=1e-4)
 
 
-@pytest.mark.slow
 def test_what_composes_groups_as_releases_of_their_own_is_too_optimistic():
     together = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
     apart = [CentralNoise(z, _COHORTS) for z in _GROUPS]
@@ -190,7 +183,6 @@ def test_what_composes_groups_as_releases_of_their_own_is_too_optimistic():
         assert _epsilon(together, 1000, _DELTA, name) == pytest.approx(of_one, rel=1e-3)
 
 
-@pytest.mark.slow
 def test_two_exchanges_with_one_cohort_are_one_release():
     groups = [0.9 / share**0.5 for share in (0.1, 0.1, 0.8)]
     mechanism = CentralNoise(effective_noise_multiplier(groups), _COHORTS)
@@ -201,7 +193,6 @@ def test_two_exchanges_with_one_cohort_are_one_release():
     _assert_as_tight(_epsilon(mechanism, 300, _DELTA, "rdp"), expected)
 
 
-@pytest.mark.slow
 def test_private_evaluation_is_composed_at_its_own_rate():
     training = CentralNoise(1.0, _COHORTS)
     evaluation = CentralNoise(5.0, PoissonCohorts(100, 100))
@@ -228,7 +219,6 @@ def test_restarted_trees_are_composed():
     assert _epsilon(mechanism, 400, _DELTA) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.slow_cases("1.13-1600-18.7096", "4.0-1600-4.2295")
 @pytest.mark.parametrize(
     ("z", "rounds", "expected"),
     [(1.13, 1600, 18.7096), (8.83, 1600, 1.7732), (4.0, 1600, 4.2295), (7.0, 2000, 2.2811)],
@@ -256,7 +246,6 @@ def test_numbers_of_any_kind_are_counted_alike(kind):
     assert _epsilon(alone, 1000, _DELTA, "rdp") == pytest.approx(2.1014, rel=1e-4)
 
 
-@pytest.mark.slow
 def test_epsilon_grows_with_the_rounds_and_begins_with_none():
     accountant = PrivacyAccountant([CentralNoise(4.0, PoissonCohorts(539, 50))], 1e-3)
     found = [accountant.epsilon(n) for n in (0, 1, 2, 10, 100)]
@@ -351,14 +340,12 @@ def _central(z):
 
 
 @pytest.mark.nightly_cases("8.0-0.7853")
-@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "expected"), [(2.0, 1.6903), (8.0, 0.7853)])
 def test_calibrated_noise(epsilon, expected):
     found = noise_for_epsilon(_central, [120], epsilon, 1e-3)
     assert found == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.slow_cases("0.5-central", "4.0-central")
 @pytest.mark.parametrize(
     "mechanisms",
     [
@@ -382,7 +369,6 @@ def test_the_noise_is_enough_and_hardly_more(mechanisms, epsilon):
 
 # The second one is where a finer grid of losses begins, and epsilon jumps.
 @pytest.mark.nightly_cases("4.3527", "300.0")
-@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.05, 4.3527, 300.0])
 def test_a_rough_account_does_not_change_the_noise(epsilon):
     def epsilon_of(z):
@@ -480,7 +466,6 @@ def test_order_3_by_hand_and_by_integration():
     assert exact == pytest.approx(terms + q**3 * math.exp(2 * three))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("z", [1.0, 4.0])
 @pytest.mark.parametrize("rate", [0.01, 0.1])
 def test_fixed_cohorts_of_any_release_are_no_better_than_those_of_gaussian_ones(z, rate):

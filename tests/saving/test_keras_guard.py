@@ -343,7 +343,7 @@ def _of_ops() -> tf.keras.Model:
     "own_recurrent_layers-.h5",
     "own_recurrent_layers-.keras",
 )
-@pytest.mark.slow
+@pytest.mark.slow_cases(but=["_of_ops-.h5"])
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])
 @pytest.mark.parametrize(
     "build",

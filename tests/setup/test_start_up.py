@@ -48,7 +48,7 @@ def _loaded(*arguments: str) -> list[str]:
 
 
 @pytest.mark.nightly_cases(but=["fleet", "import_data", "privacy", "run_plan"])
-@pytest.mark.slow
+@pytest.mark.slow_cases("import_data", "privacy", "run_plan")
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_help_loads_no_large_package(command):
     assert _loaded(command, "--help") == []
