@@ -12,7 +12,6 @@ def test_ids_are_those_of_tffs_stack_overflow_baseline():
     assert of_data.TokenIds is TokenIds
 
 
-@pytest.mark.nightly_cases("-3")
 @pytest.mark.parametrize("size", [0, -3])
 def test_a_vocabulary_has_words(size):
     with pytest.raises(ValueError, match=f"expected at least 1 word, found {size}"):

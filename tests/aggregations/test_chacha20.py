@@ -51,7 +51,6 @@ def test_numbers_of_64_bits_are_its_bytes():
     assert joined_halves(words).numpy().tobytes() == _expected(key, nonce, 80)
 
 
-@pytest.mark.nightly_cases("in step")
 @pytest.mark.parametrize("how", ["in a graph", "in step", "by XLA"])
 def test_it_is_the_same_however_it_is_computed(how):
     key = tf.constant(np.frombuffer(bytes(range(32)), np.int64))

@@ -102,7 +102,6 @@ def test_without_noise_rounds_are_plain_ones(streaming_runtime):
     assert_all_close(state.algorithm, expected.algorithm)
 
 
-@pytest.mark.nightly_cases("secure")
 @pytest.mark.parametrize("generator", KEYS)
 def test_clients_noise_together_is_as_much_as_a_servers(generator):
     """Of 40,000 values of an update: the same variance, and a normal distribution."""
@@ -140,7 +139,6 @@ def test_clients_noise_together_is_as_much_as_a_servers(generator):
     assert found["distributed"] == pytest.approx(found["central"], rel=0.03)
 
 
-@pytest.mark.nightly_cases("secure")
 @pytest.mark.parametrize("generator", KEYS)
 def test_clients_noise_together_has_the_moments_of_tensorflow_privacys(generator):
     """In few steps, where Skellam noise is far from normal: its fourth moment is v + 3 v^2."""
@@ -176,7 +174,6 @@ def test_clients_noise_together_has_the_moments_of_tensorflow_privacys(generator
         assert np.mean(found**power) == pytest.approx(expected, rel=rel), power
 
 
-@pytest.mark.nightly_cases("secure")
 @pytest.mark.parametrize("generator", KEYS)
 def test_clients_releases_and_exchanges_have_noise_of_their_own(generator):
     settings = {"noise_generator": generator, "noise_key": KEYS[generator]}

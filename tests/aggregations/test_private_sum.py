@@ -30,7 +30,6 @@ from tff_agnostic.models import logistic_regression
 _SECURE = SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1))
 
 
-@pytest.mark.nightly_cases("delta_fl")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["agnostic_fed_avg", "delta_fl"], CASES))
 def test_without_noise_and_clipping_rounds_are_plain_ones(streaming_runtime, name):
@@ -167,7 +166,6 @@ def test_updates_are_clipped_as_tensorflow_privacy_clips_them(streaming_runtime)
     assert state.aggregations[0].clip_norms[0] != pytest.approx(0.05, rel=0.05)
 
 
-@pytest.mark.nightly_cases("0.0")
 @pytest.mark.parametrize("quantile", [0.0, 0.6])
 def test_an_adaptive_clip_norm_moves_as_tensorflow_privacys(quantile):
     """By sums of bits that noise takes below no client and above all of them, too."""

@@ -144,7 +144,6 @@ def _traced(step: Any, columns: Any) -> Any:
     return of_client
 
 
-@pytest.mark.nightly_cases("next_word")
 @pytest.mark.parametrize("kind", usually(["dict_of_inputs", "next_word"], KINDS))
 def test_of_every_kind_of_model(kind):
     algorithm = build("agnostic_fed_avg", model=KINDS[kind].model(), client_epochs=1)

@@ -216,7 +216,6 @@ def test_a_level_below_every_weight_is_the_worst_client(streaming_runtime):
     assert float(of_level["kept_share"]) == pytest.approx(1e-4, rel=1e-5)
 
 
-@pytest.mark.nightly_cases("paper-1.0")
 @pytest.mark.slow
 @pytest.mark.parametrize(("boundary", "kept"), [("exact", 0.3), ("paper", 1.0)])
 def test_clients_with_equal_losses_are_treated_alike(streaming_runtime, boundary, kept):

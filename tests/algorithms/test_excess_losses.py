@@ -37,7 +37,6 @@ def _agnostic(**settings: Any) -> Any:
     return agnostic_fed_avg(problem, AgnosticFedAvgOptions(**chosen))
 
 
-@pytest.mark.nightly_cases("secure")
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregation", [PlainSum(), SECURE], ids=["plain", "secure"])
 def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtime, aggregation):

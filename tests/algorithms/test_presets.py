@@ -280,7 +280,6 @@ def test_the_model_is_the_papers(streaming_runtime, name):
     assert np.abs(found - _W_0).max() > 0.05
 
 
-@pytest.mark.nightly_cases("fed_boost")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
 def test_the_ensemble_is_the_papers(streaming_runtime, name):

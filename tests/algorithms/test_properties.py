@@ -184,7 +184,6 @@ def test_every_client_is_counted_once(training):
     assert sum(report["clients"].values()) == len(clients)
 
 
-@pytest.mark.nightly_cases("delta_fl", "above_mean")
 def test_domains_absent_for_many_rounds_leave_everything_finite(training):
     rng = np.random.default_rng(9)
     state = training.initialize()
@@ -195,7 +194,6 @@ def test_domains_absent_for_many_rounds_leave_everything_finite(training):
     _assert_finite(training.next(state, cohort(10)))
 
 
-@pytest.mark.nightly_cases("agnostic_fed_avg", "delta_fl")
 @some_algorithms
 def test_a_batch_may_be_larger_than_the_client(trainings, name, training):
     clients = cohort(11, sizes=(4, 3, 1, 2))
@@ -222,7 +220,6 @@ def _through_npz(state: Any) -> Any:
         return tf.nest.pack_sequence_as(state, [archive[key] for key in archive.files])
 
 
-@pytest.mark.nightly_cases("delta_fl", "stochastic_afl")
 @some_algorithms
 def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_runtime, name):
     model = _dropout_model()
@@ -239,7 +236,6 @@ def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_r
 
 
 # TFF compiles for seconds. Answers of several shapes: one step, surveys, ratios.
-@pytest.mark.nightly_cases("agnostic_fed_avg", "delta_fl")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -270,7 +266,6 @@ def _clipped(report: Any) -> Any:
     return report.get("clipped") or [part["clipped"] for part in report.values()]
 
 
-@pytest.mark.nightly_cases("agnostic_fed_avg", "fed_avg")
 @pytest.mark.parametrize("name", _with_trait(Trait.ONE_DOMAIN_IS_FED_AVG))
 def test_with_one_domain_it_is_fed_avg(trainings, name):
     rng = np.random.default_rng(1)
@@ -315,7 +310,6 @@ def test_a_cohort_twice_gives_the_model_of_once(name, training):
     assert_all_close(loss[1], loss[0])
 
 
-@pytest.mark.nightly_cases("0-afl_boost", "0-fed_boost", "0-term", "0-above_mean")
 @pytest.mark.parametrize("name", _with_trait(Trait.LEARNS_FROM_EVERY_DOMAIN))
 @pytest.mark.parametrize("domain", range(NUM_DOMAINS))
 def test_examples_of_every_domain_move_the_model(name, training, domain):

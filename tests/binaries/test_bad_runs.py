@@ -40,7 +40,6 @@ def test_settings_that_do_not_fit_the_task(call, folder, arguments):
 _SECURE = ("--aggregation=secure", "--secure_min_clients=4")
 
 
-@pytest.mark.nightly_cases("binaries.train")
 @pytest.mark.parametrize("binary", [train, compare])
 def test_fewer_clients_than_secure_sums_need(call, folder, binary):
     def refused(*arguments: str) -> str:

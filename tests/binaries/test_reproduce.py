@@ -253,7 +253,6 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
     ).read_text().splitlines()[0].split(",")
 
 
-@pytest.mark.nightly_cases("--experiment=adult")
 @golden.arguments
 def test_what_cannot_be_reproduced_is_one_line_and_nothing_is_written(
     call: Caller, adult, arguments

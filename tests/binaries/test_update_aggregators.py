@@ -87,7 +87,6 @@ _REFUSED = {
 }
 
 
-@pytest.mark.slow_cases("flags2")
 @pytest.mark.parametrize("flags", list(_REFUSED))
 def test_what_does_not_go_with_it_is_refused(call: Caller, tmp_path, flags):
     outcome = call(train, *TOY, *flags, "--rounds=1", f"--output_dir={tmp_path / 'run'}")

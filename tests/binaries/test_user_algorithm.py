@@ -205,7 +205,6 @@ def test_a_flagfile_can_name_it(call, algorithm, folder):
     assert json.loads((folder / "run" / "config.json").read_text())["size_power"] == 0.5
 
 
-@pytest.mark.nightly_cases("--algorithm=fed_avg --size_power=1")
 @golden.arguments
 def test_settings_that_are_wrong(call, algorithm, folder, arguments):
     flags = ["--algorithm=by_size.py", "--output_dir=run", *arguments]

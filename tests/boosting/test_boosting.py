@@ -85,7 +85,6 @@ def _draws(draw: str, gamma: tuple[float, ...], budget: int) -> tuple[np.ndarray
 _GAMMA = (0.9, 0.4, 0.3, 0.25, 0.1, 0.05)
 
 
-@pytest.mark.nightly_cases("systematic")
 @pytest.mark.parametrize("draw", list(PREDICTOR_DRAWS))
 def test_predictors_are_drawn_with_their_probabilities(draw):
     chosen, indices = _draws(draw, _GAMMA, 2)

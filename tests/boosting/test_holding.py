@@ -77,7 +77,6 @@ def test_all_of_them_say_what_keras_says(mixed):
 _MESSAGES = ((1,), (3, 0), (4, 1, 2), (3, 1, 0), (0, 1, 2, 3, 4))
 
 
-@pytest.mark.nightly_cases("indices1")
 @pytest.mark.parametrize(
     "indices",
     [

@@ -38,7 +38,6 @@ def _scores(client, weights):
     return client["x"] @ kernel + bias
 
 
-@pytest.mark.slow_cases("2", "3")
 @pytest.mark.parametrize("num_classes", [2, 3, 25])
 def test_answers_are_counted_by_domain_and_class(num_classes):
     rng = np.random.default_rng(num_classes)

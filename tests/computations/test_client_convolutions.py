@@ -59,14 +59,6 @@ def _vectorised(convolve, image_shape, kernel_shape):
     )
 
 
-@pytest.mark.nightly_cases("image0-kernel0-5-strides0-dilations0-SAME")
-@pytest.mark.slow_cases(
-    but=[
-        "image2-kernel2-2-strides2-dilations2-SAME",
-        "image6-kernel6-3-strides6-dilations6-SAME",
-        "image6-kernel6-3-strides6-dilations6-VALID",
-    ]
-)
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize(("image", "kernel", "outputs", "strides", "dilations"), _CASES)
 def test_each_client_has_its_own_convolution(image, kernel, outputs, strides, dilations, padding):

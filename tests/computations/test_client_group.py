@@ -177,8 +177,6 @@ def test_what_does_not_depend_on_the_client_gets_an_axis_of_clients_too():
     np.testing.assert_array_equal(result, [[1, 2]] * 3)
 
 
-@pytest.mark.nightly_cases("3-sizes0", "3-sizes2")
-@pytest.mark.slow_cases("3-sizes1", "100-sizes0", "100-sizes1", "100-sizes2")
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5), (7,), (0, 0)])
 @pytest.mark.parametrize("batch_size", [3, 100])
 def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
@@ -190,7 +188,6 @@ def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
         assert_all_close(found, np.stack(expected))
 
 
-@pytest.mark.nightly_cases("sizes0")
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5)])
 def test_vectorised_training_is_that_of_each_client(sizes):

@@ -40,7 +40,6 @@ def test_a_counter_carries_over_to_the_upper_word():
     )
 
 
-@pytest.mark.nightly_cases(but=["shape1-seed_dtype1"])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "seed_dtype"),
@@ -62,7 +61,6 @@ def test_numbers_are_those_of_each_seed_alone(shape, seed_dtype):
             np.testing.assert_array_equal(of_all[k], of_one)
 
 
-@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("rows", [0, 1, 8, 11])
 def test_batches_may_have_any_size(rows):
     """As the last batch of a loop, whose size is not known when it is traced."""
@@ -101,7 +99,6 @@ def test_dropout_takes_no_loop_over_clients():
     assert loops & with_loops and not loops & without_loops
 
 
-@pytest.mark.nightly_cases("<lambda>3", "<lambda>4")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",

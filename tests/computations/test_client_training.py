@@ -168,7 +168,6 @@ def _clipped(report: Any) -> list[Any]:
 
 
 # Every algorithm in one way, and one algorithm in the other.
-@pytest.mark.nightly_cases("streamed-above_mean")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "name"),
@@ -333,8 +332,6 @@ def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
         assert accuracy.denominator[i] == in_domain.sum()
 
 
-@pytest.mark.nightly_cases("1")
-@pytest.mark.slow_cases("2", "7")
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 24])
 def test_domain_pass_does_not_depend_on_its_batch_size(batch_size):
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
@@ -349,7 +346,6 @@ def test_the_regularizer_is_part_of_every_examples_loss():
     np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])
 
 
-@pytest.mark.nightly_cases("small first")
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1], ids=["large first", "small first"])
 def test_a_large_sum_does_not_swallow_small_losses(order):

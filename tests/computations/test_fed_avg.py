@@ -43,7 +43,6 @@ def _target_only(target: str, num_domains: int, **settings: Any) -> EagerTrainin
     return EagerTraining(fed_avg_target_only(problem, options))
 
 
-@pytest.mark.nightly_cases("1")
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
     """An example's loss is x w and w starts at 4; batches of one example, steps of 1.
@@ -84,7 +83,6 @@ def _measured_before_steps(name: str, batch_size: int) -> Any:
     return training.next(training.initialize(), cohort)[1]["client_work"]["train"]
 
 
-@pytest.mark.nightly_cases("agnostic_fed_avg", "delta_fl")
 @pytest.mark.parametrize(
     "name", usually(["agnostic_fed_avg", "delta_fl", "q_ffl"], sorted(_WITH_ONE_MODEL))
 )
@@ -114,7 +112,6 @@ def test_target_only_trains_on_its_domain_only():
     assert np.all(metrics[-1]["client_work"]["train"]["loss"] > 0)
 
 
-@pytest.mark.nightly_cases("batch")
 @pytest.mark.parametrize("normalizer", ["client", "batch"])
 def test_target_only_ignores_a_client_without_the_target_domain(normalizer):
     training = _target_only("0", 2, batch_size=2, batch_normalizer=normalizer)

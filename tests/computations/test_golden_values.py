@@ -80,7 +80,6 @@ def test_golden_round_of_the_reference():
     np.testing.assert_array_equal(server.window, [[1, 2, 3, 4], [3, 3, 2, 1]])
 
 
-@pytest.mark.nightly_cases("client1-0.3-7.666667")
 @pytest.mark.parametrize(
     ("client", "beta", "delta"), [(_CLIENT_0, 0.6, 2.8333335), (_CLIENT_1, 0.3, 7.666667)]
 )

@@ -53,7 +53,6 @@ def _refused(run: Any, *arguments: Any) -> str:
     return message
 
 
-@pytest.mark.nightly_cases("beside")
 @pytest.mark.parametrize("others", [frozenset(), SecureSum.guarantees], ids=["alone", "beside"])
 def test_a_promise_that_nobody_can_check_is_refused(streaming_runtime, others):
     """Also beside one that holds."""
@@ -73,7 +72,6 @@ def test_every_guarantee_has_a_check():
     assert {*CHECKS, *ROUND_CHECKS} == set(SecurityProperty)
 
 
-@pytest.mark.nightly_cases("tff_runtime-secure")
 @pytest.mark.parametrize(
     ("runtime", "name"),
     usually(
@@ -107,7 +105,6 @@ def test_one_that_promises_nothing_is_not_checked(runtime):
     assert evaluate(model.initial_weights, [cohort()]).output.clients["evaluated"] == 4
 
 
-@pytest.mark.nightly_cases("_in_training-training")
 @pytest.mark.parametrize(("leaks", "step"), [(_in_survey, "survey"), (_in_training, "training")])
 def test_one_of_several_steps_that_leaks_is_refused_by_name(streaming_runtime, leaks, step):
     message = _refused(streaming_runtime.training, build("above_mean"), Leaky(leaks=leaks))

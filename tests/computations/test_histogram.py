@@ -196,23 +196,6 @@ def _vectorised(fn, *args, known: bool = True):
     ).get_concrete_function(*specs)
 
 
-@pytest.mark.slow_cases(
-    "0-0-unknown",
-    "0-1-unknown",
-    "0-2-unknown",
-    "0-3-unknown",
-    "1-0-unknown",
-    "1-1-unknown",
-    "1-3-unknown",
-    "2-0-unknown",
-    "2-1-unknown",
-    "2-2-unknown",
-    "2-3-unknown",
-    "3-0-unknown",
-    "3-1-unknown",
-    "3-2-unknown",
-    "3-3-unknown",
-)
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("other_rank", range(4))

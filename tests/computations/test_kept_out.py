@@ -63,7 +63,6 @@ def test_every_example_is_measured_or_trained_on(share):
             assert abs(len(kept_out) - share * n) < 1
 
 
-@pytest.mark.slow_cases("3", "7")
 @pytest.mark.parametrize("n", [2, 3, 7])
 def test_the_share_is_kept_out_on_average_and_of_every_place(n):
     rng = np.random.default_rng(2)
@@ -256,7 +255,6 @@ def test_rounds_are_those_of_the_reference(streaming_runtime, update):
 # Clients that measure nothing, in algorithms that weigh clients by their losses
 
 
-@pytest.mark.nightly_cases("q_ffl")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["q_ffl", "term"])
 def test_a_client_of_one_example_weighs_as_one_of_the_usual_loss(name):

@@ -62,7 +62,6 @@ _USUAL = [
 ]
 
 
-@pytest.mark.nightly_cases(but=["delta_fl-server"])
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "whose"), usually(_USUAL, _ALL))
 def test_rounds_of_a_schedule_are_rounds_of_its_rates(streaming_runtime, name, whose):
@@ -110,7 +109,6 @@ def _at_rate(state: Any, rate: float) -> Any:
 
 
 # TensorFlow multiplies q-FFL's constants with one another before anything else.
-@pytest.mark.nightly_cases("fed_prox-client")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "whose"),

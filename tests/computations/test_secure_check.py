@@ -100,7 +100,6 @@ def test_a_plain_mean_is_caught():
         require_only_secure_sums(mean_round)
 
 
-@pytest.mark.nightly_cases("aggregation0-True")
 @pytest.mark.slow
 @pytest.mark.parametrize(("aggregation", "is_secure"), [(SecureSum(), True), (PlainSum(), False)])
 def test_evaluations(aggregation, is_secure):

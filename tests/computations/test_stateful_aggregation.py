@@ -25,6 +25,8 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
+pytestmark = pytest.mark.slow
+
 _FIRST_NORM = 0.125
 _ROUNDS = 5
 
@@ -134,7 +136,6 @@ def _by_name(training: Any, report: Any) -> Iterator[tuple[str, Any]]:
     return ((quantity.name, value) for quantity, value in paired(training.quantities, report))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "name"),
     [("tff", "above_mean"), ("streamed", "agnostic_fed_avg"), ("vectorised", "above_mean")],
@@ -158,7 +159,6 @@ def test_rounds_are_those_of_numpy(runtime, name):
     assert not np.allclose(found, other, rtol=1e-2)
 
 
-@pytest.mark.slow
 def test_its_state_is_in_checkpoints(streaming_runtime, tmp_path):
     algorithm = build("above_mean")
     training = streaming_runtime.training(algorithm, _HalvingNorm())
@@ -173,8 +173,6 @@ def test_its_state_is_in_checkpoints(streaming_runtime, tmp_path):
     assert_identical(reports, expected_reports[2:])
 
 
-@pytest.mark.nightly_cases("vectorised")
-@pytest.mark.slow
 def test_every_evaluation_is_a_first_one(runtime):
     """It leaves no state behind, and finds none."""
     model = logistic_regression(4, 3)
@@ -186,7 +184,6 @@ def test_every_evaluation_is_a_first_one(runtime):
     assert np.all(first.sums.losses < plain.output.sums.losses)
 
 
-@pytest.mark.slow
 def test_a_sum_that_is_not_finite_is_not_remembered(streaming_runtime):
     """Each client's answer is within float32's range; their sum, and its norm, are not."""
     training = streaming_runtime.training(build("fed_avg", client_epochs=1), _SizeOfTheLast())

@@ -52,7 +52,6 @@ def test_weights_can_be_read_and_replaced(process):
     )
 
 
-@pytest.mark.nightly_cases("secure")
 @pytest.mark.parametrize(
     ("aggregation", "uri"),
     [(PlainSum(), "federated_sum"), (SecureSum(), "federated_secure_sum_bitwidth")],

@@ -32,7 +32,6 @@ def test_every_sampling_has_its_presence():
     assert set(PRESENCE) == set(COHORT_SAMPLINGS)
 
 
-@pytest.mark.nightly_cases("1-stratified", "4-stratified", "16-stratified", "30-stratified")
 @pytest.mark.parametrize("sampling", sorted(COHORT_SAMPLINGS))
 @pytest.mark.parametrize("clients_per_round", [1, 4, 16, 30])
 def test_presence_is_that_of_the_draws(sampling, clients_per_round):

@@ -57,8 +57,6 @@ def _of_algorithms(profile):
     return pytest.mark.parametrize("algorithm", usually(usual, ALGORITHMS))
 
 
-@pytest.mark.nightly_cases("delta_fl")
-@pytest.mark.slow_cases("stochastic_afl")
 @_of_algorithms("daf")
 def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
     plan = _plan(exported("daf", algorithm=algorithm))
@@ -79,7 +77,6 @@ def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
     assert sorted(summed) == sorted(_saved_names(graph_def, save_node))
 
 
-@pytest.mark.nightly_cases("agnostic_fed_avg")
 @pytest.mark.slow
 @_of_algorithms("secure")
 def test_a_secure_plan_sends_nothing_outside_secure_sums(exported, algorithm):
@@ -124,8 +121,7 @@ def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
 
 
 # By default devices get the TFLite graph alone.
-@pytest.mark.nightly_cases("daf-how1")
-@pytest.mark.slow_cases("secure-how2")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "how"), [("daf", {}), ("daf", {"client_graph": "both"}), ("secure", {})]
 )
@@ -284,7 +280,6 @@ def _measured(folder):
     return result
 
 
-@pytest.mark.nightly_cases("convolutional")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", usually(["logistic", "convolutional"], ["logistic", "convolutional", "lstm"])

@@ -122,7 +122,6 @@ def test_the_gradient_of_a_convolution_by_its_filter(size, stride, padding):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow_cases("size3-2-VALID", "size3-2-SAME")
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize(("size", "stride"), _SIZES)
 def test_the_gradient_of_maximum_pooling(size, stride, padding):

@@ -42,7 +42,6 @@ def _scalars(tensors):
     }
 
 
-@pytest.mark.nightly_cases("secure")
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["daf", "secure"])
 def test_scalars_of_a_round_are_the_runtimes(exported, profile, monkeypatch):

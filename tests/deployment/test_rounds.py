@@ -150,7 +150,6 @@ def _assert_up_to_rounding(folder):
         assert all(difference <= _ROUNDING for difference in check.differing.values())
 
 
-@pytest.mark.nightly_cases(but=["agnostic_fed_avg-daf"])
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "profile"), usually(USUAL_ALGORITHMS, ALL_ALGORITHMS))
 def test_every_algorithm(exported, algorithm, profile):
@@ -191,7 +190,6 @@ def test_learning_rates_that_fall(exported, algorithm, schedule):
         assert np.allclose(weights, of_constant, rtol=1e-6) == is_same
 
 
-@pytest.mark.nightly_cases("logistic-secure", "convolutional-daf", "lstm-daf")
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
 def test_every_kind_of_model_in_the_runtimes_tensorflow(exported, kind, profile, monkeypatch):
@@ -200,7 +198,6 @@ def test_every_kind_of_model_in_the_runtimes_tensorflow(exported, kind, profile,
     _assert_bit_for_bit(folder)
 
 
-@pytest.mark.nightly_cases("logistic-secure", "convolutional-daf", "lstm-daf")
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
 def test_every_kind_of_model_in_plain_tensorflow(exported, kind, profile):

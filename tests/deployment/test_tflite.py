@@ -42,7 +42,6 @@ def _ops(content):
         yield builtin != schema.BuiltinOperator.CUSTOM, (code.CustomCode() or b"").decode()
 
 
-@pytest.mark.nightly_cases("lstm-daf", "two_inputs-daf")
 @pytest.mark.parametrize(
     ("kind", "profile"), usually([(kind, "daf") for kind in KINDS], COMBINATIONS)
 )
@@ -88,7 +87,6 @@ def _assert_as_in_tensorflow(folder, monkeypatch):
     assert compared == _SIZES
 
 
-@pytest.mark.nightly_cases("logistic-secure", "convolutional-daf", "lstm-daf")
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))

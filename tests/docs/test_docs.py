@@ -161,7 +161,19 @@ def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch)
 # Pages of results repeat one another's commands, with other settings.
 _WITH_COMMANDS = [page for page in PAGES if has_blocks(page.read_text())]
 # They are of kinds that other pages have.
-_USUAL = [p for p in _WITH_COMMANDS if p.parent.name != "results"]
+# Pages that take 10 to 60 seconds, and whose commands have tests of their own.
+_NIGHTLY = (
+    *("explanations/privacy/accounting", "explanations/privacy/noise_from_clients"),
+    *("how_to/frontier", "how_to/import_arrays", "how_to/run_a_tff_program"),
+    *("how_to/run_on_many_machines", "how_to/train_ensembles", "how_to/train_for_the_tail"),
+    *("how_to/tune", "how_to/use_elsewhere", "how_to/use_tff_aggregators", "how_to/use_with_tff"),
+    *("reference/algorithms/cvar", "reference/algorithms/kept_out_examples"),
+)
+_USUAL = [
+    page
+    for page in _WITH_COMMANDS
+    if page.parent.name != "results" and not _name(page).endswith(_NIGHTLY)
+]
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def defined(monkeypatch):
     return of_command
 
 
-@pytest.mark.slow_cases(but=["base_predictors", "import_data", "privacy", "report"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_a_commands_page_has_every_flag_that_the_command_defines(pages, defined, name):
     linked = _LINK.findall(pages[f"{commands.FOLDER}/{name}.md"])

@@ -55,14 +55,12 @@ def _points(seed: int) -> np.ndarray:
     return (_CENTER + scales * rng.normal(size=(12, 4))).astype(np.float32)
 
 
-@pytest.mark.nightly_cases("box", "ball")
 def test_the_nearest_point_is_that_of_a_solver(case):
     for point in _points(1):
         expected = solvers.nearest(point.astype(np.float64), case.bounds, case.inside, case.start)
         np.testing.assert_allclose(case.of.project(tf.constant(point)), expected, atol=2e-4)
 
 
-@pytest.mark.nightly_cases("ball")
 def test_the_nearest_point_in_entropy_is_that_of_a_solver(case):
     rng = np.random.default_rng(2)
     for concentration in (0.3, 1.0, 5.0) * 3:
@@ -83,7 +81,6 @@ def test_the_worst_mixture_is_that_of_a_solver(case):
         np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-9)
 
 
-@pytest.mark.nightly_cases("box", "ball")
 def test_a_point_of_the_set_is_its_own_nearest(case):
     for point in _points(4):
         inside = case.of.project(tf.constant(point))
@@ -92,7 +89,6 @@ def test_a_point_of_the_set_is_its_own_nearest(case):
         np.testing.assert_allclose(case.of.project_kl(positive), positive, atol=2e-6)
 
 
-@pytest.mark.nightly_cases("ball")
 def test_what_is_projected_is_in_the_set(case):
     rng = np.random.default_rng(5)
     for point in np.concatenate([_points(6), 1e4 * _points(7), 1e-4 * _points(8)]):
@@ -114,7 +110,6 @@ def test_a_box_of_one_point():
     np.testing.assert_allclose(box.worst(np.array([3.0, 2.0, 1.0])), [0.2, 0.3, 0.5])
 
 
-@pytest.mark.nightly_cases("of1")
 @pytest.mark.parametrize("of", [_BOX, _BALL])
 def test_a_weight_of_nearly_nothing_is_projected_by_entropy(of):
     tiny = np.finfo(np.float32).tiny

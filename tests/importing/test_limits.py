@@ -52,7 +52,6 @@ _LONG: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.nightly_cases("csv", "jsonl", "leaf", "plays")
 @pytest.mark.slow
 @pytest.mark.parametrize("format_", list(_LONG))
 def test_a_long_record(tmp_path, format_):

@@ -229,7 +229,6 @@ def test_a_bar_for_each_domain_with_its_error_bar():
     assert axes.get_xlabel() == "accuracy, %" and axes.yaxis_inverted()
 
 
-@pytest.mark.nightly_cases("10-30", "2-25")
 @pytest.mark.parametrize(("rows", "count"), [(1, 3), (10, 30), (2, MAX_DOMAINS + 5)])
 def test_many_domains_and_rows_can_be_told_apart(tmp_path, rows, count):
     rng = np.random.default_rng(0)

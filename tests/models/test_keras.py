@@ -58,9 +58,6 @@ def kind(request) -> Kind:
     return KINDS[request.param]
 
 
-@pytest.mark.nightly_cases(
-    "lstm_with_dropout", "own_recurrent_layers", "stacked_cells", "tied_embedding"
-)
 def test_initial_weights_are_those_of_keras_after_seeding(kind):
     model, twin = make(kind, seed=5), _keras_twin(kind, seed=5)
     assert len(model.initial_weights.trainable) == len(twin.trainable_weights)
@@ -111,7 +108,6 @@ def test_losses_and_gradients_at_other_weights_are_those_of_keras(kind):
         )
 
 
-@pytest.mark.nightly_cases("dense_with_dropout", "lstm_with_dropout")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense_with_dropout", "weights_in_lists", "lstm_with_dropout"])
 def test_calls_leave_the_model_as_it_was(name):
@@ -224,7 +220,6 @@ def _outputs(model: Model, seed: tuple[int, int], training: bool = True) -> np.n
     return call(tf.constant(seed)).numpy()
 
 
-@pytest.mark.nightly_cases("dropout", "random_flip", "random_rotation")
 @pytest.mark.slow
 @pytest.mark.parametrize("make_layer", _RANDOM_LAYERS.values(), ids=_RANDOM_LAYERS)
 def test_a_random_layer_is_a_function_of_the_seed(make_layer):
@@ -270,7 +265,6 @@ def test_two_layers_and_two_calls_of_one_layer_draw_differently():
         assert not np.array_equal(masks[a], masks[b])
 
 
-@pytest.mark.nightly_cases("0.5", "0.8")
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
 def test_dropout_drops_its_rate_and_scales_the_rest(rate):

@@ -56,7 +56,6 @@ def test_shapes(batch, length, features, units):
     assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
 
 
-@pytest.mark.nightly_cases("True")
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_long_sequences(masked):
@@ -301,7 +300,6 @@ def test_word_vectors_start_in_a_range(scale):
     assert 0.8 * scale < np.max(np.abs(vectors)) <= scale
 
 
-@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("traced", [False, True])
 def test_the_embeddings_gradient_is_that_of_both_its_uses(traced):
     model, batch = _small(), _sentences(9)
@@ -327,7 +325,6 @@ def _plain_training(weights: list[np.ndarray], client: Any, batch_size: int) -> 
     return weights
 
 
-@pytest.mark.nightly_cases("fed_avg-vectorised")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "mode"), [("agnostic_fed_avg", "streamed"), ("fed_avg", "vectorised")]

@@ -59,7 +59,6 @@ def test_the_two_layer_lstm_has_the_parameters_of_its_parts():
     assert small == _small(layers=2)
 
 
-@pytest.mark.nightly_cases("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2])
 def test_shapes_of_weights(layers):
@@ -115,7 +114,6 @@ def test_metrics_are_those_of_texts():
     ]
 
 
-@pytest.mark.nightly_cases("{'expected_length': 3.0}")
 @pytest.mark.parametrize("arguments", [{}, {"expected_length": 3.0}, {"layers": 2}], ids=str)
 def test_what_stands_in_padding_is_of_no_consequence(arguments):
     model = _small(**arguments)
@@ -146,7 +144,6 @@ def test_more_padding_is_of_no_consequence():
         )
 
 
-@pytest.mark.nightly_cases("True")
 @pytest.mark.parametrize("traced", [False, True])
 def test_the_embeddings_gradient_is_sparse(traced):
     call = partial(_losses_and_gradients, model := _small())
@@ -201,7 +198,6 @@ def test_models_that_differ_in_their_seeds_are_equal_and_others_are_not():
         assert model != _small(seed=3)
 
 
-@pytest.mark.nightly_cases("0")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 3])
 def test_a_seed_has_its_weights_whatever_was_made_before(seed):

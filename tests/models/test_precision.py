@@ -37,7 +37,6 @@ def test_training_is_close_to_that_in_float32(precision):
         assert not np.array_equal(a, b)
 
 
-@pytest.mark.nightly_cases("next_word_lstm-mixed_bfloat16", "next_word_lstm-mixed_float16")
 @pytest.mark.parametrize("precision", _MIXED)
 @pytest.mark.parametrize("name", ["emnist_cnn", "next_word_lstm"])
 def test_models_compute_in_16_bits_and_give_float32_losses(precision, name):

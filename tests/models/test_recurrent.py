@@ -84,7 +84,6 @@ def _shapes_of_products(layer: tf.keras.layers.Layer, data: Sequences) -> list[t
     return [tuple(op.outputs[0].shape) for op in graph.get_operations() if op.type == "MatMul"]
 
 
-@pytest.mark.nightly_cases(but=["lstm-no_mask", "cifg-no_mask"])
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, MASKS["middle"]], ids=["no_mask", "middle"])
 def test_each_weight_has_one_gradient_product(make_layer, mask):

@@ -116,11 +116,6 @@ _REFUSED = {
 }
 
 
-@pytest.mark.nightly_cases(
-    "mean of its examples' losses, without which domains cannot be weighted",
-    "mean of its examples'",
-    "draws no random numbers",
-)
 @pytest.mark.parametrize("said", _REFUSED)
 def test_what_cannot_be_converted_is_refused_in_one_line(said):
     with pytest.raises(UserError, match=said) as refused:

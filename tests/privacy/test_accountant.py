@@ -115,7 +115,6 @@ def test_deltas_of_dp_accountings_own_tests(z, clients, drawn, expected):
     assert loss.get_delta_for_epsilon(1.0) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.nightly_cases("1-0.4-1000-999", "100-1.0-2-1", "100-0.4-1000-999")
 @pytest.mark.parametrize(
     ("z", "clients", "drawn"), [(0.72, 100, 1), (1.0, 2, 1), (0.4, 1000, 999), (20.0, 10, 1)]
 )
@@ -133,7 +132,6 @@ def test_the_loss_of_a_sampled_round_is_what_dp_accounting_finds_point_by_point(
         assert ours.get_epsilon_for_delta(delta) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.nightly_cases("2.0-11.01", "1.0-85.02")
 @pytest.mark.parametrize(("z", "expected"), [(2.0, 11.01), (1.0, 85.02), (4.0, 4.06)])
 def test_fixed_cohorts_are_accounted_for_at_twice_the_sensitivity(z, expected):
     mechanism = CentralNoise(z, FixedSizeCohorts(539, 50))
@@ -292,7 +290,6 @@ def test_the_covariance_of_tree_noise_is_that_of_the_noise(restart_every):
 _FEWER = {"distributed, 2 of 6, a secret": 600, "control: half the noise that is claimed": 1000}
 
 
-@pytest.mark.nightly_cases("control: half the noise that is claimed")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(_FEWER, MODES))
 def test_whole_rounds_of_every_mode(name):
@@ -339,7 +336,6 @@ def _central(z):
     return [CentralNoise(z, _WRITERS)]
 
 
-@pytest.mark.nightly_cases("8.0-0.7853")
 @pytest.mark.parametrize(("epsilon", "expected"), [(2.0, 1.6903), (8.0, 0.7853)])
 def test_calibrated_noise(epsilon, expected):
     found = noise_for_epsilon(_central, [120], epsilon, 1e-3)
@@ -368,7 +364,6 @@ def test_the_noise_is_enough_and_hardly_more(mechanisms, epsilon):
 
 
 # The second one is where a finer grid of losses begins, and epsilon jumps.
-@pytest.mark.nightly_cases("4.3527", "300.0")
 @pytest.mark.parametrize("epsilon", [0.05, 4.3527, 300.0])
 def test_a_rough_account_does_not_change_the_noise(epsilon):
     def epsilon_of(z):
@@ -393,7 +388,6 @@ def test_what_no_noise_reaches_is_refused():
         noise_for_epsilon(lambda z: [TreeNoise(z, Participations(1))], [1], 1e9, 1e-3)
 
 
-@pytest.mark.nightly_cases("mechanism0-4.0", "mechanism1-2.0")
 @pytest.mark.parametrize(
     ("mechanism", "epsilon"),
     [

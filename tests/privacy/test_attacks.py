@@ -77,9 +77,6 @@ _FLEETS = [
 _SIMULATED = Fleet(10_000, 100, 1.0, 100, 5e-5, 80, 2.604)
 
 
-@pytest.mark.nightly_cases(
-    "Fleet(clients=100000, drawn=1000, z=0.85, rounds=500, delta=1e-06, least=900, counted=14.48)"
-)
 @pytest.mark.slow
 @pytest.mark.parametrize("fleet", usually([_FLEETS[0], _FLEETS[3]], _FLEETS), ids=str)
 def test_no_attack_needs_more_than_is_claimed_unless_clients_are_counted(fleet):
@@ -137,7 +134,6 @@ def _epsilon_of_gaussian(shift, delta):
     return brentq(excess, 0.0, 100.0)
 
 
-@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("is_of_absence", [False, True])
 def test_bounds_are_below_what_is_true_and_not_far(is_of_absence):
     """Of normal numbers; they may be above in one of twenty cases."""

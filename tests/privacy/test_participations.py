@@ -114,7 +114,6 @@ def test_events():
     assert COHORT_SAMPLINGS["uniform"](100, 5) == COHORT_SAMPLINGS["fixed_size"](100, 5)
 
 
-@pytest.mark.nightly_cases("strata0-10-0.1", "strata1-10-0.1", "strata2-10-0.2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strata", "drawn", "rate"),

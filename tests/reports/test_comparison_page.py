@@ -62,7 +62,6 @@ def _page(folder: Path) -> Reader:
     return Reader(rendered(comparison_page(read_comparison(folder), _COMMAND)))
 
 
-@pytest.mark.nightly_cases("rows1-domains1-2")
 @pytest.mark.parametrize(
     ("rows", "domains", "trials"),
     [

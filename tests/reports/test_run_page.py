@@ -63,7 +63,6 @@ def _cases() -> dict[str, Any]:
     }
 
 
-@pytest.mark.nightly_cases("awkward names", "a family", "two classes")
 @pytest.mark.parametrize("name", list(_cases()))
 def test_every_number_is_that_of_the_result(tmp_path, without_pictures, name):
     content = _cases()[name]

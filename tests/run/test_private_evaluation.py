@@ -219,7 +219,6 @@ def test_noise_is_worked_out_for_the_planned_evaluations(task):
     )
 
 
-@pytest.mark.nightly_cases("0.8")
 @pytest.mark.parametrize("z", [4.0, 0.8])
 def test_with_training_it_composes_as_one_gaussian_does(task, z):
     """Everybody takes part in every round: both are Gaussian, as is all of it together."""
@@ -232,7 +231,6 @@ def test_with_training_it_composes_as_one_gaussian_does(task, z):
     assert account.epsilon(10, 3) == pytest.approx(_epsilon(mu, 1e-3), rel=2e-3)
 
 
-@pytest.mark.nightly_cases("training0-2.0")
 @pytest.mark.parametrize(
     ("training", "sensitivity"),
     [

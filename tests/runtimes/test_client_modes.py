@@ -175,7 +175,6 @@ def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():
     assert_all_close(_total(work.sums("auto", cohort)), _total(work.sums("streamed", cohort)))
 
 
-@pytest.mark.nightly_cases("auto")
 @pytest.mark.parametrize("mode", list(CLIENT_MODES))
 def test_a_cohort_without_clients_has_no_shards(small, mode):
     assert small.plan(mode, [])[1] == []

@@ -228,7 +228,6 @@ def _normalized_images() -> tf.keras.Model:
     return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(flat))
 
 
-@pytest.mark.nightly_cases("_normalized_dense-shape0")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "shape"), [(_normalized_dense, [5]), (_normalized_images, [4, 4, 2])]

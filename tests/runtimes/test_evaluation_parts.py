@@ -86,8 +86,6 @@ def test_no_clients_at_all_are_zeros(secure, parts):
     assert not any(secure(_WEIGHTS, _in_parts(*parts)).output.clients.values())
 
 
-@pytest.mark.nightly_cases("tff")
-@pytest.mark.slow_cases("streamed")
 def test_plain_sums_of_parts_are_those_of_the_whole(runtime):
     plain = runtime.evaluation(_MODEL, 3, PlainSum())
     whole = plain(_WEIGHTS, [_CLIENTS]).output

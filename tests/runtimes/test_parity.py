@@ -23,6 +23,8 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.devices import DeviceThreads
 from tff_agnostic.runtimes.options import RuntimeOptions
 
+pytestmark = pytest.mark.slow
+
 _OPTIONS = {"secure": SecureSumOptions(max_examples=20, min_clients=1)}
 # Differences are shares of the largest value of an array; of smaller ones, of this.
 _FLOOR = 0.01
@@ -140,8 +142,6 @@ class _Rounds:
         )
 
 
-@pytest.mark.nightly_cases(but=["fed_avg-plain-frozen-modes5"])
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "aggregation", "kind", "modes"), usually(_USUAL_RUNS, _ALL_RUNS)
 )
@@ -163,8 +163,6 @@ def test_rounds_are_those_of_tff_and_lanes_change_no_bit(
                 assert_identical(run_rounds(training, rounds._cohorts), (state, reports))
 
 
-@pytest.mark.nightly_cases("secure-logistic")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("aggregation", "kind"),
     usually(

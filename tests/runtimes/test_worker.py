@@ -105,7 +105,6 @@ def test_it_can_be_started_again():
     assert not is_running(pids[1])
 
 
-@pytest.mark.nightly_cases("exit 3-it printed nothing")
 @pytest.mark.parametrize(
     ("script", "message"),
     [

@@ -84,7 +84,6 @@ def _of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
     return trained, inputs.x_of(columns, "a")
 
 
-@pytest.mark.nightly_cases("one_hot-False")
 @pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.parametrize("encoding", ["one_hot", "ids"])
 def test_lists_marks_and_ids_by_column(tmp_path, encoding, standardize):

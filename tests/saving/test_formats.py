@@ -265,7 +265,6 @@ def test_numbers_have_neither_probabilities_nor_classes(tmp_path: Path) -> None:
     assert about == {"signatures": {"predict": only, "serving_default": only}}
 
 
-@pytest.mark.nightly_cases("tied_embedding---format=keras: Keras cannot save and load this model (")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -350,7 +349,6 @@ def _line(check: FileCheck) -> str:
     return line
 
 
-@pytest.mark.slow_cases("0.0", "-inf")
 @pytest.mark.parametrize("bias", [0.0, -np.inf, np.inf, np.nan])
 def test_the_same_numbers_are_the_same_finite_or_not(bias: float) -> None:
     check = _check(bias, _nothing)

@@ -57,8 +57,6 @@ def _config(path):
         return json.loads(archive.read("config.json"))
 
 
-@pytest.mark.nightly_cases("_attending")
-@pytest.mark.slow_cases("_functional", "_normalized")
 @pytest.mark.parametrize("build", [_functional, _nested, _normalized, _attending])
 def test_what_is_saved_has_the_models_predictions(tmp_path, build):
     model, file = _saved(tmp_path, build)

@@ -48,7 +48,6 @@ def _loaded(*arguments: str) -> list[str]:
 
 
 @pytest.mark.nightly_cases(but=["fleet", "import_data", "privacy", "run_plan"])
-@pytest.mark.slow_cases("import_data", "privacy", "run_plan")
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_help_loads_no_large_package(command):
     assert _loaded(command, "--help") == []
@@ -70,7 +69,6 @@ def test_who_reads_the_first_line_of_help_sees_no_traceback():
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.nightly_cases("out of range", "without effect")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",

@@ -104,7 +104,6 @@ def test_awkward_names_do_not_break_the_table():
     assert {line.replace(r"\|", "").count("|") for line in lines} == {4}
 
 
-@pytest.mark.nightly_cases("names1")
 @pytest.mark.parametrize("names", [("phone", "tablet"), AWKWARD_NAMES])
 def test_the_figure_has_a_curve_and_bars_for_each_algorithm(tmp_path, names):
     result = figure(_comparison(names), "loss")

@@ -64,8 +64,6 @@ def _words():
     return _network(spec, layers.Embedding(9, 4), layers.SimpleRNN(3, return_sequences=True))
 
 
-@pytest.mark.nightly_cases("rnn")
-@pytest.mark.slow_cases("cnn")
 @pytest.mark.parametrize(
     "model",
     [lambda: logistic_regression(4, 3), _convolutions, _words],

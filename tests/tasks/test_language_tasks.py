@@ -140,8 +140,6 @@ def test_options_reach_the_model(tmp_path, sizes, task):
     assert arguments == (_NETWORKS[task], 20, 6)
 
 
-@pytest.mark.nightly_cases("stackoverflow", "two_domain_lm")
-@pytest.mark.slow_cases("spanish_keyboard")
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
 def test_a_model_of_the_vocabulary(tmp_path, task):
     loaded = _load(task, text_store(tmp_path / "s.sqlite"), sequence_length=4, **_SMALL[task])

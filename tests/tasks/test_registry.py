@@ -177,12 +177,6 @@ def _fingerprint(task: str, folder: Path, store: Path) -> dict[str, str]:
     return dict(load_task(task, options, TaskContext(0, data=store)).fingerprint)
 
 
-@pytest.mark.nightly_cases(
-    "custom-_images-contents3",
-    "two_domain_lm-_texts-contents6",
-    "spanish_keyboard-_texts-contents7",
-)
-@pytest.mark.slow_cases("stackoverflow-_texts-contents4")
 @pytest.mark.parametrize(("task", "write", "contents"), _STORES)
 def test_a_store_with_another_example_is_another_one(
     tmp_path, task: str, write: Callable[[Path, Any], Path], contents: Any

@@ -182,7 +182,6 @@ def _task(store: Path, task: str = "next_word", **options: Any) -> Task:
     return load_task(task, options, TaskContext(seed=0, data=store))
 
 
-@pytest.mark.nightly_cases("domain-names0-of_a0-of_t0")
 @pytest.mark.parametrize(
     ("feature", "names", "of_a", "of_t"),
     [

@@ -123,7 +123,6 @@ with process("daemon", Path(sys.argv[1])) as side:
 """
 
 
-@pytest.mark.nightly_cases("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_stays_when_the_driver_is_ended(tmp_path, number):

@@ -141,7 +141,6 @@ def test_the_documentation_has_a_section():
 # --- The sizes of the workloads, their data, and the operations that they cost
 
 
-@pytest.mark.nightly_cases("stackoverflow_lstm")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_our_model_fits_the_workload(name):

@@ -117,7 +117,6 @@ _SECURE = {"BEGIN": False, "ROSTER": False, "DELIVERY": False, "SURVIVORS": True
 _STAGES = {"secure": _SECURE, "daf": {"WORK": False}}
 
 
-@pytest.mark.nightly_cases("daf")
 @pytest.mark.slow
 def test_a_node_that_dies_at_any_stage_is_left_out_whole_or_not_at_all(fleet, tmp_path):
     """Round after round another node dies, at another stage; it is back in the next round."""
@@ -181,7 +180,6 @@ def _done(profile, steps, step):
     return [r for r, answer in list(zip(_SECURE, answers))[:-1] if steps.index(answer) <= reached]
 
 
-@pytest.mark.nightly_cases("secure")
 def test_too_few_nodes_are_said_in_a_line(fleet, tmp_path):
     channel = LocalChannel(fleet.nodes())
     channel.lost = lambda node, stage: stage in ("DELIVERY", "WORK") and node in ("ann", "bob")
@@ -194,7 +192,6 @@ def test_too_few_nodes_are_said_in_a_line(fleet, tmp_path):
     assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
 
 
-@pytest.mark.nightly_cases("secure")
 def test_who_is_not_there_is_named(fleet, tmp_path):
     nodes = {name: node for name, node in fleet.nodes().items() if name != "dee"}
     told = served(fleet, tmp_path, 2, LocalChannel(nodes))
@@ -251,7 +248,6 @@ def test_openings_are_asked_for_again_before_a_sum_is_given_up(fleet, tmp_path):
     assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
 
 
-@pytest.mark.nightly_cases("secure")
 def test_late_nodes_are_left_out_for_some_rounds(fleet, tmp_path):
     channel = LocalChannel(fleet.nodes())
     stage = next(iter(_STAGES[fleet.profile]))
@@ -329,7 +325,6 @@ def test_no_log_depends_on_a_clients_integers(fleet, tmp_path, caplog, capfd):
 _DIGESTS = ("session", "before", "after")
 
 
-@pytest.mark.nightly_cases("daf")
 def test_what_a_server_sends_never_ends_a_node(fleet):
     node, manifest = fleet.nodes()["ann"], manifest_sha256(fleet.export)
     begun = decoded(node.answer(b"nonsense"), "answer")

@@ -138,7 +138,6 @@ def test_nans_are_compared_by_their_bits(folder):
     assert checked(folder, **{"metrics/loss": loss}).differing == {"metrics/loss": 0.0}
 
 
-@pytest.mark.nightly_cases("tensors0")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "tensors",

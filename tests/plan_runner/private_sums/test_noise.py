@@ -111,7 +111,6 @@ def test_draws_fit_the_distribution(variance):
     assert stats.chisquare(counts, size * shares / shares.sum()).pvalue < 1e-6
 
 
-@pytest.mark.nightly_cases("variance1")
 @pytest.mark.parametrize("variance", [Fraction(84_000_000), Fraction(1, 7) + 10**10])
 def test_wide_noise_is_a_sum(variance):
     found = drawn(variance, 20_000, _seeded(6)) / math.sqrt(variance)

@@ -416,7 +416,6 @@ def inconsistent(secret, threshold, points):
 ORIGINAL_SPLIT = shamir.split
 
 
-@pytest.mark.nightly_cases("True")
 @pytest.mark.slow
 @pytest.mark.parametrize("checks", [True, False])
 def test_a_dealer_of_wrong_seeds_or_keys_is_named_and_no_wrong_sum_comes_out(

@@ -196,7 +196,6 @@ _RESUMES = {
 }
 
 
-@pytest.mark.nightly_cases("sample")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["sample", "every"], _RESUMES))
 def test_what_a_crash_lost_counts_beside_other_evaluations(cohort_runtime, died, lost, name):

@@ -118,7 +118,6 @@ def test_of_very_many_domains_those_that_are_worst_off_have_panels():
     assert titles == names[:12]
 
 
-@pytest.mark.nightly_cases("accuracy-names1", "loss-names1")
 @pytest.mark.parametrize("names", [("_x", "$y"), AWKWARD_NAMES])
 @pytest.mark.parametrize("measure", ["accuracy", "loss"])
 def test_figures_are_images_whatever_names_and_gaps_there_are(tmp_path, names, measure):
