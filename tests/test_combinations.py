@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from binaries import train
 from tests.aggregations.sums import private_sum
-from tests.algorithms.cases import build
+from tests.algorithms.cases import build, empty_client, spoiled_client
 from tests.binaries.harness import TOY, Caller
 from tests.combinations import FACTORS, REFUSED, Row, covering, pairs
 from tests.computations.harness import assert_identical, random_client, run_rounds
@@ -27,7 +27,8 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.settings import Settings
 
-# The first six are not slow. In the last one, clients with the same examples add noise in TFF.
+# The first six are not slow. In the seventh, clients with the same examples add noise in TFF; the
+# eighth has a secure aggregator of TFF's in a round of two steps.
 _CHOSEN = [
     dict(zip(FACTORS, row.split("-")))
     for row in (
@@ -38,6 +39,7 @@ _CHOSEN = [
         "stochastic_afl-central-secure-streamed-stratified-none",
         "agnostic_fed_avg-none-plain-tff-uniform-robust",
         "fed_boost-distributed-secure-tff-uniform-none",
+        "delta_fl-none-secure-tff-poisson-secure",
     )
 ]
 _ROWS = covering(_CHOSEN)
@@ -76,8 +78,10 @@ def runtimes(request):
 
 
 def _cohorts(sampling: str) -> list[list[Any]]:
+    """Returns three cohorts; the first also has an empty client and one that is not finite."""
     draw = COHORT_SAMPLINGS[sampling](_CLIENTS, 3, _CLIENTS_PER_ROUND, 7)
-    return [[_CLIENTS[client] for client in draw(t)] for t in (1, 2, 3)]
+    first, *others = ([_CLIENTS[client] for client in draw(t)] for t in (1, 2, 3))
+    return [[*first, empty_client(), spoiled_client(np.nan)], *others]
 
 
 def _aggregation(row: Row) -> Any:
@@ -118,6 +122,8 @@ def _marked(number: int, row: Row) -> Any:
 def test_row_resumes_and_agrees(row, runtimes, tmp_path):
     algorithm, cohorts = build(row["algorithm"]), _cohorts(row["cohort_sampling"])
     training = runtimes(row["runtime"]).training(algorithm, _aggregation(row))
+    if row["aggregation"] == "secure":
+        assert training.security.is_secure
     half, first_reports = run_rounds(training, cohorts[:1])
     restored = _restored(half, algorithm, training, tmp_path)
     assert_identical(restored, half)
@@ -159,7 +165,7 @@ def _weights(algorithm: Any, state: Any) -> np.ndarray:
 
 
 def test_rows_hold_every_algorithm_with_every_privacy():
-    assert len(_ROWS) <= 52
+    assert len(_ROWS) <= 56
     met = set().union(*map(pairs, _ROWS))
     assert not met & REFUSED
     for algorithm, privacy in itertools.product(FACTORS["algorithm"], FACTORS["privacy"]):
