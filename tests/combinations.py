@@ -48,13 +48,15 @@ def pairs(row: Row) -> set[frozenset[Choice]]:
 def _needed(row: Row) -> set[frozenset[Choice]]:
     """Returns the row's pairs that the array must hold.
 
-    An aggregator of TFF's gets an update and its weight, whatever the algorithm: one of them for
-    each algorithm is enough.
+    Rows under an aggregator of TFF's, which gets an update and its weight whatever the algorithm,
+    agree with other rows only roughly: an algorithm meets one of the aggregators there, and its
+    runtimes and sums in other rows.
     """
-    aggregator = "none" if row["update_aggregator"] == "none" else "any"
-    met = {("algorithm", row["algorithm"]), ("update_aggregator", row["update_aggregator"])}
-    merged = {("algorithm", row["algorithm"]), ("update_aggregator", aggregator)}
-    return pairs(row) - {frozenset(met)} | {frozenset(merged)}
+    if row["update_aggregator"] == "none":
+        return pairs(row)
+    algorithm = ("algorithm", row["algorithm"])
+    others = {pair for pair in pairs(row) if algorithm not in pair}
+    return others | {frozenset((algorithm, ("update_aggregator", "any")))}
 
 
 def covering(first: Sequence[Row]) -> list[Row]:

@@ -1,7 +1,5 @@
-"""Clients that hold the same examples add noise of their own in every runtime."""
+"""Clients that hold the same examples add separate noise, in shards of a cohort."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -9,35 +7,17 @@ import pytest
 
 from tests.aggregations.sums import LIMITS, private_sum
 from tests.computations.harness import make_client, run_rounds
-from tests.marks import usually
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.registry import RUNTIMES
 
 _COPIES, _ROUNDS = 9, 10
 
 
-@contextmanager
-def _runtime(name: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    if name == "tff":
-        yield request.getfixturevalue("tff_runtime")
-        return
-    kind, mode = name.split()
-    # Shards of four: a client's number in its shard is not that in the cohort.
-    options = RuntimeOptions(client_mode=mode, max_clients_in_step=4, num_workers=1)
-    with CohortRuntime(options) if kind == "cohort" else RUNTIMES[kind](options) as runtime:
-        yield runtime
-
-
-_EVERY = ("cohort vectorised", "cohort streamed", "tff", "ray vectorised", "ray streamed")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usually(_EVERY[:1], _EVERY))
-def test_the_noise_of_copies_has_the_variance_of_as_many_clients(name, request):
+def test_noise_of_copies_has_the_variance_of_clients():
     """Copies with one noise among them would have their number times as much variance."""
     inner = SecureSum(SecureSumOptions(**LIMITS, min_clients=1))
     # Three steps in the bound: whole numbers of noise are small ones.
@@ -48,7 +28,9 @@ def test_the_noise_of_copies_has_the_variance_of_as_many_clients(name, request):
     spec = ALGORITHMS["fed_avg"]
     algorithm = spec.build(problem, spec.options(client_learning_rate=1e-9))
     client = make_client(np.ones([3, 31]), [0, 1, 2], [0, 1, 2])
-    with _runtime(name, request) as runtime:
+    # Shards of four: a client's number in its shard is not its number in the cohort.
+    options = RuntimeOptions(client_mode="vectorised", max_clients_in_step=4)
+    with CohortRuntime(options) as runtime:
         training = runtime.training(algorithm, aggregation)
         variance = {}
         for size in (1, _COPIES):

@@ -75,26 +75,13 @@ def test_a_drawn_half_of_a_cohort_is_averaged_and_clipped_as_clients_that_all_tr
     assert update.limit == pytest.approx(4.0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", usually(["tree"], ["central", "tree"]))
-def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, streaming_runtime, name):
-    settings: dict[str, Any] = {"noise_multiplier": 0.7, "clip_norm": 0.2}
-    algorithm = build("agnostic_fed_avg")
-    rounds = [*cohorts(4), []]
-    expected, expected_reports = run_rounds(
-        streaming_runtime.training(algorithm, private_sum(name, **settings)), rounds
-    )
-    for runtime, inner in ((tff_runtime, PlainSum()), (streaming_runtime, _SECURE)):
-        training = runtime.training(algorithm, private_sum(name, inner, **settings))
-        state, reports = run_rounds(training, rounds)
-        assert_all_close(state, expected, rtol=1e-4, atol=1e-4)
-        counts = [
-            r["client_work"]["train"]["num_examples"] for r in (reports[2], expected_reports[2])
-        ]
-        np.testing.assert_array_equal(*counts)
-    # The empty cohort too: nobody learns that it was.
-    assert expected.aggregations[0].releases == 5
-    assert expected_reports[4]["finalizer"]["update_norm"] > 0
+def test_empty_cohort_has_noise(streaming_runtime):
+    """Nobody learns that it was empty."""
+    aggregation = private_sum("tree", noise_multiplier=0.7, clip_norm=0.2)
+    training = streaming_runtime.training(build("agnostic_fed_avg"), aggregation)
+    state, reports = run_rounds(training, [cohort(), []])
+    assert state.aggregations[0].releases == 2
+    assert reports[1]["finalizer"]["update_norm"] > 0
 
 
 @pytest.mark.nightly

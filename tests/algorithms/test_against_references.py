@@ -1,4 +1,4 @@
-"""Twenty random rounds of each algorithm against independent NumPy transcriptions, in every way.
+"""Twenty random rounds of each algorithm against independent NumPy transcriptions.
 
 The references were written from the papers, without the package's code in sight; see `references`.
 """
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms.cases import build
-from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
+from tests.algorithms.random_rounds import COHORTS, W_0
 from tests.algorithms.references.above_mean import above_mean_round
 from tests.algorithms.references.fed_avg_sub import fed_avg_sub_round
 from tests.algorithms.references.fed_prox import fed_prox_round
@@ -121,48 +121,17 @@ def _expected(case: _Case) -> list[Any]:
     return weights
 
 
-def _assert_follows(training: Any, algorithm: Any, expected: list[Any]) -> None:
+# Other runtimes and secure sums are compared with this one in `test_combinations.py`.
+@pytest.mark.parametrize("case", _CASES)
+def test_rounds_match_the_reference(streaming_runtime, case):
+    algorithm = _CASES[case].build()
+    training = streaming_runtime.training(algorithm, PlainSum())
     state = training.initialize()
     state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
-    for cohort, weights in zip(COHORTS, expected):
+    for cohort, weights in zip(COHORTS, _expected(_CASES[case])):
         state, _ = run_rounds(training, [cohort], state)
         for found, wanted in zip(state.algorithm.weights.trainable, weights):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-# To put clients in step takes TensorFlow longer than to run them one by one.
-@pytest.mark.parametrize("case", _CASES)
-def test_rounds_are_those_of_the_reference(streaming_runtime, case):
-    algorithm = _CASES[case].build()
-    training = streaming_runtime.training(algorithm, PlainSum())
-    _assert_follows(training, algorithm, _expected(_CASES[case]))
-
-
-@pytest.mark.parametrize(
-    "case",
-    ["q=1", "mu=2", "t=2", "half of the cohort", "above_mean"],
-)
-def test_rounds_of_clients_in_step_are_those_of_the_reference(cohort_runtime, case):
-    algorithm = _CASES[case].build()
-    training = cohort_runtime.training(algorithm, PlainSum())
-    _assert_follows(training, algorithm, _expected(_CASES[case]))
-
-
-# TFF compiles what it runs or checks, which takes seconds: secure sums of a ratio that is divided
-# on the server, and exchanges that depend on each other.
-@pytest.mark.parametrize("case", ["t=2"])
-def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime, case):
-    algorithm = _CASES[case].build()
-    training = streaming_runtime.training(algorithm, SECURE)
-    _assert_follows(training, algorithm, _expected(_CASES[case]))
-
-
-# It is in TFF against NumPy in test_stateful_aggregation, too.
-@pytest.mark.parametrize("case", ["above_mean"])
-def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
-    algorithm = _CASES[case].build()
-    training = tff_runtime.training(algorithm, PlainSum())
-    _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
 @pytest.mark.parametrize("factor", [1e-4, 1e3])

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests import golden
 from tests.algorithms.cases import NUM_DOMAINS, build
-from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
+from tests.algorithms.random_rounds import COHORTS, W_0
 from tests.algorithms.references import delta_fl as reference
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss
@@ -95,26 +95,11 @@ def _assert_follows(training: Any, algorithm: Algorithm, case: _Case, level: int
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-# To put clients in step takes TensorFlow longer than to run them one by one.
 @pytest.mark.parametrize("case", _CASES)
 def test_rounds_are_those_of_the_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
     training = streaming_runtime.training(algorithm, PlainSum())
     _assert_follows(training, algorithm, _CASES[case])
-
-
-@pytest.mark.parametrize("case", ["survey .5", "lagged .5", "tracked .5"])
-def test_rounds_of_clients_in_step_are_those_of_the_reference(cohort_runtime, case):
-    algorithm = _CASES[case].build()
-    training = cohort_runtime.training(algorithm, PlainSum())
-    _assert_follows(training, algorithm, _CASES[case])
-
-
-@pytest.mark.slow_cases("survey .5")
-@pytest.mark.parametrize("case", ["survey .5", "tracked .5"])
-def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime, case):
-    algorithm = _CASES[case].build()
-    _assert_follows(streaming_runtime.training(algorithm, SECURE), algorithm, _CASES[case])
 
 
 @pytest.mark.parametrize("case", ["lagged .5"])

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, random_ensemble, spoiled_client
-from tests.algorithms.random_rounds import SECURE
 from tests.algorithms.references import fed_boost as reference
 from tests.computations.harness import assert_all_close, random_client, run_rounds, single
 from tff_agnostic.algorithms import ALGORITHMS, Problem
@@ -161,20 +160,6 @@ def _assert_follows(training: Any, case: _Case) -> None:
 @pytest.mark.parametrize("case", _CASES)
 def test_thirty_rounds_are_those_of_the_reference(streaming_runtime, case):
     training = streaming_runtime.training(_built(_CASES[case]), PlainSum())
-    _assert_follows(training, _CASES[case])
-
-
-@pytest.mark.slow
-def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime):
-    case = _CASES["figure 2"]
-    _assert_follows(streaming_runtime.training(_built(case), SECURE), case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["cohort_runtime", "tff_runtime"])
-@pytest.mark.parametrize("case", _CASES)
-def test_all_runtimes_follow_the_reference(request, runtime, case):
-    training = request.getfixturevalue(runtime).training(_built(_CASES[case]), PlainSum())
     _assert_follows(training, _CASES[case])
 
 

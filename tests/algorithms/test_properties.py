@@ -21,6 +21,7 @@ from tests.algorithms.cases import (
     empty_client,
     spoiled_client,
 )
+from tests.combinations import FACTORS
 from tests.computations.harness import (
     assert_all_close,
     assert_identical,
@@ -239,7 +240,16 @@ def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_r
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    usually(["agnostic_fed_avg", "delta_fl", "q_ffl"], CASES),
+    usually(
+        ["agnostic_fed_avg", "delta_fl", "q_ffl"],
+        # `test_combinations.py` has the others.
+        [
+            "agnostic_fed_avg",
+            "delta_fl",
+            "q_ffl",
+            *(n for n in CASES if n not in FACTORS["algorithm"]),
+        ],
+    ),
 )
 def test_secure_sums_give_the_same_rounds(streaming_runtime, name, training):
     aggregation = SecureSum(SecureSumOptions(max_examples=20, max_delta=20.0, min_clients=3))

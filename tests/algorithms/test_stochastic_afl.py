@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from scipy import optimize
 
-from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
+from tests.algorithms.random_rounds import COHORTS, W_0
 from tests.algorithms.references.softmax import SOFTMAX
 from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_afl_round
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
@@ -109,17 +109,11 @@ def test_rounds_of_one_drawn_domain_are_those_of_the_reference(streaming_runtime
     _assert_follows(training, algorithm, variant.steps, is_weighted=True)
 
 
-# TFF compiles for seconds: the variant with the largest state, and secure sums of what is no ratio.
+# The variant with the largest state.
 def test_rounds_in_tff_are_those_of_the_reference(tff_runtime):
     variant = _VARIANTS["optimistic"]
     algorithm = build_afl(**variant.settings)
     _assert_follows(tff_runtime.training(algorithm, PlainSum()), algorithm, variant.steps)
-
-
-def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime):
-    variant = _VARIANTS["as printed"]
-    algorithm = build_afl(**variant.settings)
-    _assert_follows(streaming_runtime.training(algorithm, SECURE), algorithm, variant.steps)
 
 
 def test_a_hull_is_climbed_by_the_weights_of_its_mixtures(streaming_runtime, tmp_path):

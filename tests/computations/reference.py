@@ -114,17 +114,18 @@ def client(
 
 
 def exponentiated_gradient(lambda_: np.ndarray, L: np.ndarray, gamma: float) -> np.ndarray:
-    """Line 12 as printed; float64 has room for the exponentials of tests."""
-    return lambda_ * np.exp(gamma * L) / np.sum(lambda_ * np.exp(gamma * L))
+    """Line 12, as printed if lambda sums to 1; float64 has room for the exponentials of tests."""
+    moved = lambda_ * np.exp(gamma * L)
+    return lambda_.sum() * moved / moved.sum()
 
 
 def projected_gradient(lambda_: np.ndarray, L: np.ndarray, gamma: float) -> np.ndarray:
-    """Nearest point of the simplex: max(v - tau, 0) for the tau, by bisection, that sums to 1."""
-    v = lambda_ + gamma * L
-    low, high = v.min() - 1.0, v.max()
+    """Nearest point with the same sum: max(v - tau, 0) for a tau found by bisection."""
+    v, total = lambda_ + gamma * L, lambda_.sum()
+    low, high = v.min() - total, v.max()
     for _ in range(200):
         tau = (low + high) / 2
-        if np.maximum(v - tau, 0).sum() > 1:
+        if np.maximum(v - tau, 0).sum() > total:
             low = tau
         else:
             high = tau
@@ -251,10 +252,10 @@ class Server:
         self.window = [*self.window[1:], N_t]
 
     def _next_lambda(self, L: np.ndarray, present: np.ndarray) -> np.ndarray:
-        moved = LAMBDA_UPDATES[self.lambda_update](self.lambda_, L, self.gamma_lambda)
+        update = LAMBDA_UPDATES[self.lambda_update]
         if not self.freeze_absent:
-            return moved
-        free = self.lambda_[present].sum()
+            return update(self.lambda_, L, self.gamma_lambda)
+        # DECISION: the present domains move among themselves, within their share.
         result = self.lambda_.copy()
-        result[present] = free * moved[present] / moved[present].sum()
+        result[present] = update(self.lambda_[present], L[present], self.gamma_lambda)
         return result

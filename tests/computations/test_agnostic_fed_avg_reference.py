@@ -132,8 +132,10 @@ def test_several_epochs(epochs, normalizer):
 
 @pytest.mark.parametrize(
     ("update", "absent"),
-    itertools.product(
-        ["exponentiated_gradient", "projected_gradient", "fixed"], ["zero", "freeze"]
+    list(
+        itertools.product(
+            ["exponentiated_gradient", "projected_gradient", "fixed"], ["zero", "freeze"]
+        )
     ),
 )
 def test_updates_of_the_domain_weights(update, absent):
@@ -165,7 +167,7 @@ _BASELINES = (0.9, 1.15, 2.0, 0.0)
 
 @pytest.mark.parametrize(
     ("update", "absent"),
-    itertools.product(["exponentiated_gradient", "projected_gradient"], ["zero", "freeze"]),
+    list(itertools.product(["exponentiated_gradient", "projected_gradient"], ["zero", "freeze"])),
 )
 def test_lambda_follows_excess_losses(update, absent):
     options = _options(

@@ -26,7 +26,6 @@ from tff_agnostic.computations.tff_bridge.models import restore_keras_classes
 from tff_agnostic.computations.tff_process import build_process
 from tff_agnostic.computations.verification import check_process
 from tff_agnostic.errors import UserError
-from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.settings import Settings
 
 _BATCH, _RATE, _ROUNDS, _DOMAINS = 4, 0.3, 5, 2
@@ -264,22 +263,6 @@ def test_other_runtimes_name_the_one_that_it_takes(cohort_runtime):
     aggregation = aggregations.from_tff(tff.learning.robust_aggregator())
     with pytest.raises(UserError, match="--runtime=tff"):
         cohort_runtime.training(build("agnostic_fed_avg", _softmax()), aggregation)
-
-
-@pytest.mark.slow
-def test_the_tff_runtime_goes_on_from_a_checkpoint_with_the_factorys_state(tff_runtime, tmp_path):
-    aggregation = aggregations.from_tff(tff.learning.robust_aggregator())
-    algorithm = build("agnostic_fed_avg", _softmax())
-    training = tff_runtime.training(algorithm, aggregation)
-    state = training.initialize()
-    for seed in range(2):
-        state, _ = training.next(state, cohort(seed))
-    folder = CheckpointFolder(tmp_path / "checkpoints", keep=1)
-    folder.save(2, state, algorithm.models(state.algorithm))
-    saved = folder.load_latest()
-    restored = saved.restore(training.initialize(), "here")
-    assert_identical(restored, state)
-    assert_identical(training.next(restored, cohort(2)), training.next(state, cohort(2)))
 
 
 _SUMS = {

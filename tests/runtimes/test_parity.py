@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms import two_steps
 from tests.algorithms.cases import CASES, NUM_DOMAINS, build
+from tests.combinations import FACTORS
 from tests.computations.harness import assert_identical, run_rounds
 from tests.marks import usually
 from tests.runtimes.model_kinds import KINDS, ModelKind
@@ -34,22 +34,18 @@ _SIZES = ((9, 0, 1, 14, 6), (3, 1, 11), (2, 8, 0, 5, 4, 1), ())
 _GROUP = 2
 
 _MODES = ("streamed", "vectorised")
-# Of algorithms, the two of two steps, one with choices of its own, and the one of the paper.
-_CHOSEN = ("agnostic_fed_avg", "stochastic_afl", "delta_fl", two_steps.NAME)
-# (algorithm, aggregation, kind of model, client modes): every algorithm, every aggregation and
-# every kind, secure sums with what they bound in different ways. TFF compiles each run, which takes
-# seconds, and secure ones again for each mode: the modes differ only in plain work.
-_RUNS = [
-    *((name, "plain", "logistic", _MODES) for name in _CHOSEN),
+# (algorithm, aggregation, kind of model, client modes): every aggregation and every kind, secure
+# sums with what they bound in different ways. TFF compiles each run, which takes seconds, and
+# secure ones again for each mode: the modes differ only in plain work. `test_combinations.py` has
+# logistic regression of the other algorithms.
+_ALL_RUNS = [
+    ("delta_fl", "plain", "logistic", _MODES),
     ("agnostic_fed_avg", "secure", "logistic", ("vectorised",)),
     ("fed_avg", "plain", "frozen", _MODES),
     ("q_ffl", "secure", "dict_of_inputs", ("streamed",)),
     ("fed_prox", "plain", "embedding", ("vectorised",)),
     ("agnostic_fed_avg", "plain", "next_word", ("streamed",)),
-]
-_ALL_RUNS = [
-    *_RUNS,
-    *((name, "plain", "logistic", _MODES) for name in CASES if name not in _CHOSEN),
+    *((name, "plain", "logistic", _MODES) for name in CASES if name not in FACTORS["algorithm"]),
     ("fed_avg", "plain", "dropout", _MODES),
     ("agnostic_fed_avg", "secure", "frozen", ("vectorised",)),
     ("agnostic_fed_avg", "plain", "convolutional", ("streamed", "vectorised")),

@@ -185,13 +185,16 @@ def _selected_name(block: Any) -> Iterator[str]:
 def _in_two_results(computation: tff.Computation) -> tff.Computation:
     # The form is made of computations that return an updated state and an output.
     result = computation.type_signature.result
-    if isinstance(result, tff.StructType):
-        return computation
     server_type, client_type = computation.type_signature.parameter
+    has_several = isinstance(result, tff.StructType)
+    if has_several and server_type.is_assignable_from(result[0]):
+        return computation
 
     @tff.federated_computation(server_type, client_type)
     def with_state(server_value: Any, client_data: Any) -> Any:
-        return server_value, computation(server_value, client_data)
+        output = computation(server_value, client_data)
+        # A step under an aggregator of TFF's returns the aggregator's next state too.
+        return server_value, tff.federated_zip(output) if has_several else output
 
     return with_state
 
