@@ -136,9 +136,8 @@ def client_work(
         is_negative = (loss < 0) & (q > 0)
         return delta, h, h * loss, tf.cast(is_capped, tf.int64), tf.cast(is_negative, tf.int64)
 
-    values = clients.map(weighted, trained, sums, n)
-    _, h, *_ = values
-    sent = QFflOutput(*values, sums, core.UNCOUNTED)
+    delta, h, weighted_loss, capped, negative = clients.map(weighted, trained, sums, n)
+    sent = QFflOutput(delta, h, weighted_loss, capped, negative, sums, core.UNCOUNTED)
     output: QFflOutput = core.zero_if_not_finite(sent, h, clients)
     return output
 
