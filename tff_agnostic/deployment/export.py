@@ -325,7 +325,7 @@ def _write_conformance(
     if request.noise is not None and not request.noise.has_secret:
         state = with_key(state, request.noise.key)
     elif request.noise is not None:
-        state = with_key(state, CONFORMANCE_KEY[: len(request.noise.key)])
+        state = with_key(state, CONFORMANCE_KEY)
         own_state["state"] = f"conformance/{STATE}"
         write_checkpoint(
             folder / own_state["state"], named_values(state, plan.tensors.state, SERVER)

@@ -32,8 +32,7 @@ from tff_agnostic.errors import counted
 from tff_agnostic.later import tf, tff
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
-# Not secret: with it the noise of conformance rounds can be removed, which hides no one. A
-# generator takes as many of these numbers as its keys have.
+# Not secret: with it the noise of conformance rounds can be removed, which hides no one.
 CONFORMANCE_KEY = (0x434F4E464F524D41, 0x4E4345204B455920) * 2
 _SECRET = (
     "keep server_state.ckpt and every state after it secret, as well as what the prepare graph "
