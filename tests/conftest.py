@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import os
 import typing
 from collections.abc import Generator, Iterator
@@ -26,8 +25,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # The width of help pages. A terminal has its own, and pytest-xdist sets another.
 os.environ["COLUMNS"] = "100"
 
-# The markers of tests that need a package which one of the platforms lacks.
-_PACKAGES = {"tff": "tensorflow_federated", "ray": "ray"}
 # The function that Python 3.11 calls in each `isinstance` with a protocol.
 _PROTOCOL_MEMBERS = "_get_protocol_attrs"
 
@@ -62,13 +59,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     lost = [f"{test}: {cases}" for (test, _), cases in missing.items() if cases]
     if lost and not any("::" in name for name in config.args):
         raise pytest.UsageError(f"expected the cases that these tests mark, found none of {lost}")
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests of packages that this platform lacks."""
-    for marker, package in _PACKAGES.items():
-        if item.get_closest_marker(marker) and importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
 
 
 @pytest.hookimpl(wrapper=True)
