@@ -23,9 +23,8 @@ from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow_cases("1", "5")
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
 def test_stopping_and_going_on_changes_nothing(cohort_runtime, whole, tmp_path, stop_after):
     stopped(cohort_runtime, tmp_path / "run", stop_after)
@@ -34,6 +33,7 @@ def test_stopping_and_going_on_changes_nothing(cohort_runtime, whole, tmp_path, 
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
@@ -52,6 +52,7 @@ def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_
     assert_same_run(path, whole)
 
 
+@pytest.mark.slow
 def test_going_on_with_more_rounds_equals_a_longer_run(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     # Of odd length: the last round of the shorter run is evaluated, of the longer one it is not.
@@ -61,6 +62,7 @@ def test_going_on_with_more_rounds_equals_a_longer_run(cohort_runtime, whole, tm
     assert_same_run(path, whole)
 
 
+@pytest.mark.slow
 def test_evaluations_of_earlier_rounds_stay_where_later_ones_are_due_otherwise(
     cohort_runtime, whole, tmp_path, capsys
 ):
@@ -78,6 +80,7 @@ def test_evaluations_of_earlier_rounds_stay_where_later_ones_are_due_otherwise(
     np.testing.assert_array_equal(columns[[1, 3, 5]], expected[[1, 3, 5]])
 
 
+@pytest.mark.slow
 def test_a_longer_run_evaluates_on_the_sample_where_a_shorter_one_did_on_all(
     cohort_runtime, tmp_path
 ):
@@ -103,6 +106,7 @@ def test_a_longer_run_evaluates_on_the_sample_where_a_shorter_one_did_on_all(
     assert (again / "metrics.csv").read_bytes() == of_all
 
 
+@pytest.mark.slow
 def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
     evaluated: list[int] = []
 
@@ -131,6 +135,7 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
     assert evaluated[3] == evaluated[4] > 2 and len(evaluated) == 5
 
 
+@pytest.mark.slow
 def test_resuming_a_complete_run_changes_nothing(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
@@ -138,11 +143,13 @@ def test_resuming_a_complete_run_changes_nothing(cohort_runtime, whole, tmp_path
     assert_same_run(path, whole)
 
 
+@pytest.mark.slow
 def test_resuming_in_a_new_folder_starts(cohort_runtime, whole, tmp_path):
     train(cohort_runtime, tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_missing_rows_are_told_and_nothing_is_touched(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
@@ -154,6 +161,7 @@ def test_missing_rows_are_told_and_nothing_is_touched(cohort_runtime, whole, tmp
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(
     cohort_runtime, whole, tmp_path
 ):
@@ -169,12 +177,14 @@ def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_folder_is_refused_before_anything_is_compiled(whole):
     # No runtime is needed to say so.
     with pytest.raises(UserError, match="holds this run already: add --resume"):
         TrainingRun(make_spec(), RunFolder(whole), None, resume=False)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_complete_run_is_recognised(cohort_runtime, whole, tmp_path):
     def is_complete(path: Path, **changed: Any) -> bool:
         return TrainingRun(
