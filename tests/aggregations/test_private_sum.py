@@ -103,7 +103,7 @@ def test_a_resumed_run_has_the_noise_of_the_one_that_was_not_interrupted(streami
 
 
 def test_a_round_that_is_skipped_uses_its_noise_up(streaming_runtime):
-    aggregation = private_sum(noise_multiplier=1000.0, clip_norm=1e37)
+    aggregation = private_sum(noise_multiplier=800.0, clip_norm=1e37)
     training = streaming_runtime.training(build("agnostic_fed_avg"), aggregation)
     state, report = training.next(training.initialize(), cohort())
     assert report["skipped"]
