@@ -12,6 +12,7 @@ import tensorflow as tf
 from binaries import compare, evaluate, export, import_data, report, save_model, train
 from tests.binaries.harness import Caller
 from tests.privacy.exact_numbers import matches
+from tff_agnostic.data.data_warnings import OF_TRAINING
 from tff_agnostic.metrics.constant_answers import entropy
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
@@ -33,9 +34,9 @@ _NUM_CLIENTS = 6
 _PRIVATE = (
     *("--task=custom", "--model=model.py", "--data=shop.sqlite"),
     *("--algorithm=agnostic_fed_avg", "--clients_per_round=3", "--cohort_sampling=poisson"),
-    *("--privacy=central", "--noise_multiplier=0.5", "--noise_seed=5"),
-    *("--secure_max_examples=2000", "--secure_max_loss=9"),
-    *("--private_evaluation", "--evaluation_noise_multiplier=0.5", "--rounds=2"),
+    *("--privacy=central", "--noise_multiplier=0.1", "--noise_seed=5"),
+    *("--secure_max_examples=1000", "--secure_max_loss=9"),
+    *("--private_evaluation", "--evaluation_noise_multiplier=0.1", "--rounds=2"),
 )
 
 
@@ -129,17 +130,17 @@ def _published(folder: Path) -> Path:
     return folder
 
 
-def test_trained_and_saved_models_have_no_exact_numbers(shop, tmp_path):
+def test_trained_and_saved_models_have_no_exact_numbers(shop: _Shop, tmp_path: Path) -> None:
     shop.run(train, *_PRIVATE, "--output_dir=run")
     shop.run(save_model, "--checkpoint=run", "--output_dir=saved")
     about = json.loads((tmp_path / "run" / "result.json").read_text())["about"]
-    assert about["remarks"] == []
+    assert {remark["kind"] for remark in about["remarks"]} <= {*OF_TRAINING}
     assert [about["data"][split]["domains"] for split in ("train", "evaluated")] == [None, None]
     assert matches(shop.exact_numbers(), _published(tmp_path), shop.streams) == []
 
 
 @pytest.mark.slow
-def test_no_output_has_exact_numbers(shop, tmp_path):
+def test_no_output_has_exact_numbers(shop: _Shop, tmp_path: Path) -> None:
     shop.run(train, *_PRIVATE, "--output_dir=run")
     shop.run(report, "--run=run")
     saved = ("--format=keras,saved_model,tflite", "--quantize=int8")
@@ -161,9 +162,9 @@ def test_no_output_has_exact_numbers(shop, tmp_path):
     assert matches(exact, tmp_path / "none", saving, min_digits=4) == []
 
 
-def test_search_reports_printed_numbers(tmp_path):
+def test_search_reports_printed_numbers(tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text('{"run": 0.50574, "examples": 4519}')
-    np.savez(tmp_path / "sums.npz", np.float32([0.3, 1013 / 2003]))
+    np.savez(tmp_path / "sums.npz", np.array([0.3, 1013 / 2003], np.float32))
     streams = {"stdout": "4,519 examples, accuracy 50.574%", "stderr": "4518 of 0.50575"}
     found = matches({"share": 1013 / 2003, "examples": 4519.0}, tmp_path, streams)
     assert found == [

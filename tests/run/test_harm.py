@@ -35,6 +35,7 @@ def _remarks(
     losses=(1.1, math.nan, 1.1),
     model=None,
     algorithm=None,
+    non_finite=0,
     **settings,
 ):
     found = harm.remarks_at_end(
@@ -43,7 +44,10 @@ def _remarks(
         {**_SETTINGS, **settings},
         _COLUMNS,
         _values(lambda_, losses=losses),
-        make_evaluation(dict(zip(_NAMES, end))),
+        dataclasses.replace(
+            make_evaluation(dict(zip(_NAMES, end))),
+            clients={"evaluated": 2, "empty": 0, "non_finite": non_finite},
+        ),
         lambda: None if start is None else make_evaluation(dict(zip(_NAMES, start))),
     )
     return [(remark.kind, remark.text) for remark in found]
@@ -96,6 +100,8 @@ def test_domain_without_finite_loss_is_reported():
         {"end": (1.0, 1.0, math.nan)},
         # Private evaluations release nothing more.
         {"start": None},
+        # Their counts of clients are noisy.
+        {"end": (1.0, 1.0, math.nan), "non_finite": 1, "private_evaluation": True},
     ],
 )
 def test_healthy_runs_are_told_nothing_of(healthy):

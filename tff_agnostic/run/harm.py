@@ -271,8 +271,8 @@ def remarks_at_end(
             }
             found += never_above(dict(zip(names, numbers)), largest)
     rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
-    if settings.get("privacy", "none") == "none":
-        # Elsewhere noise may hide a loss, and the number of such clients has noise.
+    if not settings.get("private_evaluation"):
+        # With noise the count is hardly ever 0.
         found += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
     classes, first = loss_of_equal_chances(model), loss_of_first_round(columns, values)
     if classes is not None:
