@@ -111,7 +111,7 @@ def test_domains_without_interval_are_named_unmeasurable():
     found |= {n: _gain(n, 0.9, 0.7, 0.004, clients) for n, clients in (("b", 1.7), ("c", 2.3))}
     sides = Sides("Ours", "FedAvg", _ACCURACY, "test", 3, "a", "a")
     text = "\n".join(verdict(sides, found))
-    assert "No domain of the 1 that are measurable is shown to be worse off." in text
+    assert "No measurable domain is shown to be worse off." in text
     assert "Not measurable: 2 of 3 domains (b: no interval: the test clients are worth 1.7" in text
     assert "c: no interval: the test clients are worth 2.3" in text
     assert "largest change is that of b: accuracy 90.0% to 70.0%, -20.0 points (not meas" in text

@@ -87,7 +87,7 @@ class IntegerCodec:
             raise UserError(
                 f"--integer_clip: expected fewer than {self.steps:g} steps with "
                 f"{self.noise_clients:g} clients and this noise: each client's noise deviates by "
-                f"{math.sqrt(self.variance):.4g} steps, and takes {num_words / self.size:.3g} "
+                f"{math.sqrt(self.variance):.4g} steps, and takes {num_words / self.size:.4g} "
                 f"random numbers for each value, more than {_MAX_WORDS}"
             )
         return num_words

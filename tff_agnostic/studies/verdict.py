@@ -222,7 +222,7 @@ def _by_domain(sides: Sides, domains: Sequence[Gain]) -> list[str]:
             lines.append(f"{text}: {len(listed)} of {count} domains ({names}{more}).")
             named += listed[:_NAMED]
     if measured and not by_sign[-1]:
-        which = "domain" if measured == count else f"domain of the {measured} that are measurable"
+        which = "domain" if measured == count else "measurable domain"
         lines.append(f"No {which} is shown to be worse off.")
     if by_sign[0] and len(by_sign[0]) == count:
         lines.append(f"No single domain of the {count} shows a difference that can be told from 0.")
