@@ -1,50 +1,67 @@
-"""Whether two checkouts compute the same: hashes of what the same commands leave in each.
+"""Whether two checkouts compute the same: hashes of what the same commands write in each.
 
     python tools/ledger.py list
     python tools/ledger.py record CHECKOUT FILE [--only PATTERN ...]
-    python tools/ledger.py compare BEFORE AFTER
+    python tools/ledger.py compare BEFORE AFTER [--numbers]
 
-`record` runs every entry in a checkout, with the checkout's own environment, and writes a hash of
-each file that the entry leaves. `compare` prints which entries differ, and in which files; its exit
-status is 1 if any does. Record both sides on one machine: processors round differently, so hashes
-are never checked in. A change that moves code leaves all hashes equal; one that changes numbers on
+`record` runs every entry in a checkout, with the checkout's own environment, and writes two tables:
+a hash of each file that the entry writes, and a hash of each number or array in these files:
+arrays of checkpoints and exports, columns of CSV files, numbers of JSON files, predictions of saved
+models on made-up inputs. `compare` prints which entries differ, and where; its exit status is 1 if
+one does. With `--numbers` it compares the second table alone: names, layouts and settings may
+change, numbers may not. Record both sides on one machine: processors round differently, so hashes
+are never checked in. A change that moves code keeps all files equal; one that changes numbers on
 purpose names its entries.
 
 Entries are three rounds of every algorithm with every kind of sum and of noise, clients vectorised
-and one after another, with a fixed key of the noise; once in TFF's runtime and in Ray's workers;
-every command on small inputs; an export of each kind. Each entry names all of its flags. Times,
-pictures and names of folders are left out. This script reads nothing of the package but what users
-call: `tff_agnostic.api.train`, and `./run COMMAND`.
+and streamed, with a fixed key of the noise; once in TFF's runtime and in Ray's workers; every
+command on small inputs; an export of each kind. Times, pictures and names of folders are not
+hashed. Entries are written in today's flags; a checkout that has renamed some lists them in its
+`tools/renamed_flags.toml`.
 """
 
+from __future__ import annotations
+
 import argparse
+import csv
 import fnmatch
 import hashlib
+import io
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Of what is hashed: times, pictures, logs, and pages that show both.
-_LEFT_OUT = (
+# Files that are not hashed: times, pictures, logs, and pages that show both.
+_NOT_HASHED = (
     *("*.png", "*.svg", "*.html", "*/tensorboard/*", "*.lock", "*.sqlite-journal", "*.db"),
     # When trials began and ended; how many minutes an experiment took.
     *("*/studies.sqlite", "*/page.md"),
 )
+# Files without numbers of a result: settings, and digests.
+_WITHOUT_NUMBERS = ("*/config.json", "*/fingerprint.json", "*/resuming.json")
 # Keys of JSON files that hold times or versions.
 _TIMES = re.compile(r"seconds|duration|created|^versions$|^time$|^command$|^date$")
 # Columns of CSV files that hold times.
 _TIME_COLUMNS = re.compile(r"seconds|time")
-
-
-# How what a command prints begins that has failed.
+# The member of a checkpoint that has no array of the state.
+_HEADER = "header.npy"
+_SAVED_MODEL = re.compile(r"^saved/.*(\.keras|\.tflite|/saved_model\.pb)$")
+# How the output of a failed command begins.
 _FAILED = "exit status"
+_RENAMED_FLAGS = "tools/renamed_flags.toml"
+_THIS_FOLDER = Path(__file__).parent
+
+# By entry: its files, and its numbers, each with a hash.
+Hashes = dict[str, dict[str, dict[str, str]]]
 
 
 class Entry(NamedTuple):
@@ -52,15 +69,18 @@ class Entry(NamedTuple):
 
     Attributes:
         name: Its name, for patterns.
-        arguments: Of `api.train`; empty for a command.
-        command: A command and its flags; empty for a training.
-        after: The entry in whose folder it runs; "" for a folder of its own.
+        command: A command and its flags.
+        after: The entry in whose folder it runs; "" for a folder for itself.
     """
 
     name: str
-    arguments: Mapping[str, Any]
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...]
     after: str = ""
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it runs in the process that all trainings share."""
+        return self.command[0] == "train" and not self.after
 
 
 _TOY = {
@@ -140,34 +160,31 @@ _PRIVATE_TREE = {**_ALGORITHMS["agnostic_fed_avg"], **_SUMS["tree"]}
 
 _TOY_FLAGS = tuple(f"--{name}={value}" for name, value in _TOY.items())
 _COMMANDS = (
-    Entry("train", {}, ("train", *_TOY_FLAGS, "--algorithm=agnostic_fed_avg", "--output_dir=run")),
-    Entry("evaluate", {}, ("evaluate", "--checkpoint=run", "--training_clients"), "train/delta_fl"),
-    Entry("report", {}, ("report", "--run=run"), "train/agnostic_fed_avg"),
+    # Unlike trainings, in a process for itself, as a shell starts it.
+    Entry(
+        "shell/train",
+        ("train", *_TOY_FLAGS, "--algorithm=agnostic_fed_avg", "--output_dir=run"),
+        "import_data",
+    ),
+    Entry("evaluate", ("evaluate", "--checkpoint=run", "--training_clients"), "train/delta_fl"),
+    Entry("report", ("report", "--run=run"), "train/agnostic_fed_avg"),
     Entry(
         "save_model",
-        {},
         (
-            "save_model",
-            "--checkpoint=run",
-            "--format=keras,saved_model,tflite",
+            *("save_model", "--checkpoint=run", "--format=keras,saved_model,tflite"),
             "--output_dir=saved",
         ),
         "train/agnostic_fed_avg",
     ),
     Entry(
         "compare",
-        {},
         (
-            "compare",
-            *_TOY_FLAGS,
-            "--algorithms=fed_avg,agnostic_fed_avg",
-            "--trials=2",
+            *("compare", *_TOY_FLAGS, "--algorithms=fed_avg,agnostic_fed_avg", "--trials=2"),
             "--output_dir=both",
         ),
     ),
     Entry(
         "tune",
-        {},
         (
             *("tune", "--task=digits", "--digits_heldout_share=0.2", "--algorithms=fed_avg"),
             *("--trials=3", "--rounds=2", "--evaluate_every=1", "--output_dir=tuned"),
@@ -176,7 +193,6 @@ _COMMANDS = (
     ),
     Entry(
         "frontier",
-        {},
         (
             *("frontier", *_TOY_FLAGS, "--algorithms=agnostic_fed_avg", "--trials=1"),
             *("--grid_points=2", "--output_dir=frontier"),
@@ -184,7 +200,6 @@ _COMMANDS = (
     ),
     Entry(
         "privacy",
-        {},
         (
             *("privacy", "--clients=1000", "--clients_per_round=50", "--rounds=20"),
             *("--noise_multiplier=1", "--privacy=distributed", "--output_dir=privacy"),
@@ -192,12 +207,10 @@ _COMMANDS = (
     ),
     Entry(
         "base_predictors",
-        {},
         ("base_predictors", "--data=texts.sqlite", "--output=more_predictors.npz"),
     ),
     Entry(
         "reproduce",
-        {},
         (
             *("reproduce", "--experiment=adult", "--data_dir=adult", "--trials=1", "--rounds=2"),
             *("--evaluate_every=1", "--clients_per_round=2", "--adult_num_clients=6"),
@@ -206,28 +219,19 @@ _COMMANDS = (
     ),
     Entry(
         "import_data",
-        {},
         (
-            "import_data",
-            "--format=csv",
-            "--input=rows.csv",
-            "--output=s.sqlite",
-            *(
-                "--client_column=user",
-                "--domain_column=country",
-                "--feature_columns=a,b",
-                "--label_column=y",
-            ),
+            *("import_data", "--format=csv", "--input=rows.csv", "--output=s.sqlite"),
+            *("--client_column=user", "--domain_column=country", "--feature_columns=a,b"),
+            "--label_column=y",
         ),
     ),
     *(
         Entry(
             f"export/{name}",
-            {},
             ("export", "--checkpoint=run", *flags, f"--output_dir=plan_{name}"),
-            of,
+            after,
         )
-        for name, of, flags in (
+        for name, after, flags in (
             ("daf", "train/agnostic_fed_avg", ("--profile=daf", "--clients_dir=clients")),
             ("secure", "train/agnostic_fed_avg_secure", ("--profile=secure",)),
             ("private", "train/agnostic_fed_avg_tree", ("--profile=daf",)),
@@ -237,10 +241,9 @@ _COMMANDS = (
             ("ensemble", "train/fed_boost", ("--profile=daf",)),
         )
     ),
-    Entry("run_plan/verify", {}, ("run_plan", "--plan=plan_daf", "--verify"), "export/daf"),
+    Entry("run_plan/verify", ("run_plan", "--plan=plan_daf", "--verify"), "export/daf"),
     Entry(
         "run_plan/rounds",
-        {},
         (
             *("run_plan", "--plan=plan_daf", "--clients=clients"),
             *("--cohorts=clients/cohorts.txt", "--rounds=2", "--output=after"),
@@ -249,7 +252,6 @@ _COMMANDS = (
     ),
     Entry(
         "import_state",
-        {},
         (
             *("import_state", "--plan=plan_daf", "--server_state=after/server_state.ckpt"),
             "--output_dir=back",
@@ -260,158 +262,302 @@ _COMMANDS = (
 
 
 def entries() -> Iterator[Entry]:
-    """Yields all entries; one that another stands on comes after it."""
+    """Yields all entries, each after the one in whose folder it runs."""
     for algorithm, settings in _ALGORITHMS.items():
-        for sums, of_sums in _SUMS.items():
-            for mode in _MODES:
-                name = f"round/{algorithm}/{sums}/{mode}"
-                yield Entry(
-                    name, {**settings, **of_sums, "algorithm": algorithm, "client_mode": mode}
-                )
-        for runtime in ("tff", "ray"):
-            more = {"num_workers": 1} if runtime == "ray" else {}
-            with_runtime = {**settings, "algorithm": algorithm, "runtime": runtime, **more}
-            yield Entry(f"round/{algorithm}/{runtime}", with_runtime)
-    for algorithm in ("agnostic_fed_avg", "delta_fl", "fed_boost"):
-        yield Entry(f"train/{algorithm}", {**_ALGORITHMS[algorithm], "algorithm": algorithm})
-    lagged = {**_ALGORITHMS["delta_fl"], "algorithm": "delta_fl", "threshold": "lagged"}
-    yield Entry("train/delta_fl_lagged", lagged)
-    secure = {**_ALGORITHMS["agnostic_fed_avg"], **_SECURE, "algorithm": "agnostic_fed_avg"}
-    yield Entry("train/agnostic_fed_avg_secure", secure)
-    tree = {**_PRIVATE_TREE, "algorithm": "agnostic_fed_avg"}
-    yield Entry("train/agnostic_fed_avg_tree", tree)
+        for (sums, sum_settings), mode in itertools.product(_SUMS.items(), _MODES):
+            name = f"round/{algorithm}/{sums}/{mode}"
+            yield _training(name, algorithm, settings, sum_settings, {"client_mode": mode})
+        yield _training(f"round/{algorithm}/tff", algorithm, settings, {"runtime": "tff"})
+        ray = {"runtime": "ray", "num_workers": 1}
+        yield _training(f"round/{algorithm}/ray", algorithm, settings, ray)
+    for name, more in (
+        ("agnostic_fed_avg", {}),
+        ("delta_fl", {}),
+        ("fed_boost", {}),
+        ("delta_fl_lagged", {"threshold": "lagged"}),
+        ("agnostic_fed_avg_secure", _SECURE),
+        ("agnostic_fed_avg_tree", _SUMS["tree"]),
+    ):
+        algorithm = next(a for a in _ALGORITHMS if name.startswith(a))
+        yield _training(f"train/{name}", algorithm, _ALGORITHMS[algorithm], more)
     yield from _COMMANDS
 
 
-def record(checkout: Path, patterns: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Runs entries in a checkout; returns the hash of each file that they leave, by entry."""
+def _training(name: str, algorithm: str, *settings: Mapping[str, Any]) -> Entry:
+    values = {k: v for table in settings for k, v in table.items()}
+    flags = (f"--{name}={_flag_text(value)}" for name, value in values.items())
+    return Entry(name, ("train", f"--algorithm={algorithm}", *flags, "--output_dir=run"))
+
+
+def _flag_text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def renamed(flags: Sequence[str], table: Mapping[str, str]) -> list[str]:
+    """Returns flags as a checkout calls them that has renamed some.
+
+    Args:
+        flags: Flags with today's names.
+        table: New flags by old ones, several separated by a space; a value that both have is
+            `{name}`: `"--lambda_set=ball --lambda_radius={r}" = "--lambda_set=ball:radius={r}"`.
+    """
+    current = list(flags)
+    for before, after in table.items():
+        values: dict[str, str] = {}
+        matched = []
+        for pattern in before.split():
+            expression = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.*)", re.escape(pattern))
+            match = next((m for m in (re.fullmatch(expression, f) for f in current) if m), None)
+            if match is None:
+                break
+            matched.append(match.group())
+            values.update(match.groupdict())
+        else:
+            current = [flag for flag in current if flag not in matched]
+            current += [flag.format(**values) for flag in after.split()]
+    return current
+
+
+def record(checkout: Path, patterns: Sequence[str]) -> Hashes:
+    """Runs entries in a checkout; returns the hashes of what they write, by entry."""
     chosen = [e for e in entries() if any(fnmatch.fnmatch(e.name, p) for p in patterns)]
     needed = {e.after for e in chosen}
-    # What a command reads is made first, also by entries that nobody asked for.
+    # Entries that others read are made too, whatever the patterns.
     while more := [e for e in entries() if e.name in needed and e not in chosen]:
         chosen += more
         needed |= {e.after for e in more}
     chosen = [e for e in entries() if e in chosen]
-    hashes: dict[str, dict[str, str]] = {}
+    hashes: Hashes = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _make_inputs(checkout, folder)
-        trainings = [e for e in chosen if not e.command]
-        hashes.update(_trained(checkout, folder, trainings))
+        book = _Ledger(checkout, folder)
+        book.make_inputs()
+        hashes.update(book.train([e for e in chosen if e.is_training]))
         for entry in chosen:
-            if entry.command:
-                hashes[entry.name] = _called(checkout, folder, entry)
+            if not entry.is_training:
+                hashes[entry.name] = book.call(entry)
     return hashes
 
 
-def _make_inputs(checkout: Path, folder: Path) -> None:
-    texts = ["user,country,split,words"]
-    rows = ["user,country,a,b,y"]
-    for k in range(24):
-        split = ("train", "train", "test")[k // 8]
-        words = " ".join(f"w{(k * i * i) % (3 if k % 2 else 7)}" for i in range(1, 13))
-        texts.append(f"u{k},{'ab'[k % 2]},{split},{words}")
-        rows += [f"u{k % 9},{'ab'[k % 2]},{i / 7:.3f},{k / 5:.3f},{(i + k) % 2}" for i in range(4)]
-    adult = folder / "adult"
-    adult.mkdir()
-    people = [
-        f"{25 + k}, Private, {k}, {education}, 13, Divorced, Sales, Husband, White, Male, 0, 0, "
-        f"{20 + k % 30}, United-States, {'<=50K' if k % 3 else '>50K'}"
-        for k, education in enumerate(("Bachelors", "Doctorate", "Masters") * 8)
-    ]
-    (adult / "adult.data").write_text("\n".join(people))
-    (adult / "adult.test").write_text("\n".join(f"{row}." for row in people))
-    (folder / "texts.csv").write_text("\n".join(texts) + "\n")
-    (folder / "rows.csv").write_text("\n".join(rows) + "\n")
-    columns = ("--client_column=user", "--domain_column=country", "--split_column=split")
-    made = ("--format=csv", "--input=texts.csv", "--text_column=words", "--output=texts.sqlite")
-    _run(checkout, folder, "import_data", *made, *columns)
-    _run(checkout, folder, "base_predictors", "--data=texts.sqlite", "--output=predictors.npz")
+class _Ledger:
+    """Runs entries of one checkout below one folder."""
 
+    def __init__(self, checkout: Path, folder: Path) -> None:
+        self._checkout = checkout
+        self._folder = folder
+        table = checkout / _RENAMED_FLAGS
+        self._predictions: dict[str, str] = {}
+        self._renamed = tomllib.loads(table.read_text())["flags"] if table.exists() else {}
 
-def _run(checkout: Path, folder: Path, *command: str) -> str:
-    found = subprocess.run(
-        [str(checkout / "run"), *command], cwd=folder, capture_output=True, text=True, check=False
-    )
-    if found.returncode:
-        return f"{_FAILED} {found.returncode}: {found.stderr.strip().splitlines()[-1:]}"
-    return found.stdout
+    def make_inputs(self) -> None:
+        """Writes the data that entries read."""
+        texts = ["user,country,split,words"]
+        rows = ["user,country,a,b,y"]
+        for k in range(24):
+            split = ("train", "train", "test")[k // 8]
+            words = " ".join(f"w{(k * i * i) % (3 if k % 2 else 7)}" for i in range(1, 13))
+            texts.append(f"u{k},{'ab'[k % 2]},{split},{words}")
+            rows += [
+                f"u{k % 9},{'ab'[k % 2]},{i / 7:.3f},{k / 5:.3f},{(i + k) % 2}" for i in range(4)
+            ]
+        adult = self._folder / "adult"
+        adult.mkdir()
+        people = [
+            f"{25 + k}, Private, {k}, {education}, 13, Divorced, Sales, Husband, White, Male, 0, 0,"
+            f" {20 + k % 30}, United-States, {'<=50K' if k % 3 else '>50K'}"
+            for k, education in enumerate(("Bachelors", "Doctorate", "Masters") * 8)
+        ]
+        (adult / "adult.data").write_text("\n".join(people))
+        (adult / "adult.test").write_text("\n".join(f"{row}." for row in people))
+        (self._folder / "texts.csv").write_text("\n".join(texts) + "\n")
+        (self._folder / "rows.csv").write_text("\n".join(rows) + "\n")
+        columns = ("--client_column=user", "--domain_column=country", "--split_column=split")
+        flags = ("--format=csv", "--input=texts.csv", "--text_column=words", *columns)
+        self._run(self._folder, "import_data", *flags, "--output=texts.sqlite")
+        predictors = ("--data=texts.sqlite", "--output=predictors.npz")
+        self._run(self._folder, "base_predictors", *predictors)
 
+    def train(self, trainings: Sequence[Entry]) -> Hashes:
+        """Runs all trainings in one process of the checkout: traces serve several of them."""
+        calls = []
+        for entry in trainings:
+            self._link_inputs(self._path(entry.name))
+            flags = renamed(entry.command[1:], self._renamed)
+            calls.append((self._path(entry.name).as_posix(), flags))
+        self._python("train_all", json.dumps(calls))
+        return {e.name: self._hashes(self._path(e.name)) for e in trainings}
 
-def _trained(checkout: Path, folder: Path, trainings: Sequence[Entry]) -> dict[str, dict[str, str]]:
-    """Runs all trainings in one process of the checkout: what was traced serves several."""
-    tasks = [(_folder_of(e.name, folder).as_posix(), dict(e.arguments)) for e in trainings]
-    code = "import sys; sys.path[:0] = sys.argv[1:3]; import ledger; ledger.train_all()"
-    here = str(Path(__file__).parent)
-    subprocess.run(
-        [str(checkout / ".venv/bin/python"), "-c", code, str(checkout), here],
-        cwd=folder,
-        # Workers of Ray and TFF are processes of their own.
-        env={**os.environ, "PYTHONPATH": str(checkout), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        input=json.dumps(tasks),
-        text=True,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return {e.name: _hashes(_folder_of(e.name, folder), folder) for e in trainings}
+    def call(self, entry: Entry) -> dict[str, dict[str, str]]:
+        """Runs a command; returns hashes of what it changed."""
+        path = self._path(self._owner(entry))
+        self._link_inputs(path)
+        before = self._hashes(path)
+        printed = self._run(path, entry.command[0], *renamed(entry.command[1:], self._renamed))
+        failed = printed.startswith(_FAILED)
+        print(f"{entry.name}: {printed if failed else 'done'}", file=sys.stderr)
+        changed = {
+            table: {k: v for k, v in rows.items() if before[table].get(k) != v}
+            for table, rows in self._hashes(path).items()
+        }
+        if failed:
+            changed["numbers"]["failed"] = _digest(printed.split(":")[0].encode())
+        if failed or entry.command[0] in ("evaluate", "run_plan", "privacy"):
+            text = printed.replace(str(self._folder), "FOLDER")
+            changed["files"]["printed"] = _digest(text.encode())
+        return changed
+
+    def _link_inputs(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        for name in ("rows.csv", "texts.sqlite", "predictors.npz", "adult"):
+            if not (path / name).exists():
+                (path / name).symlink_to(self._folder / name)
+
+    def _run(self, folder: Path, *command: str) -> str:
+        done = subprocess.run(
+            [str(self._checkout / "run"), *command],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            return f"{_FAILED} {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+        return done.stdout
+
+    def _python(self, function: str, stdin: str) -> str:
+        """Calls a function of this module in a process of the checkout."""
+        code = f"import sys; sys.path[:0] = sys.argv[1:3]; import ledger; ledger.{function}()"
+        done = subprocess.run(
+            [self._checkout / ".venv/bin/python", "-c", code, self._checkout, _THIS_FOLDER],
+            cwd=self._folder,
+            # Workers of Ray and TFF are processes of their own.
+            env={**os.environ, "PYTHONPATH": str(self._checkout), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            input=stdin,
+            text=True,
+            check=True,
+            stdout=subprocess.PIPE,
+        )
+        return done.stdout
+
+    def _owner(self, entry: Entry) -> str:
+        """Returns the entry in whose folder another one runs."""
+        first = next((e for e in entries() if e.name == entry.after), None)
+        return entry.name if first is None else self._owner(first)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name.replace("/", "-")
+
+    def _hashes(self, path: Path) -> dict[str, dict[str, str]]:
+        names = {
+            file.relative_to(path).as_posix(): file
+            for file in sorted(path.rglob("*"))
+            if file.is_file() and not file.is_symlink()
+        }
+        hashed = {n: f for n, f in names.items() if not _matches(n, _NOT_HASHED)}
+        numbers: dict[str, str] = {}
+        for name, file in hashed.items():
+            if not _matches(name, _WITHOUT_NUMBERS):
+                numbers |= {f"{name}: {k}": _digest(v) for k, v in _numbers(file)}
+        saved = [f"{path / name}" for name in names if re.search(_SAVED_MODEL, name)]
+        if new := [model for model in saved if model not in self._predictions]:
+            self._predictions |= json.loads(self._python("predict_all", json.dumps(new)))
+        for model in saved:
+            place = f"{Path(model).relative_to(path)}: predictions"
+            numbers[place] = self._predictions[model]
+        files = {name: _hash(file, str(self._folder)) for name, file in hashed.items()}
+        return {"files": files, "numbers": numbers}
 
 
 def train_all() -> None:
-    """In a process of a checkout: trains what standard input lists, each in its folder."""
-    from tff_agnostic import api
-    from tff_agnostic.errors import UserError
+    """In a process of a checkout: trains as standard input says, each in its folder."""
+    from binaries import train
+    from tests.binaries.harness import Caller
 
-    for number, (name, arguments) in enumerate(tasks := json.load(sys.stdin), 1):
-        print(f"{number}/{len(tasks)} {Path(name).name}", file=sys.stderr)
-        folder = Path(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
-        try:
-            api.train(**values, output_dir=folder / "run", show_progress=False)
-        except UserError as e:
-            # Not every algorithm takes every kind of sum: what is refused is part of the ledger.
-            (folder / "refused.txt").write_text(f"{e}\n")
-            print(f"   refused: {e}", file=sys.stderr)
+    call = Caller({})
+    for number, (folder, flags) in enumerate(calls := json.load(sys.stdin), 1):
+        print(f"{number}/{len(calls)} {Path(folder).name}", file=sys.stderr)
+        os.chdir(folder)
+        outcome = call(train, *flags)
+        if outcome.status:
+            # Not every algorithm takes every kind of sum: a refusal is part of the ledger.
+            Path("refused.txt").write_text(f"{outcome.error}\n")
+            print(f"   refused: {outcome.error}", file=sys.stderr)
 
 
-def _called(checkout: Path, folder: Path, entry: Entry) -> dict[str, str]:
-    own = _folder_of(_owner(entry), folder)
-    own.mkdir(parents=True, exist_ok=True)
-    for name in ("rows.csv", "texts.sqlite", "predictors.npz", "adult"):
-        if not (own / name).exists():
-            (own / name).symlink_to(folder / name)
-    before = _hashes(own, folder)
-    printed = _run(checkout, own, *entry.command)
-    print(f"{entry.name}: {printed if printed.startswith(_FAILED) else 'done'}", file=sys.stderr)
-    after = _hashes(own, folder)
-    changed = {name: value for name, value in after.items() if before.get(name) != value}
-    if entry.command[0] in ("evaluate", "run_plan", "privacy") or printed.startswith(_FAILED):
-        changed["printed"] = _digest(printed.replace(str(folder), "FOLDER").encode())
-    return changed
+def predict_all() -> None:
+    """In a process of a checkout: prints hashes of saved models' predictions on made-up inputs."""
+    import numpy as np
+    import tensorflow as tf
+
+    def inputs(shape: Sequence[Any], dtype: Any) -> Any:
+        """Returns three examples: small integers, which are words and numbers alike."""
+        sizes = (3, *(4 if size in (None, -1) else size for size in shape[1:]))
+        return (np.arange(np.prod(sizes)).reshape(sizes) % 3).astype(dtype)
+
+    hashes = {}
+    for name in json.load(sys.stdin):
+        if name.endswith(".keras"):
+            model = tf.keras.models.load_model(name, compile=False)
+            outputs = model(inputs(model.input_shape, model.input.dtype.name))
+        elif name.endswith(".pb"):
+            model = tf.saved_model.load(str(Path(name).parent))
+            serve = model.signatures["serving_default"]
+            specs = serve.structured_input_signature[1]
+            arrays = {k: tf.constant(inputs(s.shape, s.dtype.name)) for k, s in specs.items()}
+            outputs = serve(**arrays)
+        else:
+            lite = tf.lite.Interpreter(name)
+            (spec,) = lite.get_input_details()
+            array = inputs(spec["shape_signature"], spec["dtype"])
+            lite.resize_tensor_input(spec["index"], array.shape)
+            lite.allocate_tensors()
+            lite.set_tensor(spec["index"], array)
+            lite.invoke()
+            outputs = [lite.get_tensor(o["index"]) for o in lite.get_output_details()]
+        arrays = [np.asarray(output) for output in tf.nest.flatten(outputs)]
+        hashes[name] = _digest(*(part for a in arrays for part in _array_parts(a)))
+    print(json.dumps(hashes))
 
 
-def _owner(entry: Entry) -> str:
-    """Returns the entry in whose folder another one runs."""
-    above = next((e for e in entries() if e.name == entry.after), None)
-    return entry.name if above is None else _owner(above)
+def _array_parts(array: Any) -> tuple[bytes, ...]:
+    return str(array.dtype).encode(), repr(array.shape).encode(), array.tobytes()
 
 
-def _folder_of(name: str, folder: Path) -> Path:
-    return folder / name.replace("/", "-")
+def _numbers(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yields each array or number of a file's content, with a name; those of a column as one."""
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith(".npy") and name != _HEADER:
+                    yield name, archive.read(name)
+    elif path.suffix == ".csv":
+        rows = list(csv.DictReader(io.StringIO(path.read_text())))
+        for column in rows[0] if rows else ():
+            if not _is_time(column):
+                yield column, json.dumps([row[column] for row in rows]).encode()
+    elif path.suffix == ".json":
+        yield from _json_numbers(_without_times(json.loads(path.read_bytes())), "")
+    elif path.suffix in (".ckpt", ".refused") or path.name == "refused.txt":
+        yield path.name, path.read_bytes() if path.suffix == ".ckpt" else b""
 
 
-def _hashes(own: Path, folder: Path) -> dict[str, str]:
-    files = [path for path in sorted(own.rglob("*")) if path.is_file() and not path.is_symlink()]
-    names = {path: path.relative_to(own).as_posix() for path in files}
-    return {
-        name: _hash(path, str(folder))
-        for path, name in names.items()
-        if not any(fnmatch.fnmatch(f"/{name}", pattern) for pattern in _LEFT_OUT)
-    }
+def _json_numbers(value: Any, place: str) -> Iterator[tuple[str, bytes]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _json_numbers(item, f"{place}.{key}")
+    elif isinstance(value, list):
+        for k, item in enumerate(value):
+            yield from _json_numbers(item, f"{place}[{k}]")
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield place, repr(value).encode()
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(f"/{name}", pattern) for pattern in patterns)
 
 
 def _hash(path: Path, folder: str) -> str:
-    """Returns the hash of what a file says, whatever its folder is called and when it was made."""
+    """Returns the hash of a file's content, whatever its folder is called and when it was made."""
     if path.suffix in (".npz", ".keras", ".zip"):
         with zipfile.ZipFile(path) as archive:
             members = {name: archive.read(name) for name in sorted(archive.namelist())}
@@ -444,16 +590,17 @@ def _digest(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each entry whose files differ, or that one side lacks."""
+def compare(before: Hashes, after: Hashes, tables: Sequence[str]) -> list[str]:
+    """Returns a line for each entry whose hashes differ in the tables, or that one side lacks."""
     lines = []
     for name in sorted({*before, *after}):
-        one, other = before.get(name), after.get(name)
-        if one is None or other is None:
-            lines.append(f"{name}: only {'after' if one is None else 'before'}")
-        elif one != other:
-            files = sorted(f for f in {*one, *other} if one.get(f) != other.get(f))
-            lines.append(f"{name}: {', '.join(files)}")
+        if name not in before or name not in after:
+            lines.append(f"{name}: only {'after' if name in after else 'before'}")
+            continue
+        pairs = [(before[name][table], after[name][table]) for table in tables]
+        places = sorted(k for a, b in pairs for k in {*a, *b} if a.get(k) != b.get(k))
+        if places:
+            lines.append(f"{name}: {', '.join(dict.fromkeys(places))}")
     return lines
 
 
@@ -468,19 +615,20 @@ def main() -> int:
     comparing = commands.add_parser("compare", help="print the entries that differ")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
+    comparing.add_argument("--numbers", action="store_true", help="numbers alone, not files")
     commands.add_parser("list", help="print the names of all entries")
     arguments = parser.parse_args()
     if arguments.command == "list":
         print("\n".join(entry.name for entry in entries()))
         return 0
     if arguments.command == "record":
-        found = record(arguments.checkout.resolve(), arguments.only)
-        arguments.file.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-        print(f"{len(found)} entries: {arguments.file}")
+        hashes = record(arguments.checkout.resolve(), arguments.only)
+        arguments.file.write_text(json.dumps(hashes, indent=1, sort_keys=True) + "\n")
+        print(f"{len(hashes)} entries: {arguments.file}")
         return 0
-    sides = [json.loads(path.read_text()) for path in (arguments.before, arguments.after)]
-    lines = compare(*sides)
-    print("\n".join(lines) if lines else f"all {len(sides[0])} entries are equal")
+    before, after = (json.loads(path.read_text()) for path in (arguments.before, arguments.after))
+    lines = compare(before, after, ("numbers",) if arguments.numbers else ("files", "numbers"))
+    print("\n".join(lines) if lines else f"all {len(before)} entries are equal")
     return 1 if lines else 0
 
 
