@@ -78,6 +78,9 @@ def _assert_pinned(name: str, columns: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(columns[column], expected, rtol=1e-4, atol=1e-6, err_msg=column)
 
 
+@pytest.mark.slow_cases(
+    "afl_boost", "fed_boost", "fed_avg_sub", "fed_avg_target_only", "fed_prox", "term"
+)
 @pytest.mark.parametrize("name", [*ALGORITHMS, pytest.param(_SECURE, marks=pytest.mark.slow)])
 def test_short_run_keeps_its_numbers(call, texts, tmp_path, monkeypatch, name):
     monkeypatch.chdir(texts)

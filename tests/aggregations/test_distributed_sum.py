@@ -102,6 +102,7 @@ def test_without_noise_rounds_are_plain_ones(streaming_runtime):
     assert_all_close(state.algorithm, expected.algorithm)
 
 
+@pytest.mark.slow_cases("philox")
 @pytest.mark.parametrize("generator", KEYS)
 def test_clients_noise_together_is_as_much_as_a_servers(generator):
     """Of 40,000 values of an update: the same variance, and a normal distribution."""

@@ -82,6 +82,7 @@ def _wraps(bits: int, sums: np.ndarray, num_clients: int) -> int:
     return int(np.sum(centred(summed, bits).numpy() != sums))
 
 
+@pytest.mark.slow_cases("2.0-30.0")
 @pytest.mark.parametrize(("z", "num_clients"), [(0.05, 30.0), (2.0, 30.0)])
 def test_none_of_a_million_rotated_coordinates_wraps_around(z, num_clients):
     """Of clients that all send the same vector, the longest sum that there is."""

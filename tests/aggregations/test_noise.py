@@ -74,6 +74,7 @@ def _node(level, number):
     return tf.random.stateless_normal([3], tf.stack([level, number]))
 
 
+@pytest.mark.slow_cases("6")
 @pytest.mark.parametrize("restart_every", [None, 6])
 def test_tree_noise_is_tensorflow_privacys(restart_every):
     releases = 19

@@ -75,6 +75,7 @@ def test_a_drawn_half_of_a_cohort_is_averaged_and_clipped_as_clients_that_all_tr
     assert update.limit == pytest.approx(4.0)
 
 
+@pytest.mark.slow
 def test_empty_cohort_has_noise(streaming_runtime):
     """Nobody learns that it was empty."""
     aggregation = private_sum("tree", noise_multiplier=0.7, clip_norm=0.2)
@@ -222,6 +223,7 @@ def test_domains_below_their_noise_are_absent():
     np.testing.assert_array_equal(found[0], [50.0, 0.0, 0.0, 50.0])
 
 
+@pytest.mark.slow
 def test_a_rare_domain_keeps_its_weight_of_the_round_before(streaming_runtime):
     """Its one example is lost in the noise: its loss counts as 0, as that of an absent domain."""
     rng = np.random.default_rng(0)

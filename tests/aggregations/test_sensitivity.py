@@ -100,6 +100,7 @@ _USUAL = [
 ]
 
 
+@pytest.mark.slow_cases("afl_boost-plain")
 @pytest.mark.nightly_cases(but=["afl_boost-plain"])
 @pytest.mark.parametrize(("name", "inner"), usually(_USUAL, _SUMS))
 def test_of_every_algorithm(name, inner):
@@ -175,6 +176,7 @@ def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tu
     return values
 
 
+@pytest.mark.slow
 def test_of_answers_that_no_algorithm_gives():
     """Clients that do not keep to the protocol: negative counts, any float, any int."""
     measurement = private_measurement(logistic_regression(4, 3), NUM_DOMAINS, True)

@@ -117,6 +117,7 @@ def _adaptive() -> Any:
     )
 
 
+@pytest.mark.slow_cases("adaptive")
 @pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
 def test_a_run_in_their_factory_is_a_private_run_without_its_noise(
     tff_runtime, streaming_runtime, clipping

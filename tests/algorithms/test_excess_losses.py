@@ -37,6 +37,7 @@ def _agnostic(**settings: Any) -> Any:
     return agnostic_fed_avg(problem, AgnosticFedAvgOptions(**chosen))
 
 
+@pytest.mark.nightly_cases("secure")
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregation", [PlainSum(), SECURE], ids=["plain", "secure"])
 def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtime, aggregation):
@@ -161,6 +162,7 @@ _SETS = {
 }
 
 
+@pytest.mark.slow_cases("ball")
 @pytest.mark.parametrize("name", _SETS)
 def test_lambda_and_weights_that_follow_gradients_end_at_the_saddle_of_each_set(name, tmp_path):
     settings, corners = _SETS[name]

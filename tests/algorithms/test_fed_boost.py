@@ -242,6 +242,7 @@ def test_own_distributions_weigh_as_much_as_their_examples(streaming_runtime, lo
     np.testing.assert_allclose(alpha, best, atol=0.02)
 
 
+@pytest.mark.slow
 def test_the_agnostic_optimum_of_cross_entropies(streaming_runtime):
     """The domains' own distributions: h at which every domain has the loss log 3."""
     counts = (_H * 10).round().astype(int)
@@ -284,7 +285,7 @@ def _answer(algorithm: Any, message: Any) -> Any:
     return algorithm.steps[0].client_work(message, clients)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_traced_for_one_budget_serves_no_other(streaming_runtime):
     """A comparison has arms of several budgets in one runtime."""
     sampled = []

@@ -221,6 +221,7 @@ def _through_npz(state: Any) -> Any:
         return tf.nest.pack_sequence_as(state, [archive[key] for key in archive.files])
 
 
+@pytest.mark.slow_cases("stochastic_afl", "delta_fl")
 @some_algorithms
 def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_runtime, name):
     model = _dropout_model()

@@ -10,7 +10,7 @@ from benchmarks.two_checkouts import main
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(
     not (_ROOT / ".venv/bin/python").exists(), reason=f"no .venv; tests run in {sys.prefix}"
 )

@@ -316,6 +316,7 @@ def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tm
     assert message.endswith("expected baselines of --task=digits, found those of custom")
 
 
+@pytest.mark.slow_cases("algorithm1-kept_out")
 @pytest.mark.parametrize(
     ("algorithm", "part"),
     [(("fed_avg",), "first_epoch"), (("q_ffl", "--domain_loss_share=0.5"), "kept_out")],

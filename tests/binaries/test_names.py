@@ -95,7 +95,6 @@ def test_runs_print_escaped_names_and_take_long_domains(tmp_path):
     outcomes = [
         _run(tmp_path, "train", *common, "--output_dir=run"),
         _run(tmp_path, "evaluate", "--checkpoint=run"),
-        _run(tmp_path, "compare", *common, "--trials=1", "--output_dir=both"),
         _run(tmp_path, "report", "--run=run"),
     ]
     for outcome in outcomes:

@@ -185,6 +185,7 @@ def _scores(folder: Path, name: str) -> np.ndarray:
     return np.asarray(model.predict(weights, x, False, np.zeros(2, np.int32)))
 
 
+@pytest.mark.nightly_cases("text_classifier")
 @pytest.mark.slow_cases("text_classifier")
 @pytest.mark.parametrize("name", usually(_USUAL, _TASKS))
 def test_tasks_in_plain_tensorflow(several, name):

@@ -35,7 +35,7 @@ def call(streaming_runtime) -> Caller:
     return Caller({"cohort": streaming_runtime})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_goes_on_and_trains_nothing_again(call: Caller, folder, monkeypatch):
     flags = (*_FLAGS, "--trials=1", "--output_dir=runs", "--page=docs/board.md")
     last, train, trained = "runs/toys/runs/final/uniform/trial_00", TrainingRun.run, []

@@ -268,6 +268,7 @@ def test_the_toy_task_draws_its_figure(call_that_draws, folder):
     assert 0 < columns["learned value"][1] < columns["learned value"][0] < 2
 
 
+@pytest.mark.nightly_cases("arguments7", "arguments4", "arguments9")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",

@@ -184,7 +184,7 @@ def test_its_report_is_made_again_byte_for_byte(call, folder, searched):
     assert message.startswith("search: expected the runs of a complete trial, found none")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_two_stages_the_second_is_searched_and_the_first_is_trained_once(call, folder):
     further = ("--algorithms=last_layer", "--preset=none", "--rounds=3", "--pruner=none")
     search = ("--search=server_learning_rate=choice:0.1,1", "--trials=2", "--output_dir=search")

@@ -157,6 +157,7 @@ def test_a_model_that_diverged_is_no_ones_choice_to_hide(choose):
     assert found.clients["non_finite"] + found.clients["too_few"] == len(_clients())
 
 
+@pytest.mark.nightly_cases("streamed")
 def test_secure_sums_give_the_same(cohort_runtime, choose, measurement):
     aggregation = SecureSum(SecureSumOptions(max_examples=400, max_loss=20.0))
     secure = cohort_runtime.measurement(measurement, aggregation)(_FAMILY, [_clients()])

@@ -144,6 +144,7 @@ def test_without_any_finite_example_everything_is_zero(plain, clients):
         assert math.isnan(quantile(grid, output.over_clients[name].histogram[0], 0.5))
 
 
+@pytest.mark.slow
 def test_secure_evaluation_follows_the_plain_one(tff_runtime, output):
     evaluate = tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, _SECURE)
     secure = evaluate(_weights(), [[_nan_client(), *_clients(), _empty_client()]]).output

@@ -43,6 +43,7 @@ def _target_only(target: str, num_domains: int, **settings: Any) -> EagerTrainin
     return EagerTraining(fed_avg_target_only(problem, options))
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
     """An example's loss is x w and w starts at 4; batches of one example, steps of 1.
@@ -83,6 +84,7 @@ def _measured_before_steps(name: str, batch_size: int) -> Any:
     return training.next(training.initialize(), cohort)[1]["client_work"]["train"]
 
 
+@pytest.mark.slow_cases("delta_fl", "q_ffl")
 @pytest.mark.parametrize(
     "name", usually(["agnostic_fed_avg", "delta_fl", "q_ffl"], sorted(_WITH_ONE_MODEL))
 )
@@ -148,6 +150,7 @@ def test_target_only_needs_the_name_of_a_domain(target, message):
         fed_avg_target_only(problem, TargetOnlyOptions(target_domain=target))
 
 
+@pytest.mark.slow
 def test_the_builder_makes_a_learning_process(tff_runtime):
     cohort = [random_client(np.random.default_rng(4), 6, range(2))]
     process = build_fed_avg(logistic_regression(4, 3), 2, FedAvgOptions(client_learning_rate=1.0))

@@ -57,6 +57,7 @@ def test_golden_round():
     _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
 
 
+@pytest.mark.slow
 def test_golden_round_in_the_tff_runtime(tff_runtime):
     training = tff_runtime.training(_ALGORITHM, PlainSum())
     _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))

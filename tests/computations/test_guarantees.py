@@ -53,6 +53,7 @@ def _refused(run: Any, *arguments: Any) -> str:
     return message
 
 
+@pytest.mark.slow_cases("beside")
 @pytest.mark.parametrize("others", [frozenset(), SecureSum.guarantees], ids=["alone", "beside"])
 def test_a_promise_that_nobody_can_check_is_refused(streaming_runtime, others):
     """Also beside one that holds."""
@@ -72,6 +73,7 @@ def test_every_guarantee_has_a_check():
     assert {*CHECKS, *ROUND_CHECKS} == set(SecurityProperty)
 
 
+@pytest.mark.slow_cases("tff_runtime-secure")
 @pytest.mark.parametrize(
     ("runtime", "name"),
     usually(
@@ -94,6 +96,7 @@ def test_one_value_in_a_plain_sum_is_refused_whatever_the_name(runtime, name):
     assert message.startswith("step 'evaluation': ")
 
 
+@pytest.mark.slow
 def test_one_that_promises_nothing_is_not_checked(runtime):
     aggregation = Leaky(guarantees=frozenset())
     training = runtime.training(build("agnostic_fed_avg"), aggregation)
@@ -105,12 +108,14 @@ def test_one_that_promises_nothing_is_not_checked(runtime):
     assert evaluate(model.initial_weights, [cohort()]).output.clients["evaluated"] == 4
 
 
+@pytest.mark.slow_cases("_in_training-training")
 @pytest.mark.parametrize(("leaks", "step"), [(_in_survey, "survey"), (_in_training, "training")])
 def test_one_of_several_steps_that_leaks_is_refused_by_name(streaming_runtime, leaks, step):
     message = _refused(streaming_runtime.training, build("above_mean"), Leaky(leaks=leaks))
     assert message.startswith(f"step '{step}': secure aggregation was asked for, but 1 ")
 
 
+@pytest.mark.slow
 def test_of_several_steps_everything_is_reported(runtime):
     security = runtime.training(build("above_mean"), SecureSum()).security
     assert security.is_secure

@@ -309,6 +309,7 @@ def _assert_same(found: Any, expected: Any, rtol: float = 1e-4) -> None:
             assert_all_close(found_part, expected_part, rtol=rtol, atol=1e-5)
 
 
+@pytest.mark.nightly_cases("delta_fl-2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "group"),

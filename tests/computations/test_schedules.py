@@ -62,6 +62,7 @@ _USUAL = [
 ]
 
 
+@pytest.mark.nightly_cases("fed_boost-alpha", "q_ffl-client")
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "whose"), usually(_USUAL, _ALL))
 def test_rounds_of_a_schedule_are_rounds_of_its_rates(streaming_runtime, name, whose):
@@ -180,7 +181,7 @@ def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_r
     np.testing.assert_allclose(found[1][1], expected, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_a_function_is_kept_as_a_table_and_goes_on(tmp_path):
     shared = {"algorithm": "fed_avg", "evaluate_every": 4, "show_progress": False}
     schedule = {"client_schedule": _KERAS.ExponentialDecay(0.5, 2, 0.25)}

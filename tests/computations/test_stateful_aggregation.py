@@ -136,6 +136,7 @@ def _by_name(training: Any, report: Any) -> Iterator[tuple[str, Any]]:
     return ((quantity.name, value) for quantity, value in paired(training.quantities, report))
 
 
+@pytest.mark.nightly_cases("tff-above_mean")
 @pytest.mark.parametrize(
     ("runtime", "name"),
     [("tff", "above_mean"), ("streamed", "agnostic_fed_avg"), ("vectorised", "above_mean")],

@@ -91,6 +91,7 @@ def _keras_as_it_was():
     restore_keras_classes()
 
 
+@pytest.mark.nightly_cases("robust")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["default", "robust"], _AGGREGATORS))
 def test_fed_avg_is_tffs_own(tff_runtime, name):
@@ -173,6 +174,7 @@ def plain(tff_runtime):
     return _moved(_agnostic().learning_process)
 
 
+@pytest.mark.nightly_cases("robust")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["robust", "dp"], _FOUR))
 def test_agnostic_fed_avg_goes_the_same_way_under_tffs_aggregators(plain, name):
@@ -191,6 +193,7 @@ def test_agnostic_fed_avg_goes_the_same_way_under_tffs_aggregators(plain, name):
     assert any(not np.array_equal(a, b) for a, b in zip(*kept)), "the factory's state stands still"
 
 
+@pytest.mark.nightly_cases("UnweightedMeanFactory")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "factory", [tff.aggregators.MeanFactory, tff.aggregators.UnweightedMeanFactory]
@@ -214,6 +217,7 @@ def test_rounds_without_clients_change_no_weights(tff_runtime):
     assert report["skipped"] == 0
 
 
+@pytest.mark.nightly_cases("robust")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["secure", "robust"], _FOUR))
 def test_only_secure_takes_the_secure_aggregator_and_no_other(tff_runtime, name):
@@ -238,6 +242,7 @@ def test_losses_and_counts_are_in_secure_sums_beside_any_factory(tff_runtime):
 _ANSWERS = ["fed_boost", "q_ffl", "term"]
 
 
+@pytest.mark.nightly_cases("term", "fed_boost")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", usually(_ANSWERS, [n for n in sorted(CASES) if len(build(n).steps) == 1])

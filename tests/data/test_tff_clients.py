@@ -175,6 +175,7 @@ def test_client_data_of_quoted_ids_work_in_computations(tmp_path, tff_runtime):
     assert sum(1 for _ in clients.create_tf_dataset_from_all_clients()) == sum(found.values())
 
 
+@pytest.mark.slow
 def test_client_data_are_read_back_as_a_store(tmp_path):
     store = _store_of_quoted_ids(tmp_path / "s.sqlite")
     again = tff_clients.to_tff(store).preprocess(

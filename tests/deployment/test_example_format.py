@@ -165,7 +165,7 @@ def from_another_process(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", usually(["logistic-daf"], _EXPORTS))
 def test_the_same_bytes(exported, from_another_process, name):
     kind, profile = name.split("-")

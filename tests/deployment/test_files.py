@@ -57,6 +57,7 @@ def _of_algorithms(profile):
     return pytest.mark.parametrize("algorithm", usually(usual, ALGORITHMS))
 
 
+@pytest.mark.slow_cases("delta_fl")
 @_of_algorithms("daf")
 def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
     plan = _plan(exported("daf", algorithm=algorithm))
@@ -121,6 +122,7 @@ def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
 
 
 # By default devices get the TFLite graph alone.
+@pytest.mark.nightly_cases("daf-how1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "how"), [("daf", {}), ("daf", {"client_graph": "both"}), ("secure", {})]
@@ -280,6 +282,7 @@ def _measured(folder):
     return result
 
 
+@pytest.mark.nightly_cases("convolutional")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", usually(["logistic", "convolutional"], ["logistic", "convolutional", "lstm"])

@@ -150,6 +150,7 @@ def _assert_up_to_rounding(folder):
         assert all(difference <= _ROUNDING for difference in check.differing.values())
 
 
+@pytest.mark.nightly_cases("agnostic_fed_avg-secure", "delta_fl-daf")
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "profile"), usually(USUAL_ALGORITHMS, ALL_ALGORITHMS))
 def test_every_algorithm(exported, algorithm, profile):
@@ -163,6 +164,7 @@ def test_a_family_of_models(exported, profile):
     _assert_up_to_rounding(exported(profile, **how))
 
 
+@pytest.mark.nightly_cases("adam")
 @pytest.mark.slow
 @pytest.mark.parametrize("server_optimizer", usually(["adam"], ["nesterov", "adam"]))
 def test_server_optimizers_with_state(exported, server_optimizer):
@@ -190,6 +192,7 @@ def test_learning_rates_that_fall(exported, algorithm, schedule):
         assert np.allclose(weights, of_constant, rtol=1e-6) == is_same
 
 
+@pytest.mark.nightly_cases("convolutional-daf")
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
 def test_every_kind_of_model_in_the_runtimes_tensorflow(exported, kind, profile, monkeypatch):

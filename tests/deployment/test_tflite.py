@@ -42,6 +42,7 @@ def _ops(content):
         yield builtin != schema.BuiltinOperator.CUSTOM, (code.CustomCode() or b"").decode()
 
 
+@pytest.mark.nightly_cases("two_inputs-daf")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "profile"), usually([(kind, "daf") for kind in KINDS], COMBINATIONS)

@@ -28,6 +28,7 @@ def test_devices_send_what_was_verified(exported, profile):
     assert "TFLite" not in verdict.partition("not run:")[2]
 
 
+@pytest.mark.nightly
 def test_another_graph_for_devices(exported, tmp_path):
     """One of the same model that takes fewer of a client's examples."""
     folder = shutil.copytree(exported("daf"), tmp_path / "export")

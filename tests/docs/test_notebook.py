@@ -15,7 +15,7 @@ from tests.docs.notebooks import executed, progress, stored, texts
 from tests.processes import wait_until
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook_prints_what_it_is_stored_with(tmp_path):
     notebook = executed(tmp_path)
     ran, kept = (

@@ -110,6 +110,7 @@ def test_a_box_of_one_point():
     np.testing.assert_allclose(box.worst(np.array([3.0, 2.0, 1.0])), [0.2, 0.3, 0.5])
 
 
+@pytest.mark.slow_cases("of1")
 @pytest.mark.parametrize("of", [_BOX, _BALL])
 def test_a_weight_of_nearly_nothing_is_projected_by_entropy(of):
     tiny = np.finfo(np.float32).tiny

@@ -290,6 +290,7 @@ def test_the_covariance_of_tree_noise_is_that_of_the_noise(restart_every):
 _FEWER = {"distributed, 2 of 6, a secret": 600, "control: half the noise that is claimed": 1000}
 
 
+@pytest.mark.nightly_cases("control: half the noise that is claimed")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(_FEWER, MODES))
 def test_whole_rounds_of_every_mode(name):

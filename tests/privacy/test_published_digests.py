@@ -35,7 +35,7 @@ _COMMANDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "evaluated": (evaluate, ("--checkpoint=run",)),
     "saved": (save_model, ("--checkpoint=run", "--format=keras")),
     "plan": (export, ("--checkpoint=run",)),
-    "compared": (compare, (*_RUN, "--arms=fed_avg;agnostic_fed_avg", "--trials=1")),
+    "compared": (compare, (*_RUN, "--algorithms=agnostic_fed_avg", "--trials=1")),
     "search": (
         tune,
         (
@@ -130,7 +130,7 @@ def test_digests_of_public_runs_are_found(call, stores, digests, tmp_path, monke
         "run/report.html",
         "run/model/model_card.json",
         "plan/manifest.json",
-        "compared/fed_avg/trial_00/fingerprint.json",
+        "compared/agnostic_fed_avg/trial_00/fingerprint.json",
         "search/tuning.json",
     } <= {*places}
 
@@ -220,7 +220,7 @@ _REFUSED = (
     ("name", "expected"),
     [
         pytest.param("run", f"run: {_REFUSED}", id="run"),
-        pytest.param("compared", f"compared/fed_avg/trial_00: {_REFUSED}", id="compared"),
+        pytest.param("compared", f"compared/agnostic_fed_avg/trial_00: {_REFUSED}", id="compared"),
         pytest.param(
             "search", "--output_dir: search holds another search: of other examples", id="search"
         ),

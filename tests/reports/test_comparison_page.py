@@ -62,6 +62,7 @@ def _page(folder: Path) -> Reader:
     return Reader(rendered(comparison_page(read_comparison(folder), _COMMAND)))
 
 
+@pytest.mark.slow_cases("rows1-domains1-2")
 @pytest.mark.parametrize(
     ("rows", "domains", "trials"),
     [

@@ -77,6 +77,7 @@ def _close(found, expected):
         assert found == expected
 
 
+@pytest.mark.slow_cases("_MAX_CLIENTS-7-sizes2")
 @pytest.mark.nightly_cases("_MAX_CLIENTS-3-sizes0", "_MAX_BYTES-1-sizes1")
 @pytest.mark.parametrize(
     ("limit", "value", "sizes"),

@@ -138,6 +138,7 @@ class _Rounds:
         )
 
 
+@pytest.mark.nightly_cases("fed_avg-plain-frozen-modes2")
 @pytest.mark.parametrize(
     ("algorithm", "aggregation", "kind", "modes"), usually(_USUAL_RUNS, _ALL_RUNS)
 )
@@ -159,6 +160,7 @@ def test_rounds_are_those_of_tff_and_lanes_change_no_bit(
                 assert_identical(run_rounds(training, rounds._cohorts), (state, reports))
 
 
+@pytest.mark.nightly_cases("secure-logistic")
 @pytest.mark.parametrize(
     ("aggregation", "kind"),
     usually(

@@ -128,7 +128,7 @@ def _workers(running: bool) -> list[int]:
     return [pid for pid in descendants() if title(pid).startswith(name)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_are_as_urgent_as_the_command(of_three):
     three_rounds(training(of_three, "vectorised"), "vectorised")
     own = os.getpriority(os.PRIO_PROCESS, 0)

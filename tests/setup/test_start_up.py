@@ -117,7 +117,7 @@ def _train_without_tff(folder: Path, *flags: str) -> "subprocess.CompletedProces
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_private_run_of_plain_sums_needs_no_tff(tmp_path):
     """Its check, that the key of the noise is sent to nobody, included; of two steps, too."""
     private = ("--privacy=central", "--noise_multiplier=1", "--clients_per_round=4")
@@ -191,7 +191,7 @@ print("imported:", len(names))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_imports_change_nothing_of_the_process():
     done = subprocess.run(
         [sys.executable, "-c", _GLOBAL_STATE], cwd=ROOT, check=True, capture_output=True, text=True

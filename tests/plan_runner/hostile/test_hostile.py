@@ -128,7 +128,7 @@ def test_others_are_refused_when_they_are_looked_at_or_played(spoiled, tmp_path,
     assert tree(tmp_path) == before
 
 
-@pytest.mark.nightly_cases("a tensor that grows")
+@pytest.mark.nightly_cases("a tensor that grows", "examples that sleep")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["examples that sleep", "a tensor that grows"], _ENDED))
 def test_what_only_the_end_of_its_process_stops(spoiled, tmp_path, name):

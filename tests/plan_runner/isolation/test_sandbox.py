@@ -125,7 +125,7 @@ def test_both_attacks_are_refused_by_the_check(attacked):
     assert not any(path.exists() for path in written)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_sandbox
 def test_with_that_check_switched_off_both_are_harmless(attacked, tmp_path):
     written, export, flatbuffer = attacked
@@ -191,7 +191,7 @@ def test_where_the_kernel_lacks_one_of_them(exports, numbers, lacks):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_the_kernel_lacks_both_a_plan_that_is_trusted_is_played(exports):
     done = hidden([_LANDLOCK, _SECCOMP], f"--plan={exports['daf']}", "--verify", "--trust")
     assert done.returncode == 0, done.stderr
