@@ -270,14 +270,15 @@ def entries() -> Iterator[Entry]:
         yield _training(f"round/{algorithm}/tff", algorithm, settings, {"runtime": "tff"})
         ray = {"runtime": "ray", "num_workers": 1}
         yield _training(f"round/{algorithm}/ray", algorithm, settings, ray)
-    for name, more in (
-        ("agnostic_fed_avg", {}),
-        ("delta_fl", {}),
-        ("fed_boost", {}),
-        ("delta_fl_lagged", {"threshold": "lagged"}),
-        ("agnostic_fed_avg_secure", _SECURE),
-        ("agnostic_fed_avg_tree", _SUMS["tree"]),
-    ):
+    trainings: dict[str, Mapping[str, Any]] = {
+        "agnostic_fed_avg": {},
+        "delta_fl": {},
+        "fed_boost": {},
+        "delta_fl_lagged": {"threshold": "lagged"},
+        "agnostic_fed_avg_secure": _SECURE,
+        "agnostic_fed_avg_tree": _SUMS["tree"],
+    }
+    for name, more in trainings.items():
         algorithm = next(a for a in _ALGORITHMS if name.startswith(a))
         yield _training(f"train/{name}", algorithm, _ALGORITHMS[algorithm], more)
     yield from _COMMANDS
@@ -514,8 +515,8 @@ def predict_all() -> None:
             lite.set_tensor(spec["index"], array)
             lite.invoke()
             outputs = [lite.get_tensor(o["index"]) for o in lite.get_output_details()]
-        arrays = [np.asarray(output) for output in tf.nest.flatten(outputs)]
-        hashes[name] = _digest(*(part for a in arrays for part in _array_parts(a)))
+        flat = [np.asarray(output) for output in tf.nest.flatten(outputs)]
+        hashes[name] = _digest(*(part for array in flat for part in _array_parts(array)))
     print(json.dumps(hashes))
 
 
