@@ -9,7 +9,7 @@ import dataclasses
 from typing import Callable, NamedTuple, Optional
 
 from tff_agnostic.computations import DomainSums
-from tff_agnostic.domain_weights.ascent import FREEZE, ZERO
+from tff_agnostic.domain_weights.ascent import FREEZE, MOVING, ZERO
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
@@ -91,6 +91,7 @@ class LossEstimatorOptions(Settings):
         "What sums of losses are divided by in the games of weights and lambda: counts that are "
         "expected (unbiased), or those of the round (ratio).",
         choices=DOMAIN_LOSSES,
+        only_with=MOVING,
     )
 
     def absent_by_estimate(self) -> str:
@@ -125,6 +126,7 @@ class GameGradientOptions(Settings):
         "Of what lambda's gradient is in Stochastic-AFL: of the losses of all domains, or of one "
         "that is drawn uniformly.",
         choices=LAMBDA_GRADIENTS,
+        only_with=MOVING,
     )
 
 

@@ -38,9 +38,9 @@ from tff_agnostic.settings import resolve_aliases, setting
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
 # Of the total: what sums of bounds that should fill it exactly may leave.
 _ROUNDING = 1e-12
-# Updates that are no steps along the losses have no learning rate. To give one beside fixed weights
-# is harmless: `frontier` has both.
-_WITH_LEARNING_RATE = ("exponentiated_gradient", "projected_gradient", "fixed")
+# For `only_with`: CVaR has no step along the losses, and fixed weights do not follow the losses.
+_STEPS = ("domain_weight_update", ("exponentiated_gradient", "projected_gradient"))
+MOVING = ("domain_weight_update", (*_STEPS[1], "cvar"))
 # What mu chi2(lambda || m_bar) is to the objective: equation (6) of Mohri et al. adds it within the
 # maximum, which is the pessimism of their bound, and a convex function of lambda; taken away, it is
 # the penalty of distributionally robust optimisation, and keeps lambda near m_bar.
@@ -286,7 +286,7 @@ class LambdaOptions(LambdaSetOptions):
         0.01,
         "Learning rate of lambda (gamma_lambda).",
         positive=True,
-        only_with=("domain_weight_update", _WITH_LEARNING_RATE),
+        only_with=_STEPS,
     )
     domain_conformity: float = setting(
         0.5,
@@ -319,6 +319,7 @@ class LambdaOptions(LambdaSetOptions):
         choices=ABSENT_DOMAINS,
         as_before=ZERO,
         short="Lambda of an absent domain stays (freeze), or its loss counts as 0 (zero).",
+        only_with=MOVING,
     )
     freeze_absent_domains: Optional[bool] = setting(
         None,
@@ -330,6 +331,7 @@ class LambdaOptions(LambdaSetOptions):
         0.0,
         "Weight mu of a term mu chi2(lambda || training mixture) in the objective.",
         at_least=0.0,
+        only_with=_STEPS,
     )
     chi2_sign: str = setting(
         "penalty",

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Optional, Union
 
+from tff_agnostic.domain_weights.ascent import MOVING
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
@@ -30,11 +31,6 @@ BASELINE_LOSSES: Registry[str] = Registry(
         TRAINING: "on the examples that are trained on, as lambda's own signal is",
         HELDOUT: "on those that are held out",
     },
-)
-# Every update but that of fixed weights, which follow no losses.
-_MOVING = (
-    "domain_weight_update",
-    ("exponentiated_gradient", "projected_gradient", "cvar"),
 )
 
 
@@ -76,14 +72,14 @@ class BaselineOptions(Settings):
         "(train, compare): class shares, means or unigrams of each domain.",
         short="b of excess losses: numbers, a run, own or trivial; see docs/reference/algorithms.",
         or_text=True,
-        only_with=_MOVING,
+        only_with=MOVING,
     )
     baseline_losses: str = setting(
         TRAINING,
         "Which losses of runs are baselines.",
         choices=BASELINE_LOSSES,
         short="Which losses of runs are baselines: training or heldout ones.",
-        only_with=_MOVING,
+        only_with=MOVING,
     )
 
     def baselines(self, num_domains: int) -> Optional[tuple[float, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +28,19 @@ _LAST_ROUNDS = 0.1
 _TRAINING_PARTS = ("train", "kept_out", "first_epoch")
 
 
-def with_known_baselines(
-    task: str, algorithm: Any, privacy: str, given: Container[str] = ()
-) -> tuple[Any, tuple[str, ...]]:
-    """Returns an algorithm's settings with the numbers of the file or the run that they name.
+def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, tuple[str, ...]]:
+    """Returns an algorithm's settings with the baselines of the file or the run that they name.
 
-    The second is the domains that the file or the run has them of, in their order; none where the
-    settings name no file and no run.
-
-    What is to be trained or counted first stays a word, for `run.baselines`.
+    The second value is the domains of the file or the run, in order; empty if the settings name
+    neither. Baselines that need training or counting first stay a word, for `run.baselines`.
 
     Args:
         task: Name of the run's task.
-        privacy: Of the run: what is found from its clients would be released without noise.
-        given: Flags that the user gave.
+        algorithm: Settings of the algorithm.
+        privacy: Privacy of the run, which baselines from its clients' data would break.
     """
     found = algorithm.domain_baselines if isinstance(algorithm, BaselineOptions) else None
     if not isinstance(found, str):
-        if isinstance(algorithm, BaselineOptions) and "baseline_losses" in given and found:
-            raise UserError(f"--baseline_losses has no effect beside numbers of {_FLAG}")
         return algorithm, ()
     if privacy != "none":
         raise UserError(

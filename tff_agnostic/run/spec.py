@@ -25,6 +25,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.keras import computing_in, freeze
 from tff_agnostic.run.baseline_files import with_known_baselines
+from tff_agnostic.run.effects import check_effect
 from tff_agnostic.run.options import (
     NO_PRESET,
     RunConfig,
@@ -228,7 +229,7 @@ def resolve(
         # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
         config = dataclasses.replace(config, initial_model=initial_file(config.initial_model))
     algorithm, baselines_of = with_known_baselines(
-        task, with_absolute_paths(algorithm_options(name, values)), config.privacy, given
+        task, with_absolute_paths(algorithm_options(name, values)), config.privacy
     )
     run = RunSpec(
         task,
@@ -336,6 +337,7 @@ def check_given(run: RunSpec, flags: Iterable[str]) -> None:
         if part is None:
             raise UserError(without_effect(flag, run.config))
         check_effective(parts[part], [fields[part][flag]])
+        check_effect(flag, run.algorithm, run.baselines_of)
 
 
 def has_effect(run: RunSpec, flag: str) -> bool:

@@ -1,0 +1,238 @@
+"""Flags that a choice ignores: `train` refuses them in one line and writes nothing."""
+
+from typing import NamedTuple
+
+import pytest
+
+from binaries import compare, train
+from tests.binaries.harness import TOY, Caller, compared_specs, given
+
+_AGNOSTIC, _AFL, _BOOST, _DELTA = (
+    f"--algorithm={name}"
+    for name in ("agnostic_fed_avg", "stochastic_afl", "afl_boost", "delta_fl")
+)
+_UPDATE = "--domain_weight_update"
+_FIXED, _CVAR = f"{_UPDATE}=fixed", f"{_UPDATE}=cvar"
+_AT_1, _BELOW_1 = "--domain_conformity=1", "--domain_conformity=0.9"
+_SAMPLING = "--predictor_sampling"
+_NUMBERS = "--domain_baselines=1,2,3,4,5"
+_CENTRAL, _DISTRIBUTED = (
+    (f"--privacy={name}", "--noise_multiplier=1") for name in ("central", "distributed")
+)
+
+
+class _Pair(NamedTuple):
+    """A flag, and a choice that ignores it.
+
+    Attributes:
+        flag: The flag with a value.
+        ignored_by: The choice, whose first flag the message names; empty for the defaults.
+        used_by: Another choice, with which the flag has an effect.
+    """
+
+    flag: str
+    ignored_by: tuple[str, ...]
+    used_by: tuple[str, ...] = ()
+
+
+_PAIRS = (
+    # Lambda that does not move.
+    _Pair("--domain_learning_rate=0.1", (_FIXED,)),
+    _Pair("--absent_domains=zero", (_FIXED,)),
+    _Pair("--absent_domains=freeze", (_FIXED,)),
+    _Pair("--chi2_weight=0.1", (_FIXED,)),
+    _Pair("--chi2_weight=0", (_FIXED,)),
+    _Pair(_NUMBERS, (_FIXED,)),
+    _Pair("--baseline_losses=heldout", (_FIXED,), ("--domain_baselines=own",)),
+    _Pair("--absent_domains=freeze", (_FIXED, _AFL), (_AFL,)),
+    _Pair("--lambda_gradient=one_domain", (_FIXED, _AFL), (_AFL,)),
+    _Pair("--lambda_gradient=every_domain", (_FIXED, _AFL), (_AFL,)),
+    _Pair("--domain_losses=ratio", (_FIXED, _AFL), (_AFL,)),
+    _Pair("--domain_losses=unbiased", (_FIXED, _AFL), (_AFL,)),
+    _Pair("--domain_losses=ratio", (_FIXED, _BOOST), (_BOOST,)),
+    _Pair("--absent_domains=freeze", (_FIXED, _BOOST), (_BOOST,)),
+    _Pair("--chi2_weight=0.1", (_FIXED, _BOOST), (_BOOST,)),
+    _Pair("--domain_learning_rate=0.1", (_FIXED, _BOOST), (_BOOST,)),
+    # CVaR, and steps along the losses.
+    _Pair("--domain_learning_rate=0.1", (_CVAR,)),
+    _Pair("--chi2_weight=0", (_CVAR,)),
+    _Pair("--domain_conformity=0.5", (f"{_UPDATE}=exponentiated_gradient",), (_CVAR,)),
+    _Pair("--cvar_rate=0.5", (f"{_UPDATE}=projected_gradient",), (_CVAR,)),
+    _Pair("--cvar_rate=0.5", (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
+    _Pair(
+        "--cvar_rate=0.5",
+        (_AT_1, _CVAR),
+        (_AT_1, _CVAR, "--initial_domain_weights=0.6,0.1,0.1,0.1,0.1"),
+    ),
+    _Pair("--absent_domains=zero", (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
+    _Pair(_NUMBERS, (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
+    # Terms and baselines without which their settings mean nothing.
+    _Pair("--chi2_sign=pessimism", (), ("--chi2_weight=0.1",)),
+    _Pair("--chi2_sign=pessimism", ("--chi2_weight=0",), ("--chi2_weight=0.1",)),
+    _Pair("--chi2_sign=penalty", ("--chi2_weight=0",), ("--chi2_weight=0.1",)),
+    _Pair("--chi2_sign=pessimism", ("--chi2_weight=0", _AFL), ("--chi2_weight=0.1", _AFL)),
+    _Pair("--baseline_losses=heldout", (), ("--domain_baselines=own",)),
+    _Pair("--baseline_losses=training", (), ("--domain_baselines=own",)),
+    _Pair("--baseline_losses=heldout", (_NUMBERS,), ("--domain_baselines=own",)),
+    _Pair(
+        "--baseline_losses=heldout", ("--domain_baselines=trivial",), ("--domain_baselines=own",)
+    ),
+    # Sets of lambda.
+    _Pair("--lambda_lower=0.1", ("--lambda_set=simplex",), ("--lambda_set=box",)),
+    _Pair("--lambda_upper=0.5", ("--lambda_set=ball",), ("--lambda_set=box",)),
+    _Pair("--lambda_radius=0.5", ("--lambda_set=box",), ("--lambda_set=ball",)),
+    _Pair("--mixtures=m.json", ("--lambda_set=ball",), ("--lambda_set=hull",)),
+    _Pair(
+        "--initial_domain_weights=0.6,0.1,0.1,0.1,0.1",
+        ("--lambda_set=hull", "--mixtures=m.json"),
+        ("--lambda_set=ball",),
+    ),
+    # Delta-FL.
+    _Pair("--threshold_rate=0.5", ("--threshold=survey", _DELTA), ("--threshold=tracked", _DELTA)),
+    _Pair("--boundary=exact", ("--threshold=tracked", _DELTA), ("--threshold=lagged", _DELTA)),
+    _Pair("--smoothing=0.5", ("--boundary=paper", _DELTA), ("--boundary=smooth", _DELTA)),
+    _Pair(
+        "--threshold_rate=0.5",
+        ("--conformity=1", "--threshold=tracked", _DELTA),
+        ("--conformity=1,0.5", "--threshold=tracked", _DELTA),
+    ),
+    # A width is of a smooth boundary, which is ignored with it.
+    _Pair(
+        "--boundary=smooth",
+        ("--conformity=1", "--smoothing=0.5", _DELTA),
+        ("--conformity=0.5", "--smoothing=0.5", _DELTA),
+    ),
+    _Pair("--boundary=paper", ("--conformity=1", _DELTA), ("--conformity=0.5", _DELTA)),
+    # FedBoost.
+    _Pair("--budget=2", (f"{_SAMPLING}=none", _BOOST), (f"{_SAMPLING}=uniform", _BOOST)),
+    _Pair(
+        "--uniform_share=0.1", (f"{_SAMPLING}=uniform", _BOOST), (f"{_SAMPLING}=weighted", _BOOST)
+    ),
+    _Pair(
+        "--predictor_draw=independent",
+        (f"{_SAMPLING}=none", _BOOST),
+        (f"{_SAMPLING}=uniform", _BOOST),
+    ),
+    # Optimizers and schedules.
+    _Pair("--server_momentum=0.5", ("--server_optimizer=adagrad",), ("--server_optimizer=yogi",)),
+    _Pair("--server_epsilon=0.5", ("--server_optimizer=nesterov",), ("--server_optimizer=adam",)),
+    *(
+        pair
+        for whose, algorithm in (("client", _AGNOSTIC), ("server", _AGNOSTIC), ("alpha", _BOOST))
+        for pair in (
+            _Pair(
+                f"--{whose}_schedule_rounds=5",
+                (f"--{whose}_schedule=constant", algorithm),
+                (f"--{whose}_schedule=cosine", algorithm),
+            ),
+            _Pair(
+                f"--{whose}_schedule_factors=0.5",
+                (f"--{whose}_schedule=inverse_time", algorithm),
+                (f"--{whose}_schedule=exponential", algorithm),
+            ),
+        )
+    ),
+    # Algorithms, sums and noise without the flag.
+    *(
+        _Pair(flag, ("--algorithm=fed_avg",), (f"--algorithm={user}",))
+        for flag, user in (
+            ("--window=3", "agnostic_fed_avg"),
+            ("--lambda_set=box", "agnostic_fed_avg"),
+            ("--domain_loss_share=0.2", "term"),
+            ("--sample_size=3", "stochastic_afl"),
+            ("--conformity=0.5", "delta_fl"),
+            ("--client_weighting=equal", "q_ffl"),
+            ("--q=2", "q_ffl"),
+            ("--tilt=2", "term"),
+            ("--mu=2", "fed_prox"),
+            ("--cohort_share=0.5", "fed_avg_sub"),
+            ("--target_domain=a", "fed_avg_target_only"),
+            ("--mirror_map=entropy", "fed_boost"),
+            ("--example_weight=cohort", "afl_boost"),
+        )
+    ),
+    *(
+        _Pair(flag, ("--aggregation=plain",), ("--aggregation=secure",))
+        for flag in ("--secure_bits=16", "--secure_min_clients=3", "--secure_max_loss=3")
+    ),
+    *(
+        _Pair(flag, ("--privacy=none",), _CENTRAL)
+        for flag in ("--noise_multiplier=1", "--clip_norm=2", "--absent_below=1")
+    ),
+    *(
+        _Pair(flag, ("--clipping=fixed", *_CENTRAL), ("--clipping=adaptive", *_CENTRAL))
+        for flag in ("--clip_quantile=0.4", "--clip_learning_rate=0.4")
+    ),
+    *(
+        _Pair(flag, ("--private_evaluation=false", *_CENTRAL), ("--private_evaluation", *_CENTRAL))
+        for flag in (
+            "--evaluation_noise_multiplier=1",
+            "--evaluation_target_epsilon=1",
+            "--evaluation_clients_share=0.1",
+            "--evaluation_statistics",
+        )
+    ),
+    *(
+        _Pair(flag, _CENTRAL, _DISTRIBUTED)
+        for flag in ("--integer_clip=9", "--noise_generator=secure", "--privacy_min_clients=2")
+    ),
+    _Pair("--joint_clipping", _DISTRIBUTED, _CENTRAL),
+    _Pair("--tree_restart_every=4", _CENTRAL, ("--privacy=tree", "--noise_multiplier=1")),
+    _Pair(
+        "--answering_clients=5",
+        ("--secret_participation=false", *_DISTRIBUTED),
+        ("--secret_participation", *_DISTRIBUTED),
+    ),
+    _Pair(
+        "--update_noise_multiplier=0.1",
+        ("--update_aggregator=robust", "--runtime=tff"),
+        ("--update_aggregator=dp", "--runtime=tff"),
+    ),
+    # How rounds run.
+    *(
+        _Pair(flag, (f"--runtime={other}",), (f"--runtime={user}",))
+        for flag, other, user in (
+            ("--device=cpu", "tff", "cohort"),
+            ("--client_mode=streamed", "tff", "cohort"),
+            ("--max_clients_in_step=2", "tff", "cohort"),
+            ("--xla", "tff", "cohort"),
+            ("--lanes=1", "ray", "cohort"),
+            ("--ray_address=auto", "cohort", "ray"),
+            ("--num_workers=2", "cohort", "ray"),
+            ("--cpus_per_worker=2", "cohort", "ray"),
+            ("--gpus_per_worker=1", "cohort", "ray"),
+            ("--worker_start_seconds=9", "cohort", "ray"),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("pair", _PAIRS, ids=lambda pair: " ".join((pair.flag, *pair.ignored_by)))
+def test_ignored_flag_is_refused(folder, pair):
+    message = Caller(None).refused(folder, train, *TOY, *pair.ignored_by, pair.flag)
+    name, choice = (flag.partition("=")[0] for flag in (pair.flag, *pair.ignored_by, "")[:2])
+    assert message.startswith(f"{name} has no effect with")
+    assert choice in message
+    given(train, *TOY, *pair.used_by, pair.flag).spec()
+
+
+def test_flag_used_by_one_method_is_accepted():
+    arms = "--arms=uniform;moving=agnostic_fed_avg;full=delta_fl:conformity=1;half=delta_fl"
+    shared = ("--absent_domains=zero", "--chi2_weight=0.1", "--chi2_sign=pessimism")
+    specs = compared_specs(*TOY, arms, *shared, "--boundary=smooth", "--smoothing=0.3")
+    assert {run.algorithm.absent_domains for run in specs["moving"]} == {"zero"}
+    assert {run.algorithm.smoothing for run in specs["half"]} == {0.3}
+
+
+def test_flag_ignored_by_all_methods_is_refused(folder):
+    arms = "--arms=fed_avg;full=delta_fl:conformity=1"
+    message = Caller(None).refused(folder, compare, *TOY, arms, "--threshold_rate=0.3")
+    assert message.startswith("--threshold_rate has no effect with")
+    message = Caller(None).refused(
+        folder,
+        compare,
+        *TOY,
+        "--boundary=smooth",
+        "--arms=a=delta_fl;b=delta_fl:conformity=1,smoothing=1",
+    )
+    assert message == "--smoothing has no effect with --conformity=1: it needs a level below 1"

@@ -1,0 +1,81 @@
+"""Settings without effect that no single `only_with` can describe; see `settings.setting`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple, Optional
+
+from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.domain_weights.excess import OWN, BaselineOptions
+from tff_agnostic.errors import UserError
+
+# At level 1 every client trains.
+_OF_THRESHOLDS = ("boundary", "smoothing", "threshold_rate")
+# At level 1 lambda goes to the training mixture, whatever the losses, and starts there by default.
+_OF_CVAR = ("cvar_rate", "absent_domains", "domain_baselines")
+
+
+class _Ignored(NamedTuple):
+    """The reason why a setting has no effect.
+
+    Attributes:
+        by: The settings that ignore it.
+        needed: The settings that use it.
+    """
+
+    by: str
+    needed: str
+
+
+def check_effect(flag: str, algorithm: Any, baselines_of: Collection[str]) -> None:
+    """Refuses a given setting that the other settings of its algorithm ignore.
+
+    Args:
+        flag: Flag of the given setting.
+        algorithm: Settings of the algorithm.
+        baselines_of: Domains with baselines in a file or a run; see `RunSpec`.
+    """
+    ignored = (
+        _ignored_by_level(flag, algorithm)
+        or _ignored_by_chi2(flag, algorithm)
+        or _ignored_by_baselines(flag, algorithm, baselines_of)
+    )
+    if ignored is not None:
+        raise UserError(f"--{flag} has no effect {ignored.by}: it needs {ignored.needed}")
+
+
+def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
+    if isinstance(algorithm, DeltaFlOptions):
+        if flag in _OF_THRESHOLDS and algorithm.conformity == (1.0,):
+            return _Ignored("with --conformity=1", "a level below 1")
+    elif isinstance(algorithm, LambdaOptions) and flag in _OF_CVAR:
+        stays = algorithm.domain_conformity == 1 and algorithm.initial_domain_weights is None
+        if algorithm.domain_weight_update == "cvar" and stays:
+            return _Ignored(
+                "with --domain_conformity=1", "a level below 1, or --initial_domain_weights"
+            )
+    return None
+
+
+def _ignored_by_chi2(flag: str, algorithm: Any) -> Optional[_Ignored]:
+    if flag == "chi2_sign" and isinstance(algorithm, LambdaOptions) and not algorithm.chi2_weight:
+        return _Ignored("with --chi2_weight=0", "a positive --chi2_weight")
+    return None
+
+
+def _ignored_by_baselines(
+    flag: str, algorithm: Any, baselines_of: Collection[str]
+) -> Optional[_Ignored]:
+    if flag != "baseline_losses" or not isinstance(algorithm, BaselineOptions) or baselines_of:
+        return None
+    baselines = algorithm.domain_baselines
+    if baselines == OWN:
+        return None
+    if baselines is None:
+        by = "without --domain_baselines"
+    elif isinstance(baselines, str):
+        by = f"with --domain_baselines={baselines}"
+    else:
+        by = "with numbers in --domain_baselines"
+    return _Ignored(by, f"--domain_baselines={OWN}, or a file or a run there")
