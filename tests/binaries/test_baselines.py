@@ -358,7 +358,10 @@ def test_a_store_without_held_out_clients_is_told_what_mends_it(call: Caller, tm
         (("--domain_baselines=1,2",), "expected 10 numbers, one per domain, found 2"),
         (("--domain_baselines=nowhere",), "expected numbers, own, trivial, a baselines.json or"),
         (("--domain_baselines=nan,1",), "--domain_baselines: expected a finite number, found nan"),
-        (("--domain_baselines=1,2", "--baseline_losses=heldout"), "has no effect with numbers in --domain_baselines"),
+        (
+            ("--domain_baselines=1,2", "--baseline_losses=heldout"),
+            "has no effect with numbers in --domain_baselines",
+        ),
         (
             ("--domain_baselines=own", "--privacy=central", "--noise_multiplier=1"),
             "--domain_baselines: expected numbers with --privacy=central",

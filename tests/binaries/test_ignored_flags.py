@@ -177,6 +177,12 @@ _PAIRS = (
         for flag in ("--integer_clip=9", "--noise_generator=secure", "--privacy_min_clients=2")
     ),
     _Pair("--joint_clipping", _DISTRIBUTED, _CENTRAL),
+    _Pair("--secure_max_delta=2", _CENTRAL, (*_CENTRAL, "--aggregation=secure")),
+    _Pair(
+        "--secure_max_delta=2",
+        (*_DISTRIBUTED, "--aggregation=secure"),
+        ("--privacy=none", "--aggregation=secure"),
+    ),
     _Pair("--tree_restart_every=4", _CENTRAL, ("--privacy=tree", "--noise_multiplier=1")),
     _Pair(
         "--answering_clients=5",

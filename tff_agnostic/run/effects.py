@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
+from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.domain_weights.excess import OWN, BaselineOptions
 from tff_agnostic.errors import UserError
+from tff_agnostic.run.options import RunConfig
+
+if TYPE_CHECKING:
+    from tff_agnostic.run.spec import RunSpec
 
 # At level 1 every client trains.
 _OF_THRESHOLDS = ("boundary", "smoothing", "threshold_rate")
@@ -28,18 +32,18 @@ class _Ignored(NamedTuple):
     needed: str
 
 
-def check_effect(flag: str, algorithm: Any, baselines_of: Collection[str]) -> None:
-    """Refuses a given setting that the other settings of its algorithm ignore.
+def check_effect(flag: str, run: RunSpec) -> None:
+    """Refuses a given setting that the other settings of a run ignore.
 
     Args:
         flag: Flag of the given setting.
-        algorithm: Settings of the algorithm.
-        baselines_of: Domains with baselines in a file or a run; see `RunSpec`.
+        run: The run, which has the setting.
     """
     ignored = (
-        _ignored_by_level(flag, algorithm)
-        or _ignored_by_chi2(flag, algorithm)
-        or _ignored_by_baselines(flag, algorithm, baselines_of)
+        _ignored_by_level(flag, run.algorithm)
+        or _ignored_by_chi2(flag, run.algorithm)
+        or _ignored_by_baselines(flag, run)
+        or _ignored_by_noise(flag, run.config)
     )
     if ignored is not None:
         raise UserError(f"--{flag} has no effect {ignored.by}: it needs {ignored.needed}")
@@ -64,13 +68,11 @@ def _ignored_by_chi2(flag: str, algorithm: Any) -> Optional[_Ignored]:
     return None
 
 
-def _ignored_by_baselines(
-    flag: str, algorithm: Any, baselines_of: Collection[str]
-) -> Optional[_Ignored]:
-    if flag != "baseline_losses" or not isinstance(algorithm, BaselineOptions) or baselines_of:
+def _ignored_by_baselines(flag: str, run: RunSpec) -> Optional[_Ignored]:
+    if flag != "baseline_losses" or not isinstance(run.algorithm, BaselineOptions):
         return None
-    baselines = algorithm.domain_baselines
-    if baselines == OWN:
+    baselines = run.algorithm.domain_baselines
+    if baselines == OWN or run.baselines_of:
         return None
     if baselines is None:
         by = "without --domain_baselines"
@@ -79,3 +81,17 @@ def _ignored_by_baselines(
     else:
         by = "with numbers in --domain_baselines"
     return _Ignored(by, f"--domain_baselines={OWN}, or a file or a run there")
+
+
+def _ignored_by_noise(flag: str, config: RunConfig) -> Optional[_Ignored]:
+    # Private updates are clipped by their norm. The bound of a coordinate only sets the rounding of
+    # secure sums without noise of the clients, and maybe bounds of a user's algorithm.
+    rounds = config.aggregation == "secure" and config.privacy != "distributed"
+    if flag != "secure_max_delta" or config.privacy == "none" or rounds:
+        return None
+    if is_user_file(config.algorithm):
+        return None
+    return _Ignored(
+        f"with --privacy={config.privacy}",
+        "--aggregation=secure and --privacy=none; --clip_norm bounds private updates",
+    )

@@ -337,7 +337,7 @@ def check_given(run: RunSpec, flags: Iterable[str]) -> None:
         if part is None:
             raise UserError(without_effect(flag, run.config))
         check_effective(parts[part], [fields[part][flag]])
-        check_effect(flag, run.algorithm, run.baselines_of)
+        check_effect(flag, run)
 
 
 def has_effect(run: RunSpec, flag: str) -> bool:
