@@ -87,7 +87,7 @@ def test_a_pooled_row_is_told_from_federated_ones(compared, call, tmp_path):
         assert "no federated training: " in page.read_text().lower()
     result = json.loads((run / "result.json").read_text())
     assert result["pooled"] is True
-    assert result["about"]["algorithm"]["label"] == "FedAvg (uniform), pooled"
+    assert result["about"]["algorithm"]["label"] == "FedAvg, pooled"
     assert "pooled" not in json.loads((path / "mild" / "trial_00" / "result.json").read_text())
     assert "pooled=true" in (path / "report.html").read_text()
     message = call.refused(

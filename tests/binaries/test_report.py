@@ -56,7 +56,7 @@ def test_a_comparison_leaves_its_report_whose_numbers_are_its_own(compared):
         assert reads_as(datum), datum
         assert not datum.source or at(datum.source, compared) == datum.value
     assert {"price", "domains", "server"} <= set(page.ids)
-    assert "FedAvg (uniform)" in page.names and "AgnosticFedAvg" in page.names
+    assert "FedAvg" in page.names and "AgnosticFedAvg" in page.names
     # Each run has a page of its own, with numbers of its own files.
     rows = ("fed_avg", "agnostic_fed_avg")
     assert page.pages == [f"{row}/trial_{k:02d}/report.html" for row in rows for k in range(2)]
@@ -87,7 +87,7 @@ def test_a_title_stays_until_there_is_another(call, compared, folder):
             assert f"<title>{title}</title>" in page and f"<h1>{title}</h1>" in page
     # Runs are called as before.
     one = (folder / "runs" / "fed_avg" / "trial_00" / "report.html").read_text()
-    assert "<title>FedAvg (uniform) on toy_regression</title>" in one
+    assert "<title>FedAvg on toy_regression</title>" in one
 
 
 @pytest.mark.nightly

@@ -40,7 +40,7 @@ def without_pictures(monkeypatch):
 
 def _compared(folder: Path, rows: dict, domains=("a", "b", "c"), trials=2) -> Path:
     """Makes the folder of a comparison; `rows` are changes of each row's results."""
-    claim(folder, rows, {"fed_avg": "FedAvg (uniform)"})
+    claim(folder, rows, {"fed_avg": "FedAvg"})
     overall: dict = {}
     for i, (row, changes) in enumerate(rows.items()):
         overall[row] = {measure: {"trials": []} for measure in MEASURES}

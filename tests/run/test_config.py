@@ -227,7 +227,7 @@ def test_algorithms_are_arms_of_their_own_names(tmp_path):
     path = write_by_size(tmp_path / "by_size.py")
     arms = arms_of_algorithms(["fed_avg", str(path)])
     assert arms == {
-        "fed_avg": Arm("FedAvg (uniform)", {"algorithm": "fed_avg"}),
+        "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg"}),
         "by_size": Arm("By size", {"algorithm": str(path)}),
     }
 

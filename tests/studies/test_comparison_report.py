@@ -47,7 +47,7 @@ def _comparison(names: Sequence[str] = ("phone", "tablet")) -> Comparison:
             "fed_avg": _trials({n: [0.8, 0.9] for n in names}, [0.3, 0.5]),
             "agnostic_fed_avg": _trials({n: [0.6, 0.6] for n in names}, [0.4, 0.8]),
         },
-        {"fed_avg": "FedAvg (uniform)", "agnostic_fed_avg": "AgnosticFedAvg"},
+        {"fed_avg": "FedAvg", "agnostic_fed_avg": "AgnosticFedAvg"},
     )
 
 
@@ -108,7 +108,7 @@ def test_awkward_names_do_not_break_the_table():
 def test_the_figure_has_a_curve_and_bars_for_each_algorithm(tmp_path, names):
     result = figure(_comparison(names), "loss")
     curves, bars = result.axes
-    assert [line.get_label() for line in curves.lines] == ["FedAvg (uniform)", "AgnosticFedAvg"]
+    assert [line.get_label() for line in curves.lines] == ["FedAvg", "AgnosticFedAvg"]
     np.testing.assert_array_equal(curves.lines[0].get_xdata(), [2.0, 3.0])
     assert [len(container) for container in bars.containers if hasattr(container, "patches")] == [
         len(names),
@@ -187,7 +187,7 @@ def test_the_figure_of_the_clients_has_both_panels_for_each_algorithm(tmp_path):
     figure_of_clients = draw()
     shares, by_size = figure_of_clients.axes
     assert [text.get_text() for text in figure_of_clients.legends[0].get_texts()] == [
-        "FedAvg (uniform)",
+        "FedAvg",
         "AgnosticFedAvg",
     ]
     assert [curve.get_ydata()[-1] for curve in shares.lines] == pytest.approx([100, 100])

@@ -155,7 +155,7 @@ def fed_avg(
 
 
 ALGORITHM = core.AlgorithmSpec(
-    label="FedAvg (uniform)",
+    label="FedAvg",
     paper="McMahan et al. 2017",
     build=fed_avg,
     options=FedAvgOptions,

@@ -165,7 +165,7 @@ def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
         label: What the table calls it, if not by its name.
     """
     return {
-        "fed_avg": Arm("FedAvg (uniform)", {"algorithm": "fed_avg"}),
+        "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg"}),
         "fed_avg_target_only": Arm(
             f"FedAvg ({label or target})",
             {"algorithm": "fed_avg_target_only", "target_domain": target},

@@ -39,7 +39,7 @@ ADULT = Experiment(
                 "domain_learning_rate": 0.0053,
             },
         ),
-        "fed_avg": Arm("FedAvg (uniform)", {"algorithm": "fed_avg", "client_learning_rate": 2.1}),
+        "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg", "client_learning_rate": 2.1}),
         "agnostic_fed_avg": Arm(
             "AgnosticFedAvg",
             {
@@ -104,7 +104,7 @@ FASHION_MNIST = Experiment(
             {**_STOCHASTIC_AFL, "server_learning_rate": 0.016, "domain_learning_rate": 0.026},
         ),
         "fed_avg": Arm(
-            "FedAvg (uniform)",
+            "FedAvg",
             {
                 "algorithm": "fed_avg",
                 "client_learning_rate": 0.016,
