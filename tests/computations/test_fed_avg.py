@@ -1,4 +1,4 @@
-"""FedAvg, uniform and target-only."""
+"""FedAvg on all domains, and on one."""
 
 import functools
 from typing import Any

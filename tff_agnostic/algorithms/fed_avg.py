@@ -1,7 +1,7 @@
 """FedAvg and its variations: on one domain only, FedProx, FedAvg-Sub.
 
 FedAvg (McMahan et al. 2017) is made of the parts of Algorithm 1 of Ro et al. 2021, where alpha
-never moves. Uniform: alpha_i is 1 for every domain, so that beta^k is the client's number of
+never moves. By default alpha_i is 1 for every domain, so that beta^k is the client's number of
 examples. Target-only: alpha is 1 for one domain and 0 for the others.
 
 FedProx: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. Client k

@@ -161,13 +161,13 @@ def curve(experiment: Experiment, comparison: Comparison) -> matplotlib.figure.F
 
 
 def harder_domain(experiment: Experiment, comparison: Comparison) -> str:
-    """Returns the domain whose course is drawn: the one worst for the uniform model by default."""
+    """Returns the domain whose course is drawn: by default the worst one of FedAvg."""
     if experiment.harder_domain is not None:
         return experiment.harder_domain
-    uniform = comparison.trials.get("fed_avg") or next(iter(comparison.trials.values()))
+    fed_avg = comparison.trials.get("fed_avg") or next(iter(comparison.trials.values()))
     measure = experiment.measures[0]
     pick = min if comparison.measures[measure].higher_is_better else max
-    return pick(comparison.domain_names, key=lambda domain: uniform.mean(domain, measure))
+    return pick(comparison.domain_names, key=lambda domain: fed_avg.mean(domain, measure))
 
 
 def settings_that_differ(
