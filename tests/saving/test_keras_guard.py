@@ -4,6 +4,7 @@ Every file here was seen to do what it is refused for when Keras alone loaded it
 """
 
 import base64
+import importlib.metadata
 import io
 import json
 import os
@@ -193,6 +194,32 @@ def _refused(path: Path) -> str:
     )
     assert "\n" not in message
     return message
+
+
+def _of_today(model: Config) -> None:
+    # As Keras 3 writes the dtype of each layer, which Keras 2 does not read.
+    for layer in model["layers"]:
+        layer["config"]["dtype"] = {"module": "keras", "class_name": "LaterPolicy", "config": {}}
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("suffix", [".h5", ".keras"])
+def test_file_of_later_keras_names_both_versions(plain, tmp_path, suffix, trust):
+    path, version = tmp_path / f"model{suffix}", "31.10.0"
+    if suffix == ".h5":
+        _h5(plain, path, _of_today)
+        with h5py.File(path, "r+") as file:
+            file.attrs["keras_version"] = version
+    else:
+        metadata = json.dumps({"keras_version": version}).encode()
+        _keras(plain, path, _of_today, without="metadata.json", **{"metadata.json": metadata})
+    message = golden.refusal(read_keras, path, {}, "--initial_model", trust)
+    own = importlib.metadata.version("keras")
+    assert message == (
+        f"--initial_model: {path}: expected a file that Keras {own} reads, found one written by "
+        f"Keras {version}: run with TFF_AGNOSTIC_PLATFORM=today, or save the model with Keras "
+        f"{own.partition('.')[0]}"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])

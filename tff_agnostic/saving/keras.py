@@ -9,19 +9,21 @@ model, which Keras 2 counts from 1, and Keras 3 from 0.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import json
+import re
 import tempfile
 import types
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from tff_agnostic.data.inputs import TABLE, inputs_json
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file
-from tff_agnostic.later import tf
+from tff_agnostic.later import h5py, tf
 from tff_agnostic.models.keras import as_in_keras
 from tff_agnostic.models.keras_platform import (
     KERAS_3,
@@ -36,6 +38,8 @@ from tff_agnostic.saving.keras_guard import NotPlain, plain_file
 from tff_agnostic.saving.trained_model import TrainedModel
 
 _DATE = "date_saved"
+# Bytes of metadata to read in search of a version.
+_MAX_METADATA = 10_000
 _SHARED = "shared_object_id"
 # How their names end.
 KERAS_FILES = (".keras", ".h5")
@@ -115,14 +119,40 @@ def read_keras(
     """
     try:
         return load_keras(file, classes, trust)
-    except NotPlain as e:
-        raise UserError(f"{flag}: {file}: expected {_EXPECTED}, found {e} ({_MEND})") from e
     # Keras raises errors of many kinds.
     except Exception as e:
+        own, written = importlib.metadata.version("keras"), _written_by(file)
+        if written is not None and _major(written) > _major(own):
+            raise UserError(
+                f"{flag}: {file}: expected a file that Keras {own} reads, found one written by "
+                f"Keras {written}: run with TFF_AGNOSTIC_PLATFORM=today, or save the model with "
+                f"Keras {_major(own)}"
+            ) from e
+        if isinstance(e, NotPlain):
+            raise UserError(f"{flag}: {file}: expected {_EXPECTED}, found {e} ({_MEND})") from e
         line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         raise UserError(
             f"{flag}: expected a Keras model, cannot load {file} ({line.strip()})"
         ) from e
+
+
+def _written_by(file: Path) -> Optional[str]:
+    """Returns the version of Keras that a file names as its writer; None if it names none."""
+    version: Any = None
+    # The file may be damaged, or made to do harm.
+    with contextlib.suppress(Exception):
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive, archive.open(METADATA) as member:
+                version = json.loads(member.read(_MAX_METADATA)).get(_VERSION)
+        else:
+            with h5py.File(file, "r") as weights:
+                version = weights.attrs.get(_VERSION)
+    is_version = isinstance(version, str) and re.fullmatch(r"\d{1,3}\.[\w.]{1,20}", version)
+    return version if is_version else None
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
 
 
 def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> tf.keras.Model:
