@@ -140,15 +140,11 @@ def build_model(data):
     np.testing.assert_allclose(losses, predictions[:, 0] ** 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("loss", ['losses.MeanSquaredError(reduction="none")', "losses.MSE"])
 @pytest.mark.parametrize("output", ["layers.Dense(1)", "layers.Dense(1), layers.Reshape([])"])
-def test_keras_losses_of_real_labels_give_one_number_per_example(tmp_path, output):
+def test_keras_losses_of_real_labels_give_one_number_per_example(tmp_path, output, loss):
     model = load_user_model(
-        returning(
-            tmp_path,
-            f"tf.keras.Sequential([{output}])",
-            'losses.MeanSquaredError(reduction="none")',
-        ),
-        REGRESSION,
+        returning(tmp_path, f"tf.keras.Sequential([{output}])", loss), REGRESSION
     )
     assert model.metrics == ()
     y = np.array([1, 2, 3], np.float32)

@@ -20,12 +20,20 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras_platform import (
     Penalty,
+from tff_agnostic.models.batch_mixing import (
+    Mixing,
+    example_refusal,
+    find_model_mixing,
+    on_made_up_examples,
+    per_example_loss,
+    perturbed,
+)
     keras_platform,
     layers_of,
     name_layers_afresh,
 )
 from tff_agnostic.models.metrics import Metric, OfColumns
-from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
 
 # Keras' policy of each name, and what losses are multiplied by before gradients are taken: those of
@@ -68,7 +76,8 @@ def model_from_keras(
         ValueError: If the model has no trainable weights, or some of another type than float32; if
             it has weights that no layer attribute holds, or layers that update their own state
             while training, such as batch normalisation; if its call adds losses or
-            reaches variables in other ways; or if `loss` does not return one number per example.
+            reaches variables in other ways; if `loss` does not return one number per example; or
+            if outputs, loss or a metric of an example depend on the others of its batch.
     """
     tf.keras.utils.set_random_seed(seed)
     name_layers_afresh()
@@ -97,7 +106,7 @@ def model_from_keras(
         loss_scale=current_loss_scale(),
         keras_model=keras_model,
     )
-    refuse_impure_calls(keras_model, model)
+    model = _checked(model)
     if not trainable:
         frozen = f", and {len(non_trainable)} frozen" if non_trainable else ""
         raise ValueError(
@@ -128,7 +137,12 @@ def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
         loss=like.loss,
         keras_model=keras_model,
     )
-    refuse_captured_state(trace_losses(model, training=False))
+    traced = trace_outputs(model, _predicting(model, training=False))
+    refuse_captured_state(traced)
+    fixed = perturbed(model.initial_weights)
+    on_made_up_examples(
+        model.example_spec, lambda made: _refuse_mixing(model, fixed, traced, made, training=False)
+    )
     return model
 
 
@@ -271,15 +285,19 @@ def _has_seen_nothing(layer: tf.keras.layers.Normalization) -> bool:
     return bool(tf.reduce_all(mean == 0.0)) and bool(tf.reduce_all(variance == 1.0))
 
 
-def refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
-    """Traces the model, and raises a `ValueError` for what attributes of layers do not show."""
+def _checked(model: Model) -> Model:
+    """Traces and tries a model, and returns it with its loss in the form of each example.
+
+    Raises:
+        ValueError: For what attributes of layers do not show.
+    """
     # A loss added in a call would be missing from the objective.
     layers_with_losses: list[str] = []
 
     def note_losses() -> None:
-        layers_with_losses.extend(keras_platform().layers_with_losses(keras_model))
+        layers_with_losses.extend(keras_platform().layers_with_losses(model.keras_model))
 
-    traced = trace_losses(model, training=True, while_tracing=note_losses)
+    training = trace_outputs(model, _predicting(model, training=True), note_losses)
     if layers_with_losses:
         raise ValueError(
             f"layer {layers_with_losses[0]!r} adds a loss in its call; only weight regularizers "
@@ -287,29 +305,99 @@ def refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
         )
     refuse_captured_state(traced)
     if traced.structured_outputs.shape.rank not in (None, 1):
+    refuse_captured_state(training)
+    evaluating = trace_outputs(model, _predicting(model, training=False))
+    weights = perturbed(model.initial_weights)
+
+    def on_examples(made: Examples) -> Model:
+        _refuse_mixing(model, weights, training, made, training=True)
+        _refuse_mixing(model, weights, evaluating, made, training=False)
+        outputs = evaluating(tuple(weights), made, tf.zeros([2], tf.int32))
+        loss = per_example_loss(model.loss, made["y"], outputs)
+        _refuse_other_shapes(loss, model.example_spec["y"], evaluating.structured_outputs)
+        metrics = {f"metric {metric.name}": metric.per_example for metric in model.metrics}
+        refusal = example_refusal({"loss": loss, **metrics}, made["y"], outputs)
+        if refusal is not None:
+            raise ValueError(refusal)
+        return dataclasses.replace(model, loss=loss)
+
+    return on_made_up_examples(model.example_spec, on_examples)
+
+
+def _predicting(model: Model, training: bool) -> Callable[[ModelWeights, Examples, tf.Tensor], Any]:
+    return lambda weights, examples, seed: model.predict(weights, examples["x"], training, seed)
+
+
+def _refuse_other_shapes(loss: Any, labels: tf.TensorSpec, outputs: Any) -> None:
+    """Raises a `ValueError` if a loss reads variables, or is not one number per example."""
+    specs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), outputs)
+    traced = tf.function(loss, autograph=False).get_concrete_function(labels, specs)
         raise ValueError(
             "loss: expected one number per example, shape [n], found shape "
             f'{traced.structured_outputs.shape}; Keras losses need reduction="none"'
         )
 
 
-def trace_losses(
-    model: Model, training: bool, while_tracing: Callable[[], None] = lambda: None
+def _refuse_mixing(
+    model: Model, weights: ModelWeights, traced: Any, made: Examples, training: bool
+) -> None:
+    """Raises a `ValueError` if a Keras model's outputs of an example depend on its batch."""
+    mixing = find_model_mixing(lambda rows, seed: traced(tuple(weights), rows, seed), made)
+    if mixing is None:
+        return
+    assert model.keras_model is not None
+    place = f"the model {model.keras_model.name!r}"
+    # The refusal is right without the layer, which not every graph gives.
+    with contextlib.suppress(Exception):
+        layer, mixing = _mixing_layer(model.keras_model, weights, made["x"], training)
+        place = f"layer {layer!r}"
+    raise ValueError(
+        f"{mixing.message(place, 'outputs of an example')}: use layers that see one example at a "
+        "time, such as LayerNormalization"
+    )
+
+
+def _mixing_layer(
+    keras_model: tf.keras.Model, weights: ModelWeights, x: Any, training: bool
+) -> tuple[str, Mixing]:
+    """Returns the name of the first layer of a graph whose outputs depend on the batch."""
+    pairs = [
+        (layer.name, output)
+        for layer in keras_model.layers
+        for output in tf.nest.flatten(layer.output)
+        # A mean over the batch has no row per example: the layer that uses it is named.
+        if len(output.shape) and output.shape[0] is None
+    ]
+    variables = [*keras_model.trainable_weights, *keras_model.non_trainable_weights]
+    # Keras 3 gives a sequential model no input until it was called.
+    is_sequential = isinstance(keras_model, tf.keras.Sequential)
+    inputs = keras_model.inputs[0] if is_sequential else keras_model.input
+    probe = tf.keras.Model(inputs, [output for _, output in pairs])
+    call = keras_platform().pure_call(probe, variables)
+    values = [*weights.trainable, *weights.non_trainable]
+    mixing = find_model_mixing(lambda rows, seed: call(values, rows, training, seed), x)
+    assert mixing is not None
+    return pairs[mixing.output][0], mixing
+
+
+def trace_outputs(
+    model: Model,
+    compute: Callable[[ModelWeights, Examples, tf.Tensor], Any],
+    while_tracing: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Returns the losses of a model, traced as a function of weights and examples.
+    """Returns a traced function of weights as a tuple, examples and a seed, int32 [2].
 
     Args:
-        training: Whether the call is one that trains.
-        while_tracing: Is called when the losses have been traced.
+        model: The model whose weights and examples they are.
+        compute: The function, of `ModelWeights`.
+        while_tracing: Called at the end of the trace.
 
     Raises:
         ValueError: If the model assigns to a weight.
     """
 
-    def losses(weights: Any, x: Any, y: Any) -> tf.Tensor:
-        result, _ = model.example_losses(
-            ModelWeights(*weights), {"x": x, "y": y}, training, seed=tf.zeros([2], tf.int32)
-        )
+    def outputs(weights: Any, examples: Examples, seed: tf.Tensor) -> Any:
+        result = compute(ModelWeights(*weights), examples, seed)
         while_tracing()
         return result
 
@@ -317,8 +405,8 @@ def trace_losses(
         lambda w: tf.TensorSpec(w.shape, w.dtype), tuple(model.initial_weights)
     )
     try:
-        return tf.function(losses, autograph=False).get_concrete_function(
-            weight_specs, model.example_spec["x"], model.example_spec["y"]
+        return tf.function(outputs, autograph=False).get_concrete_function(
+            weight_specs, model.example_spec, tf.TensorSpec([2], tf.int32)
         )
     except AttributeError as e:
         # The result of assigning to a weight, which is a tensor here.

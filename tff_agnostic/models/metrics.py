@@ -63,17 +63,18 @@ def sparse_cross_entropy(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class OfColumns:
-    """A loss of labels [n] and one output each, by a loss of Keras' of columns [n, 1].
+    """A loss of one label and one output per example, each [n] or [n, 1], by a loss of columns.
 
     Attributes:
-        loss: Keras' loss.
+        loss: Loss of labels [n, 1] and outputs [n, 1], such as Keras'.
     """
 
-    loss: tf.keras.losses.Loss
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
     def __call__(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each example."""
-        return self.loss(labels[:, tf.newaxis], tf.reshape(predictions, [-1, 1]))
+        column = labels[:, tf.newaxis] if len(labels.shape) == 1 else labels
+        return self.loss(column, tf.reshape(predictions, [-1, 1]))
 
 
 def takes_scores(loss: Any) -> Optional[bool]:

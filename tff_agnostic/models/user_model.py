@@ -11,11 +11,11 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
+from tff_agnostic.models.batch_mixing import is_single, per_example_loss
 from tff_agnostic.models.keras import as_float32, model_from_keras, sharing_functions
 from tff_agnostic.models.keras_platform import name_layers_afresh
 from tff_agnostic.models.metrics import (
     Metric,
-    OfColumns,
     accuracy,
     binary_accuracy,
     mean_absolute_error,
@@ -125,9 +125,9 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     `(keras_model, loss)` or `(keras_model, loss, metrics)`:
 
     - keras_model: a `tf.keras.Model` of x;
-    - loss: a Keras loss with `reduction="none"`, or a function (labels, predictions) -> [n]. Of
-      texts `SentenceLoss` is one. Where an example has one label and one output, a Keras loss is
-      given both as columns [n, 1];
+    - loss: a Keras loss with `reduction="none"`, or a function (labels, predictions) -> [n], such
+      as `SentenceLoss` for texts. If an example has one label and one output, a loss that needs
+      both as columns [n, 1] gets them so; see `per_example_loss`;
     - metrics: `Metric` objects. Without them accuracy is measured where labels are classes (of one
       output where the loss says what it is, as `BinaryCrossentropy` does), mean absolute and root
       mean squared error of one output where labels are real numbers with a known range, and
@@ -150,7 +150,7 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
         check_output(output, data.y_spec, data.num_classes, num_ids)
         _check_scores(loss, output, data.num_classes)
     metrics = _default_metrics(data, output, loss) if metrics is None else metrics
-    loss = _of_each_example(loss, data, output)
+    loss = per_example_loss(loss, y, output)
     of_loss = f"the loss, of y {described(data.y_spec)} and outputs {described(output)},"
     with file.running(of_loss, build):
         check_loss(loss(y, output), is_text=data.predicts_next_words)
@@ -195,16 +195,6 @@ def _largest_label(data: ModelData) -> int:
     return (largest or 1) - 1
 
 
-def _of_each_example(loss: Any, data: ModelData, output: Any) -> Any:
-    """Returns a loss that takes labels [n] and one output each as columns, if Keras' needs them.
-
-    Its losses of real numbers are means over the last axis, which of [n] is a single number.
-    """
-    if not isinstance(loss, tf.keras.losses.Loss) or data.y_shape or not _is_one(output):
-        return loss
-    return OfColumns(loss)
-
-
 def _default_metrics(data: ModelData, output: Any, loss: Any) -> Sequence[Metric]:
     if data.predicts_next_words:
         assert data.vocabulary_size is not None and data.sequence_length is not None
@@ -212,12 +202,12 @@ def _default_metrics(data: ModelData, output: Any, loss: Any) -> Sequence[Metric
     if data.y_shape or not tf.is_tensor(output):
         return []
     if not data.y_spec.dtype.is_integer:
-        return _errors(data.label_range) if _is_one(output) else []
+        return _errors(data.label_range) if is_single(output) else []
     if output.shape.rank == 2 and output.shape[1] > 1:
         return [accuracy()]
     from_logits = getattr(loss, "from_logits", None)
     has_two_classes = data.num_classes is not None and data.num_classes <= 2
-    if has_two_classes and _is_one(output) and isinstance(from_logits, bool):
+    if has_two_classes and is_single(output) and isinstance(from_logits, bool):
         return [binary_accuracy(from_logits)]
     return []
 
@@ -227,11 +217,6 @@ def _errors(label_range: Optional[tuple[float, float]]) -> Sequence[Metric]:
         return []
     size = label_range[1] - label_range[0]
     return [mean_absolute_error(size), root_mean_squared_error(size)]
-
-
-def _is_one(output: Any) -> bool:
-    """Returns whether outputs are a number for each example, [n] or [n, 1]."""
-    return tf.is_tensor(output) and output.shape[1:] in ([], [1])
 
 
 class Built(NamedTuple):
@@ -313,7 +298,7 @@ def check_output(
 def _check_scores(loss: Any, output: Any, num_classes: Optional[int]) -> None:
     """Checks that a loss of a score for each class is not given a single number."""
     is_of_scores = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
-    if is_of_scores and num_classes is not None and num_classes > 1 and _is_one(output):
+    if is_of_scores and num_classes is not None and num_classes > 1 and is_single(output):
         raise UserError(
             "the model's outputs do not fit the loss: SparseCategoricalCrossentropy takes a score "
             f"for each of {num_classes} classes, found {described(output)} (of two classes "

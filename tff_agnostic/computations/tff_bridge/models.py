@@ -13,7 +13,13 @@ import numpy as np
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
-from tff_agnostic.models.keras import refuse_captured_state, trace_losses
+from tff_agnostic.models.batch_mixing import (
+    example_refusal,
+    find_model_mixing,
+    on_made_up_examples,
+    perturbed,
+)
+from tff_agnostic.models.keras import refuse_captured_state, trace_outputs
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
@@ -32,9 +38,10 @@ _DRAWS = frozenset(
         "TruncatedNormal",
     }
 )
-# Batches of made-up examples on which a model is checked, and how equal its numbers have to be.
+# Sizes of made-up batches whose loss is checked, and how equal it has to be to the mean.
 _CHECKED_SIZES = (1, 3, 5)
 _RTOL, _ATOL = 1e-4, 1e-5
+_SEED = (0, 0)
 
 
 def model_from_tff(model: Any, metrics: Sequence[Metric], seed: int) -> Model:
@@ -64,8 +71,7 @@ def _checked(convert: Callable[[], tuple[Model, _BatchLoss]]) -> Model:
     """Returns a converted model of which the promises of `Model` were checked."""
     try:
         model, batch_loss = convert()
-        _refuse_impure(model)
-        _refuse_joint_losses(model, batch_loss)
+        _refuse_impure(model, batch_loss)
     except UserError:
         raise
     except _Assigned as e:
@@ -460,10 +466,11 @@ def _example_spec(input_spec: Any) -> OrderedDict[str, Any]:
     return OrderedDict(x=tf.nest.map_structure(of_any_size, x), y=of_any_size(y))
 
 
-def _refuse_impure(model: Model) -> None:
-    traced = trace_losses(model, training=True)
-    refuse_captured_state(traced)
-    definition = traced.graph.as_graph_def()
+def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
+    """Checks a model's traces, and on made-up batches that examples are computed by themselves."""
+    training, evaluating = (_traced_batch(model, batch_loss, mode) for mode in (True, False))
+    refuse_captured_state(training)
+    definition = training.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     drawing = sorted({node.op for node in nodes} & _DRAWS)
     if drawing:
@@ -473,63 +480,56 @@ def _refuse_impure(model: Model) -> None:
         )
 
 
-def _refuse_joint_losses(model: Model, batch_loss: _BatchLoss) -> None:
-    """Checks on made-up batches that the loss of a batch is the mean of its examples' losses."""
-    specs = [tf.TensorSpec(np.shape(w), w.dtype) for w in model.initial_weights.trainable]
+    def check(made: Examples) -> None:
+        for traced in (training, evaluating):
+            mixing = find_model_mixing(without_batch_loss(traced), made)
+            if mixing is not None:
+                raise UserError(mixing.message("models.from_tff", "outputs of an example"))
+        for size in _CHECKED_SIZES:
+            _refuse_joint_loss(*training(weights, _first(made, size), tf.constant(_SEED))[:2])
+        outputs = training(weights, made, tf.constant(_SEED))[2]
+        metrics = {f"metric {m.name}": m.per_example for m in model.metrics}
+        refusal = example_refusal(metrics, made["y"], outputs)
+        if refusal is not None:
+            raise UserError(f"models.from_tff: {refusal}")
+    weights = tuple(perturbed(model.initial_weights))
 
-    @tf.function(input_signature=[specs, dict(model.example_spec)], autograph=False)
-    def losses(trainable: Any, examples: Any) -> Any:
-        weights = ModelWeights(trainable, [tf.constant(w) for w in model.initial_weights[1]])
-        own, predictions = model.example_losses(
-            weights, examples, training=True, seed=tf.zeros([2], tf.int32)
+    def without_batch_loss(traced: Any) -> Callable[[Examples, tf.Tensor], Any]:
+        return lambda rows, seed: traced(weights, rows, seed)[1:]
+    on_made_up_examples(model.example_spec, check)
+
+
+def _traced_batch(model: Model, batch_loss: _BatchLoss, training: bool) -> Any:
+    """Returns a traced function; see `trace_outputs`.
+
+    Its outputs are the loss of the batch, the losses of the examples, and the predictions.
+    """
+
+    def outputs(weights: ModelWeights, examples: Examples, seed: tf.Tensor) -> Any:
+        losses = model.example_losses(weights, examples, training, seed)
+        return batch_loss(weights, examples, training), *losses
+
+    return trace_outputs(model, outputs)
+
+
+def _first(made: Examples, size: int) -> Any:
+    return tf.nest.map_structure(lambda column: column[:size], made)
+
+
+def _refuse_joint_loss(of_batch: tf.Tensor, losses: tf.Tensor) -> None:
+    """Checks that the loss of a batch is the mean of its examples' losses."""
+    if not np.all(np.isfinite(losses)):
+        raise UserError(
+            "models.from_tff: expected finite losses of made-up examples (labels 0 and 1), on "
+            f"which the loss is checked, found {np.asarray(losses).tolist()}"
         )
-        return own, batch_loss(weights, examples, True), predictions
-
-    rng = np.random.default_rng(0)
-    for size in _CHECKED_SIZES:
-        trainable = [
-            w + rng.normal(0, 0.1, np.shape(w)).astype(np.float32)
-            for w in model.initial_weights.trainable
-        ]
-        examples = tf.nest.map_structure(
-            lambda spec, n=size: _made_up(rng, spec, n), dict(model.example_spec)
+    mean = float(tf.reduce_mean(losses))
+    if not np.isclose(of_batch, mean, rtol=_RTOL, atol=_ATOL):
+        raise UserError(
+            "models.from_tff: expected the loss of a batch to be the mean of its examples' "
+            f"losses, without which domains cannot be weighted, found {float(of_batch):.4g} "
+            f"where that mean is {mean:.4g}"
         )
-        own, of_batch, predictions = losses(trainable, examples)
-        alone = losses(trainable, tf.nest.map_structure(lambda v: v[:1], examples))
-        if not np.all(np.isfinite(own)):
-            raise UserError(
-                "models.from_tff: expected finite losses of made-up examples (labels 0 and 1), on "
-                f"which the loss is checked, found {np.asarray(own).tolist()}"
-            )
-        firsts = tf.nest.map_structure(lambda v: v[:1], predictions)
-        if not _equal(firsts, alone[2]):
-            raise UserError(
-                "models.from_tff: expected predictions of an example that do not depend on the "
-                "others of its batch, found others where it is alone (batch normalisation?)"
-            )
-        if not _equal(tf.reduce_mean(own), of_batch):
-            raise UserError(
-                "models.from_tff: expected the loss of a batch to be the mean of its examples' "
-                f"losses, without which domains cannot be weighted, found {float(of_batch):.4g} "
-                f"where that mean is {float(tf.reduce_mean(own)):.4g}"
-            )
-
-
-def _made_up(rng: np.random.Generator, spec: tf.TensorSpec, size: int) -> np.ndarray:
-    shape = [size, *spec.shape[1:]]
-    if spec.dtype.is_floating:
-        return rng.uniform(size=shape).astype(spec.dtype.as_numpy_dtype)
-    if spec.dtype.is_integer or spec.dtype.is_bool:
-        return rng.integers(2, size=shape).astype(spec.dtype.as_numpy_dtype)
-    raise UserError(
-        f"models.from_tff, input_spec: expected numbers, found {spec.dtype.name}, of which no "
-        "examples can be made up to check the loss"
-    )
-
-
-def _equal(found: Any, expected: Any) -> bool:
-    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(expected))
-    return all(np.allclose(a, b, rtol=_RTOL, atol=_ATOL) for a, b in pairs)
 
 
 def model_to_tff(model: Model) -> Any:
