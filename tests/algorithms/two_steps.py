@@ -65,7 +65,7 @@ def training_work(
 
 def above_mean(problem: core.Problem, options: FedAvgOptions) -> core.Algorithm:
     model, p = problem.model, problem.num_domains
-    optimizer = options.build_server_optimizer()
+    optimizer = options.build_server_optimizer(model)
     alpha = [1.0] * p
 
     def initialize() -> State:

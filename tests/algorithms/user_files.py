@@ -35,7 +35,7 @@ def weighted_work(weights, clients, *, model, num_domains, training, power):
 
 
 def by_size(problem, options):
-    model, optimizer = problem.model, options.build_server_optimizer()
+    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
 
     def finish(state, total):
         return core.average_and_apply(optimizer, state, total.weighted_delta, total.beta)

@@ -10,6 +10,7 @@ from tests.computations.harness import (
     EagerTraining,
     assert_all_close,
     assert_identical,
+    linear_model,
     make_client,
     random_client,
     run_rounds,
@@ -56,7 +57,7 @@ def test_the_average_delta_is_the_gradient(optimizer):
 
     gradient = [delta / summed.beta for delta in summed.weighted_delta]
     specs = [tf.TensorSpec(g.shape, g.dtype) for g in gradient]
-    by_itself = _options(optimizer).build_server_optimizer()
+    by_itself = _options(optimizer).build_server_optimizer(linear_model())
     optimizer_state, expected = by_itself.next(
         by_itself.initialize(specs), state.algorithm.weights.trainable, gradient
     )

@@ -66,6 +66,7 @@ def test_models_are_equal_up_to_the_values_of_their_initial_weights():
         {"predict": lambda *_: 0},
         {"loss": lambda *_: 0},
         {"regularizer": lambda _: 0},
+        {"constraint": lambda _: []},
         {"metrics": (accuracy(),)},
         {"loss_scale": 2.0},
     ],

@@ -123,6 +123,25 @@ def test_what_cannot_be_converted_is_refused_in_one_line(said):
     assert "\n" not in str(refused.value)
 
 
+def test_metric_that_mixes_a_batch_is_refused():
+    def ratio(labels: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        ones = tf.ones_like(outputs[:, 0])
+        return ones * tf.reduce_mean(outputs), ones
+
+    with pytest.raises(UserError, match=r"^models.from_tff: metric mine: expected numbers of an "):
+        models.from_tff(tff_models.functional(), metrics=[models.Metric("mine", ratio)])
+
+
+def test_variables_with_constraints_are_refused():
+    class Constrained(tff_models.HandWritten):
+        def __init__(self) -> None:
+            super().__init__()
+            self._bias = tf.Variable(tf.zeros([3]), constraint=tf.keras.constraints.NonNeg())
+
+    with pytest.raises(UserError, match=r"^models.from_tff: expected weights without constraints"):
+        models.from_tff(Constrained)
+
+
 @pytest.mark.slow
 def test_a_model_for_tff_has_the_same_numbers(tff_runtime):
     model = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)

@@ -63,7 +63,9 @@ def _dropout_between() -> tf.keras.Model:
     inputs = tf.keras.Input([5])
     hidden = tf.keras.layers.Dense(7, activation="tanh", kernel_regularizer="l2")(inputs)
     hidden = tf.keras.layers.Dropout(0.5)(hidden)
-    return tf.keras.Model(inputs, tf.keras.layers.Dense(3, bias_regularizer="l1")(hidden))
+    constraint = tf.keras.constraints.MaxNorm(0.3)
+    last = tf.keras.layers.Dense(3, bias_regularizer="l1", kernel_constraint=constraint)
+    return tf.keras.Model(inputs, last(hidden))
 
 
 def _bag_of_words() -> tf.keras.Model:

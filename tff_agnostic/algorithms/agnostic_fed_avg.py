@@ -129,7 +129,7 @@ def client_work(
 
 def agnostic_fed_avg(problem: core.Problem, options: AgnosticFedAvgOptions) -> core.Algorithm:
     """Returns AgnosticFedAvg."""
-    model, optimizer = problem.model, options.build_server_optimizer()
+    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
     holdout = options.holdout(problem.seed)
     steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)
     counts_0 = initial_counts(options, problem, holdout)

@@ -332,7 +332,7 @@ def _whole_weight(client_weighting: str, sums: core.DomainSums) -> tf.Tensor:
 
 def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
     """Returns Delta-FL, of two steps with a survey and otherwise of one."""
-    model, optimizer = problem.model, options.build_server_optimizer()
+    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
     thresholds = options.thresholds()
     surveys = THRESHOLDS[options.threshold].surveys
     holdout = options.holdout(problem.seed)

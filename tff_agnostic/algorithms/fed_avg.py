@@ -100,7 +100,7 @@ def fed_avg(
         proximal: mu of FedProx.
         taking_part: The share of a cohort that is expected to train: theta of FedAvg-Sub.
     """
-    model, optimizer = problem.model, options.build_server_optimizer()
+    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
     scale = np.array(alpha or [1.0] * problem.num_domains, np.float32)
     expected = problem.expected_counts
 

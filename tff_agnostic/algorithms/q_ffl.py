@@ -184,7 +184,7 @@ def _float32_exp(exponent: float) -> float:
 
 def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
     """Returns q-FedAvg; with an SGD server of rate 1, w^{t+1} = w^t - sum Delta_k / sum h_k."""
-    model, optimizer = problem.model, options.build_server_optimizer()
+    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
     holdout = options.holdout(problem.seed)
 
     def initialize() -> QFflState:

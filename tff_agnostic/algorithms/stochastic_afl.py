@@ -143,7 +143,12 @@ def client_work(
 def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core.Algorithm:
     """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last one."""
     model, p = problem.model, problem.num_domains
-    optimizer = options.build_server_optimizer()
+    if model.constraint is not None:
+        raise UserError(
+            "--algorithm=stochastic_afl: expected a model without weight constraints, which its "
+            "mean of iterates does not meet, found one with constraints"
+        )
+    optimizer = options.build_server_optimizer(model)
     steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)
     holdout = options.holdout(problem.seed)
     expected = problem.expected_counts or (1.0,) * p

@@ -130,7 +130,7 @@ def client_work(
 
 def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
     """Returns TERM over clients; the first round with examples is one of FedAvg."""
-    model, optimizer = problem.model, options.build_server_optimizer()
+    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
     holdout = options.holdout(problem.seed)
 
     def initialize() -> TermState:

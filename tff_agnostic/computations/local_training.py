@@ -165,6 +165,12 @@ def local_sgd(
                 after - pull * (before - tf.convert_to_tensor(anchor))
                 for after, before, anchor in zip(next_trained, trained, weights.trainable)
             ]
+        if model.constraint is not None:
+            # A client without examples left takes no step.
+            next_trained = [
+                tf.where(batch_weight > 0, met, after)
+                for met, after in zip(model.constraint(next_trained), next_trained)
+            ]
         is_measured = measured_domains is not None
         return next_trained, (
             example_measures(model, batch, losses, predictions) if is_measured else ()

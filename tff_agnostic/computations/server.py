@@ -220,6 +220,7 @@ class ServerOptimizer:
         slots: Names, and what each of their entries starts from.
         counts_steps: Whether `update` gets the number of the step, from 1, as "step".
         rate: Its learning rate by round, if that falls.
+        constraint: The model's constraint, applied after each step; see `Model.constraint`.
     """
 
     update: Update
@@ -227,6 +228,7 @@ class ServerOptimizer:
     slots: tuple[tuple[str, float], ...] = ()
     counts_steps: bool = False
     rate: Optional[Rate] = None
+    constraint: Optional[Callable[[list[tf.Tensor]], list[tf.Tensor]]] = None
 
     @property
     def of_rounds(self) -> tuple[str, ...]:
@@ -266,7 +268,8 @@ class ServerOptimizer:
         ]
         for k, name in enumerate(names, start=1):
             after[name] = [of_weight[k] for of_weight in stepped]
-        return after, [of_weight[0] for of_weight in stepped]
+        next_weights = [of_weight[0] for of_weight in stepped]
+        return after, next_weights if self.constraint is None else self.constraint(next_weights)
 
 
 def _sgd(h: Mapping[str, tf.Tensor], w: tf.Tensor, g: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -418,9 +421,11 @@ class ServerOptimizerOptions(Settings):
         super().__post_init__()
         check_schedule(self, "server")
 
-    def build_server_optimizer(self) -> ServerOptimizer:
-        """Returns the optimizer."""
+    def build_server_optimizer(self, model: Model) -> ServerOptimizer:
+        """Returns the optimizer of a model's weights."""
         build = SERVER_OPTIMIZERS[self.server_optimizer]
         built = build(self.server_learning_rate, self.server_momentum, self.server_epsilon)
         rate = rate_of(self, "server")
-        return built if rate.is_constant else dataclasses.replace(built, rate=rate)
+        return dataclasses.replace(
+            built, rate=None if rate.is_constant else rate, constraint=model.constraint
+        )

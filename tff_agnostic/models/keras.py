@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Callable, NamedTuple, Optional, Union
 
+import numpy as np
+
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.models.keras_platform import (
-    Penalty,
 from tff_agnostic.models.batch_mixing import (
     Mixing,
     example_refusal,
@@ -28,6 +28,7 @@ from tff_agnostic.models.batch_mixing import (
     per_example_loss,
     perturbed,
 )
+from tff_agnostic.models.keras_platform import (
     keras_platform,
     layers_of,
     name_layers_afresh,
@@ -102,6 +103,7 @@ def model_from_keras(
         predict=predict,
         loss=loss,
         regularizer=WeightPenalties(tuple(penalties)) if penalties else None,
+        constraint=_constraints(trainable),
         metrics=tuple(metrics),
         loss_scale=current_loss_scale(),
         keras_model=keras_model,
@@ -303,8 +305,6 @@ def _checked(model: Model) -> Model:
             f"layer {layers_with_losses[0]!r} adds a loss in its call; only weight regularizers "
             "are part of the objective"
         )
-    refuse_captured_state(traced)
-    if traced.structured_outputs.shape.rank not in (None, 1):
     refuse_captured_state(training)
     evaluating = trace_outputs(model, _predicting(model, training=False))
     weights = perturbed(model.initial_weights)
@@ -332,6 +332,8 @@ def _refuse_other_shapes(loss: Any, labels: tf.TensorSpec, outputs: Any) -> None
     """Raises a `ValueError` if a loss reads variables, or is not one number per example."""
     specs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), outputs)
     traced = tf.function(loss, autograph=False).get_concrete_function(labels, specs)
+    refuse_captured_state(traced)
+    if traced.structured_outputs.shape.rank not in (None, 1):
         raise ValueError(
             "loss: expected one number per example, shape [n], found shape "
             f'{traced.structured_outputs.shape}; Keras losses need reduction="none"'
@@ -427,31 +429,73 @@ def refuse_captured_state(traced: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightPenalties:
-    """The sum of regularizers of single weights, as a function of the trainable weights.
+class _OfWeights:
+    """Functions of single trainable weights.
 
     Attributes:
-        penalties: Pairs of the position of a trainable weight and its regularizer, at least one.
+        functions: Pairs of the position of a trainable weight and its function, at least one.
     """
 
-    penalties: tuple[Penalty, ...]
+    functions: tuple[tuple[int, Callable[[tf.Tensor], tf.Tensor]], ...]
+
+    def without(self, frozen: Sequence[int]) -> Any:
+        """Returns the functions of the weights that are still trained; None if there are none.
+
+        Args:
+            frozen: Positions of the weights that are not trained.
+        """
+        left = [
+            (position - sum(gone < position for gone in frozen), function)
+            for position, function in self.functions
+            if position not in frozen
+        ]
+        return type(self)(tuple(left)) if left else None
+
+
+class WeightPenalties(_OfWeights):
+    """The sum of regularizers of single weights, as a function of the trainable weights."""
 
     def __call__(self, weights: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns their sum, a scalar."""
-        return tf.add_n([penalty(weights[position]) for position, penalty in self.penalties])
+        return tf.add_n([penalty(weights[position]) for position, penalty in self.functions])
 
-    def without(self, frozen: Sequence[int]) -> Optional[WeightPenalties]:
-        """Returns those of the weights that are left where some are not trained; None if none are.
 
-        Args:
-            frozen: Positions of the weights that are gone.
-        """
-        left = [
-            (position - sum(gone < position for gone in frozen), penalty)
-            for position, penalty in self.penalties
-            if position not in frozen
-        ]
-        return WeightPenalties(tuple(left)) if left else None
+class WeightConstraints(_OfWeights):
+    """Constraints of single weights, as a function of the trainable weights."""
+
+    def __call__(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns weights that meet their constraints."""
+        constrain = dict(self.functions)
+        return [constrain[k](w) if k in constrain else w for k, w in enumerate(weights)]
+
+
+def _constraints(trainable: Sequence[tf.Variable]) -> Optional[WeightConstraints]:
+    """Returns the constraints of variables; None if there are none.
+
+    Raises:
+        ValueError: If a constraint cannot be traced, or changes weights again that it returned.
+    """
+    found = [(k, v.constraint) for k, v in enumerate(trainable) if v.constraint is not None]
+    for position, constraint in found:
+        variable, kind = trainable[position], type(constraint).__name__
+        place = f"weight {keras_platform().weight_name(variable)}"
+        weight = np.random.default_rng(0).normal(size=variable.shape)
+        traced = tf.function(lambda w, constrain=constraint: constrain(w), autograph=False)
+        try:
+            once = traced(tf.constant(weight, tf.float32))
+        # RadialConstraint of Keras 2 makes variables, and Keras itself cannot train with it.
+        except Exception as e:
+            raise ValueError(
+                f"{place}: expected a constraint that TensorFlow can trace, found {kind}, which "
+                f"raises {type(e).__name__}"
+            ) from e
+        # The server meets the constraint once more, after its average.
+        if not np.allclose(traced(once), once, rtol=1e-4, atol=1e-5):
+            raise ValueError(
+                f"{place}: expected a constraint that keeps weights that meet it, found {kind}, "
+                "which changes its results when it is applied again"
+            )
+    return WeightConstraints(tuple(found)) if found else None
 
 
 @contextlib.contextmanager
@@ -509,14 +553,16 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
             f"{', '.join(names)}"
         )
     positions = tuple(sorted(frozen))
-    penalties = model.regularizer
-    if isinstance(penalties, WeightPenalties):
-        penalties = penalties.without(positions)
+
+    def of_trained(function: Any) -> Any:
+        return function.without(positions) if isinstance(function, _OfWeights) else function
+
     return dataclasses.replace(
         model,
         initial_weights=with_frozen(model.initial_weights, positions),
         predict=_Predict(model.predict, positions),
-        regularizer=penalties,
+        regularizer=of_trained(model.regularizer),
+        constraint=of_trained(model.constraint),
         frozen=positions,
     )
 

@@ -66,6 +66,8 @@ class Model:
         loss: (labels, predictions) -> float32 [n], one loss per example.
         regularizer: trainable weights -> float32 scalar, or None. It is part of every example's
             loss, so that the domain pass and the gradient see the same objective.
+        constraint: trainable weights -> trainable weights that meet their constraints, or None.
+            Applied after each step of a client, and of the server.
         metrics: Metrics to report in addition to the loss.
         loss_scale: Factor of the objective while gradients are taken, so that gradients of 16-bit
             floats do not vanish; 1 for float32.
@@ -80,6 +82,7 @@ class Model:
     predict: Callable[[ModelWeights, Any, bool, tf.Tensor], tf.Tensor]
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     regularizer: Optional[Callable[[Weights], tf.Tensor]] = None
+    constraint: Optional[Callable[[Weights], list[tf.Tensor]]] = None
     metrics: tuple[Metric, ...] = ()
     loss_scale: float = 1.0
     keras_model: Optional[tf.keras.Model] = None
@@ -99,7 +102,8 @@ class Model:
         return hash((id(self.example_spec), *self._functions()))
 
     def _functions(self) -> tuple:
-        return self.predict, self.loss, self.regularizer, self.metrics, self.loss_scale
+        parts = self.predict, self.loss, self.regularizer, self.constraint
+        return *parts, self.metrics, self.loss_scale
 
     @property
     def num_parameters(self) -> int:

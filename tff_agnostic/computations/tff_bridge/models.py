@@ -369,6 +369,11 @@ def _built_once(build: Callable[[], Any], seed: int) -> Any:
                 "models.from_tff: expected a function that makes all weights of its model when it "
                 "is called, found some that were made before"
             )
+        if any(variable.constraint is not None for variable in groups[0]):
+            raise UserError(
+                "models.from_tff: expected weights without constraints, which TFF does not apply, "
+                "found some: models.model_from_keras does"
+            )
         with tf.compat.v1.Session(graph=graph) as session:
             session.run(tf.compat.v1.variables_initializer(made))
             values = session.run([variable.read_value() for variable in made])
@@ -478,7 +483,10 @@ def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
             "models.from_tff: expected a model that draws no random numbers of its own, found "
             f"{drawing[0]}, as of a Dropout layer: models.model_from_keras gives it seeds"
         )
+    weights = tuple(perturbed(model.initial_weights))
 
+    def without_batch_loss(traced: Any) -> Callable[[Examples, tf.Tensor], Any]:
+        return lambda rows, seed: traced(weights, rows, seed)[1:]
 
     def check(made: Examples) -> None:
         for traced in (training, evaluating):
@@ -492,10 +500,7 @@ def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
         refusal = example_refusal(metrics, made["y"], outputs)
         if refusal is not None:
             raise UserError(f"models.from_tff: {refusal}")
-    weights = tuple(perturbed(model.initial_weights))
 
-    def without_batch_loss(traced: Any) -> Callable[[Examples, tf.Tensor], Any]:
-        return lambda rows, seed: traced(weights, rows, seed)[1:]
     on_made_up_examples(model.example_spec, check)
 
 
@@ -538,6 +543,11 @@ def model_to_tff(model: Model) -> Any:
         raise UserError(
             "models.to_tff: expected a model without regularizers, found one: a FunctionalModel's "
             "loss does not see the weights"
+        )
+    if model.constraint is not None:
+        raise UserError(
+            "models.to_tff: expected a model without weight constraints, which TFF does not apply, "
+            "found one with constraints"
         )
     draws = _uses_seed(model)
 

@@ -1,0 +1,210 @@
+"""Weight constraints of Keras: applied after each step of a client and of the server."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms.cases import build
+from tests.computations.harness import EagerTraining, linear_model, run_rounds
+from tff_agnostic.algorithms import Problem
+from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
+from tff_agnostic.computations.clients import (
+    ClientArrays,
+    Clients,
+    arrays_of_client,
+    arrays_of_clients,
+    vectorised_clients,
+)
+from tff_agnostic.computations.local_training import LocalTrainingOptions, local_sgd
+from tff_agnostic.computations.server import ServerOptimizerOptions
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Model, model_from_keras, to_tff
+from tff_agnostic.models.keras import freeze
+from tff_agnostic.models.keras_platform import KERAS_2, keras_platform
+from tff_agnostic.models.model import ModelWeights
+
+layers, constraints = tf.keras.layers, tf.keras.constraints
+_RATE, _BATCH, _EPOCHS = 0.3, 4, 2
+_LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+
+class _Kind(NamedTuple):
+    constraint: Any
+    inputs: str = "numbers"
+
+
+_KINDS = {
+    "NonNeg": _Kind(constraints.NonNeg()),
+    "MaxNorm": _Kind(constraints.MaxNorm(0.5)),
+    "UnitNorm": _Kind(constraints.UnitNorm()),
+    "MinMaxNorm": _Kind(constraints.MinMaxNorm(0.4, 0.6)),
+    "UnitNorm of an embedding": _Kind(constraints.UnitNorm(axis=1), "ids"),
+    "function": _Kind(lambda w: tf.clip_by_value(w, -0.2, 0.2)),
+}
+
+
+def _network(kind: _Kind) -> tf.keras.Model:
+    if kind.inputs == "ids":
+        embed = layers.Embedding(5, 3, embeddings_constraint=kind.constraint)
+        stack = [tf.keras.Input([2], dtype="int32"), embed, layers.Flatten()]
+        return tf.keras.Sequential([*stack, layers.Dense(3)])
+    hidden = layers.Dense(4, activation="tanh", kernel_constraint=kind.constraint)
+    last = layers.Dense(3, bias_constraint=kind.constraint)
+    return tf.keras.Sequential([tf.keras.Input([4]), hidden, last])
+
+
+def _model(kind: _Kind) -> Model:
+    x = tf.TensorSpec([None, 2], tf.int32) if kind.inputs == "ids" else tf.TensorSpec([None, 4])
+    spec = {"x": x, "y": tf.TensorSpec([None], tf.int32)}
+    return model_from_keras(lambda: _network(kind), loss=_LOSS, example_spec=spec)
+
+
+def _client(kind: _Kind, size: int, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    is_ids = kind.inputs == "ids"
+    x = rng.integers(5, size=[size, 2]) if is_ids else rng.normal(size=[size, 4])
+    return {
+        "x": x.astype(np.int32 if is_ids else np.float32),
+        "y": rng.integers(3, size=size).astype(np.int32),
+        "domain_id": np.zeros(size, np.int32),
+    }
+
+
+def _of_keras(kind: _Kind, weights: list[Any], client: Any, rounds: int = 1) -> list[np.ndarray]:
+    """Returns the weights after plain Keras SGD on the mean loss of each batch."""
+    network = _network(kind)
+    network.set_weights(weights)
+    optimizer = tf.keras.optimizers.SGD(_RATE)
+    for start in [*range(0, len(client["y"]), _BATCH)] * (_EPOCHS * rounds):
+        rows = slice(start, start + _BATCH)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(_LOSS(client["y"][rows], network(client["x"][rows])))
+        gradients = tape.gradient(loss, network.trainable_weights)
+        optimizer.apply_gradients(zip(gradients, network.trainable_weights))
+    return network.get_weights()
+
+
+def _assert_close(actual: list[Any], expected: list[np.ndarray]) -> None:
+    for found, wanted in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+@pytest.mark.slow_cases("MinMaxNorm", "UnitNorm", "function")
+@pytest.mark.parametrize("name", _KINDS)
+def test_clients_train_as_plain_keras_in_both_modes(name):
+    kind = _KINDS[name]
+    model = _model(kind)
+    weights = ModelWeights(list(map(tf.constant, model.initial_weights.trainable)), [])
+    options = LocalTrainingOptions(
+        client_learning_rate=_RATE,
+        client_epochs=_EPOCHS,
+        batch_size=_BATCH,
+        batch_normalizer="batch",
+        shuffle=False,
+    )
+
+    @tf.function
+    def train(arrays: ClientArrays, is_vectorised: bool) -> list[tf.Tensor]:
+        modes = {"map_": vectorised_clients} if is_vectorised else {}
+        clients = Clients.of(arrays, **modes).seeded(tf.constant([0, 0]))
+        beta = clients.map(lambda n: tf.cast(n, tf.float32), clients.num_examples)
+        return local_sgd(model, options, weights, clients, tf.ones([1]), beta).trained
+
+    # The short one is done first, and its weights stay.
+    cohort = [_client(kind, 10), _client(kind, 3, seed=1)]
+    expected = [_of_keras(kind, model.initial_weights.trainable, client) for client in cohort]
+    streamed = train(arrays_of_client({k: tf.constant(v) for k, v in cohort[0].items()}), False)
+    _assert_close(streamed, expected[0])
+    together = train(arrays_of_clients(cohort), True)
+    for k in range(2):
+        _assert_close([w[k] for w in together], expected[k])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("MaxNorm", "fed_avg"), ("UnitNorm", "agnostic_fed_avg")]
+)
+def test_rounds_of_one_client_equal_plain_keras(name, algorithm):
+    kind = _KINDS[name]
+    model = _model(kind)
+    training = EagerTraining(
+        build(
+            algorithm,
+            model,
+            1,
+            client_learning_rate=_RATE,
+            client_epochs=_EPOCHS,
+            batch_size=_BATCH,
+            batch_normalizer="batch",
+            shuffle=False,
+        )
+    )
+    client = _client(kind, 10)
+    state, _ = run_rounds(training, [[client]] * 2)
+    expected = _of_keras(kind, model.initial_weights.trainable, client, rounds=2)
+    _assert_close(list(state.algorithm.weights.trainable), expected)
+
+
+@pytest.mark.parametrize("server_optimizer", ["sgd", "momentum", "adam"])
+def test_server_step_meets_the_constraint(server_optimizer):
+    model = _model(_KINDS["NonNeg"])
+    optimizer = ServerOptimizerOptions(server_optimizer, 5.0).build_server_optimizer(model)
+    weights = [tf.ones(w.shape) for w in model.initial_weights.trainable]
+    specs = [tf.TensorSpec(w.shape) for w in weights]
+    _, after = optimizer.next(optimizer.initialize(specs), weights, weights)
+    # A step of 5, or about that of Adam, from 1 against a gradient of 1.
+    constrained, free = after[0], after[1]
+    np.testing.assert_array_equal(constrained, np.zeros(constrained.shape))
+    assert np.all(np.asarray(free) < 0)
+
+
+def test_frozen_layers_lose_their_constraint():
+    model = _model(_KINDS["MaxNorm"])
+    first = model.keras_model.layers[0].name
+    ones = [tf.ones(w.shape) for w in model.initial_weights.trainable]
+    large = freeze(model, [first]).constraint(ones[2:])
+    np.testing.assert_array_equal(large[0], ones[2])
+    np.testing.assert_allclose(large[1], constraints.MaxNorm(0.5)(ones[3]))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "found"),
+    [
+        (constraints.MinMaxNorm(0.4, 0.6, rate=0.5), "MinMaxNorm, which changes its results when"),
+        (lambda w: 1 / 0, "function, which raises ZeroDivisionError"),
+    ],
+)
+def test_rejects_constraints_that_cannot_be_met(constraint, found):
+    with pytest.raises(ValueError, match=f"kernel: expected a constraint that .*, found {found}"):
+        _model(_Kind(constraint))
+
+
+@pytest.mark.skipif(keras_platform().release != KERAS_2, reason="Keras 3 can trace it")
+def test_rejects_radial_constraint_of_keras_2():
+    def build() -> tf.keras.Model:
+        conv = layers.Conv2D(1, 3, kernel_constraint=constraints.RadialConstraint())
+        return tf.keras.Sequential([tf.keras.Input([3, 3, 1]), conv, layers.Flatten()])
+
+    spec = {"x": tf.TensorSpec([None, 3, 3, 1]), "y": tf.TensorSpec([None], tf.int32)}
+    with pytest.raises(
+        ValueError, match=r"expected a constraint that TensorFlow can trace, .*Radial"
+    ):
+        model_from_keras(build, loss=_LOSS, example_spec=spec)
+
+
+def test_stochastic_afl_rejects_constraints():
+    problem = Problem.of_numbered_domains(_model(_KINDS["NonNeg"]), 2)
+    with pytest.raises(UserError, match="expected a model without weight constraints"):
+        stochastic_afl(problem, StochasticAflOptions())
+
+
+def test_to_tff_rejects_constraints():
+    with pytest.raises(UserError, match="expected a model without weight constraints"):
+        to_tff(_model(_KINDS["NonNeg"]))
+
+
+def test_models_without_constraints_have_none():
+    assert linear_model().constraint is None
+    assert _model(_Kind(None)).constraint is None
