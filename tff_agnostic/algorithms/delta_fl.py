@@ -1,4 +1,4 @@
-"""Delta-FL, Algorithm 2 of Laguel et al. 2021: models for the clients with the largest losses.
+"""Delta-FL, Algorithms 1 and 2 of Laguel et al. 2021: models for the clients with large losses.
 
 The paper is "A Superquantile Approach to Federated Learning with Heterogeneous Devices".
 
@@ -9,7 +9,7 @@ trained on the same cohorts as if it were alone.
 
 A round of the paper asks for the losses, finds their quantile, and trains the clients above it.
 Where the threshold is known before, from the round before or tracked, the round has one step; see
-`tail_thresholds`.
+`tail_thresholds`. Algorithm 1 keeps a threshold for several rounds, which then have no survey.
 
 Algorithm 2 counts in full every client whose loss is at least the threshold; by default those at
 the threshold count what is left of theta here. `--preset=paper` is the algorithm as printed.
@@ -19,31 +19,43 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.tail_thresholds import (
     CutThreshold,
+    Refined,
     Smoothed,
     Threshold,
     Tracked,
-    exact_cut,
-    paper_cut,
+    exact_share,
+    paper_share,
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 
-# (theta, settings) -> the threshold of a level, made of a histogram.
-BOUNDARIES: Registry[Callable[[float, DeltaFlOptions], Threshold]] = Registry(
-    "boundary",
-    {
-        "exact": lambda theta, options: CutThreshold(theta, exact_cut),
-        "paper": lambda theta, options: CutThreshold(theta, paper_cut),
-        "smooth": lambda theta, options: Smoothed(theta, options.smoothing),
-    },
+# Quantile of the losses -> how much clients at it count; None for the smoothed objective.
+BOUNDARIES: Registry[Optional[Callable[[Any], tf.Tensor]]] = Registry(
+    "boundary", {"exact": exact_share, "paper": paper_share, "smooth": None}
 )
+
+
+def _of_histogram(theta: float, options: DeltaFlOptions) -> Threshold:
+    share_at = BOUNDARIES[options.boundary]
+    if share_at is None:
+        return Smoothed(theta, options.smoothing)
+    return CutThreshold(theta, share_at)
+
+
+def _of_digits(theta: float, options: DeltaFlOptions) -> Threshold:
+    share_at = BOUNDARIES[options.boundary]
+    assert share_at is not None
+    return Refined(theta, share_at)
 
 
 class _ThresholdChoice(NamedTuple):
@@ -51,25 +63,23 @@ class _ThresholdChoice(NamedTuple):
 
     Attributes:
         threshold: (theta, settings) -> the threshold of a level.
-        surveys: Whether clients send their losses in a step before the training.
+        surveys: Names of the steps before the training in which clients send their losses.
     """
 
     threshold: Callable[[float, DeltaFlOptions], Threshold]
-    surveys: bool = False
+    surveys: tuple[str, ...] = ()
 
 
 THRESHOLDS: Registry[_ThresholdChoice] = Registry(
     "threshold",
     {
-        "survey": _ThresholdChoice(
-            lambda theta, options: BOUNDARIES[options.boundary](theta, options), surveys=True
-        ),
-        "lagged": _ThresholdChoice(
-            lambda theta, options: BOUNDARIES[options.boundary](theta, options)
-        ),
+        "survey": _ThresholdChoice(_of_histogram, ("survey",)),
+        "refined": _ThresholdChoice(_of_digits, ("survey", "second_survey", "third_survey")),
+        "lagged": _ThresholdChoice(_of_histogram),
         "tracked": _ThresholdChoice(lambda theta, options: Tracked(theta, options.threshold_rate)),
     },
 )
+_SURVEYED = tuple(name for name, choice in THRESHOLDS.items() if choice.surveys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +98,7 @@ class DeltaFlOptions(
         boundary: Member of `BOUNDARIES`.
         smoothing: nu of the smoothed objective, in the unit of the loss.
         threshold_rate: r of a tracked threshold.
+        rounds_per_threshold: Number of rounds that train with a surveyed threshold.
     """
 
     conformity: tuple[float, ...] = setting(
@@ -97,7 +108,8 @@ class DeltaFlOptions(
     )
     threshold: str = setting(
         "survey",
-        "How clients learn whether they train: from a survey of the losses, a step of its own; or "
+        "How clients learn whether they train: from a survey of the losses, in bins 2.7% wide; "
+        "from three surveys, which find the quantile exactly (refined); or "
         "in one step, from the losses of the round before (lagged), or from a "
         "threshold that moves by factors (tracked).",
         choices=THRESHOLDS,
@@ -107,7 +119,7 @@ class DeltaFlOptions(
         "What clients at the threshold count: what is left of theta (exact); all, as printed "
         "(paper); or, above it, more with their loss, of the smoothed objective (smooth).",
         choices=BOUNDARIES,
-        only_with=("threshold", ("survey", "lagged")),
+        only_with=("threshold", (*_SURVEYED, "lagged")),
     )
     smoothing: float = setting(
         0.1,
@@ -121,16 +133,32 @@ class DeltaFlOptions(
         positive=True,
         only_with=("threshold", ("tracked",)),
     )
+    rounds_per_threshold: int = setting(
+        1,
+        "Number of rounds that train with the threshold of a survey (Algorithm 1 of the paper).",
+        at_least=1,
+        only_with=("threshold", _SURVEYED),
+    )
 
     def __post_init__(self) -> None:
-        """Checks the levels too; see `Settings`."""
+        """Checks the levels, and which settings fit each other; see `Settings`."""
         super().__post_init__()
+        if self.threshold == "refined" and BOUNDARIES[self.boundary] is None:
+            raise UserError(
+                "--threshold: expected survey or lagged with --boundary=smooth, which depends on "
+                "all losses above the threshold, found refined"
+            )
+        if self.rounds_per_threshold > 1 and self.threshold not in _SURVEYED:
+            raise UserError(
+                f"--rounds_per_threshold: expected 1 with --threshold={self.threshold}, which has "
+                f"no survey, found {self.rounds_per_threshold}"
+            )
         if not self.conformity:
             raise UserError("--conformity: expected levels in (0, 1], found none")
         for theta in self.conformity:
             if not 0 < theta <= 1:
                 raise UserError(f"--conformity: expected levels in (0, 1], found {theta:g}")
-        # Models, columns and plots are called so: levels that round to one name are one.
+        # Models, columns and plots have these names, so levels must not round to the same one.
         names = [f"{theta:g}" for theta in self.conformity]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -142,12 +170,12 @@ class DeltaFlOptions(
 
 
 class Level(NamedTuple):
-    """What the server remembers of a level.
+    """State of a level at the server.
 
     Attributes:
         weights: w_t.
         optimizer_state: State of the server optimizer.
-        threshold: eta for the next round; () where each round has a survey.
+        threshold: eta for the next round; () if each round has a survey.
     """
 
     weights: core.ModelWeights
@@ -156,15 +184,34 @@ class Level(NamedTuple):
 
 
 class DeltaFlState(NamedTuple):
-    """What the server remembers: of each level by itself."""
+    """State of the server.
+
+    Attributes:
+        levels: State of each level.
+        rounds_since_survey: Number of rounds since the last survey, int32 scalar; 0 if the next
+            round has one; () if all rounds or no rounds have surveys.
+    """
 
     levels: tuple[Level, ...]
+    rounds_since_survey: Any = ()
 
 
 class Survey(NamedTuple):
-    """What a client sends before the training: a statistic of its loss for each level."""
+    """Output of a client before the training: a statistic of its loss for each level."""
 
     said: tuple[Any, ...]
+
+
+class FirstQuestion(NamedTuple):
+    """Message of the first survey.
+
+    Attributes:
+        weights: w_t of each level.
+        questions: Question of each level; see `Threshold.question`.
+    """
+
+    weights: tuple[core.ModelWeights, ...]
+    questions: tuple[Any, ...]
 
 
 class LevelMessage(NamedTuple):
@@ -214,7 +261,7 @@ class TailOutput(NamedTuple):
 
 
 def survey_work(
-    broadcast: tuple[core.ModelWeights, ...],
+    broadcast: FirstQuestion,
     clients: core.Clients,
     *,
     model: core.Model,
@@ -223,22 +270,43 @@ def survey_work(
     client_weighting: str,
     holdout: core.Holdout,
 ) -> core.ClientResult:
-    """Algorithm 2, line 4: sends the client's losses, and remembers what it measured."""
+    """Algorithm 2, line 4: sends the client's losses, and remembers its measurements."""
     at_levels = tuple(
         core.measure_domains(model, num_domains, weights, clients, holdout)[0]
-        for weights in broadcast
+        for weights in broadcast.weights
     )
+    survey = _statements(broadcast.questions, at_levels, clients, thresholds, client_weighting)
+    return core.ClientResult(survey, at_levels)
 
-    def said(threshold: Threshold, sums: core.DomainSums) -> Any:
+
+def later_survey_work(
+    broadcast: tuple[Any, ...],
+    clients: core.Clients,
+    *,
+    thresholds: tuple[Threshold, ...],
+    client_weighting: str,
+) -> Survey:
+    """Answers the question of a later survey, from the measurements that a client remembers."""
+    return _statements(broadcast, clients.state, clients, thresholds, client_weighting)
+
+
+def _statements(
+    questions: tuple[Any, ...],
+    at_levels: tuple[core.DomainSums, ...],
+    clients: core.Clients,
+    thresholds: tuple[Threshold, ...],
+    client_weighting: str,
+) -> Survey:
+    def said(threshold: Threshold, question: Any, sums: core.DomainSums) -> Any:
         def statistic(sums: core.DomainSums) -> tuple[Any, tf.Tensor]:
             loss = _loss(sums)
             weight = _whole_weight(client_weighting, sums)
-            return threshold.statement((), loss, weight), tf.math.is_finite(loss)
+            return threshold.statement(question, loss, weight), tf.math.is_finite(loss)
 
         of_client, is_known = clients.map(statistic, sums)
         return core.zero_unless(is_known & (clients.num_examples > 0), of_client)
 
-    return core.ClientResult(Survey(tuple(map(said, thresholds, at_levels))), at_levels)
+    return Survey(tuple(map(said, thresholds, questions, at_levels)))
 
 
 def tail_work(
@@ -259,10 +327,10 @@ def tail_work(
         broadcast: What the server broadcasts.
         num_domains: p.
         options: How clients train.
-        thresholds: Of each level.
+        thresholds: Threshold of each level.
         client_weighting: Member of `core.CLIENT_WEIGHTINGS`.
-        is_surveyed: Whether clients remember their losses from `survey_work`; otherwise they
-            measure them here, and send statistics of them too.
+        is_surveyed: Whether thresholds are from surveys; otherwise clients send statistics of
+            their losses here.
         holdout: Which examples losses are measured on, and which are trained on.
     """
     alpha = tf.ones([num_domains])
@@ -291,7 +359,8 @@ def tail_work(
         output, is_finite = clients.map(weighted, trained, sums, share)
         return core.zero_unless(is_finite & (clients.num_examples > 0), output), is_finite
 
-    if is_surveyed:
+    # In a round without the surveys that an algorithm has, clients remember nothing.
+    if clients.state:
         training = holdout.training(clients)
         measured = [(sums, training) for sums in clients.state]
     else:
@@ -320,10 +389,10 @@ def _loss(sums: core.DomainSums) -> tf.Tensor:
 
 
 def _whole_weight(client_weighting: str, sums: core.DomainSums) -> tf.Tensor:
-    """Returns alpha_k, up to a factor of all clients, int64.
+    """Returns alpha_k, up to a factor common to all clients, int64.
 
     A client that measures nothing, such as one whose only example is trained on, has no place in
-    the tail, and none of the weight.
+    the tail, and no weight.
     """
     whole = core.CLIENT_WEIGHTINGS[client_weighting](tf.reduce_sum(sums.trained_counts))
     measures = tf.cast(tf.reduce_sum(sums.counts) > 0, tf.int64)
@@ -331,50 +400,71 @@ def _whole_weight(client_weighting: str, sums: core.DomainSums) -> tf.Tensor:
 
 
 def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
-    """Returns Delta-FL, of two steps with a survey and otherwise of one."""
+    """Returns Delta-FL, with a step for each survey and one for the training."""
     model, optimizer = problem.model, options.build_server_optimizer(problem.model)
     thresholds = options.thresholds()
     surveys = THRESHOLDS[options.threshold].surveys
+    keeps_thresholds = not surveys or options.rounds_per_threshold > 1
     holdout = options.holdout(problem.seed)
 
     def initialize() -> DeltaFlState:
         def level(threshold: Threshold) -> Level:
             start = core.initial_model(model, optimizer)
-            return Level(*start, () if surveys else core.as_tensors(threshold.initial()))
+            eta = core.as_tensors(threshold.initial()) if keeps_thresholds else ()
+            return Level(*start, eta)
 
-        return DeltaFlState(tuple(map(level, thresholds)))
+        since_survey = tf.constant(0) if options.rounds_per_threshold > 1 else ()
+        return DeltaFlState(tuple(map(level, thresholds)), since_survey)
+
+    def has_survey(state: DeltaFlState) -> tf.Tensor:
+        return tf.equal(state.rounds_since_survey, 0)
+
+    def statements(*sums: Any) -> list[tuple[Any, ...]]:
+        """Returns the statements for each level, of all surveys so far, or of the training."""
+        if surveys:
+            return list(zip(*(sent.said for sent in sums[: len(surveys)])))
+        return [(output.said,) for output in sums[-1].levels]
 
     def etas(state: DeltaFlState, *sums: Any) -> list[Any]:
         if not surveys:
             return [level.threshold for level in state.levels]
         # eta_t = Quantile(1 - theta, (F_k(w_t), alpha_k))
-        return [t.next(t.initial(), said) for t, said in zip(thresholds, sums[0].said)]
+        said = statements(*sums)
+        if not keeps_thresholds:
+            return [t.next(t.initial(), *of_level) for t, of_level in zip(thresholds, said)]
+
+        def kept(threshold: Threshold, eta: Any, said: Any) -> Any:
+            new = threshold.next(eta, *said)
+            return tf.nest.map_structure(lambda n, o: tf.where(has_survey(state), n, o), new, eta)
+
+        return list(map(kept, thresholds, (level.threshold for level in state.levels), said))
+
+    def questions(state: DeltaFlState, *sums: Any) -> Any:
+        if sums:
+            return tuple(t.question(*said) for t, said in zip(thresholds, statements(*sums)))
+        weights = tuple(level.weights for level in state.levels)
+        return FirstQuestion(weights, tuple(t.question() for t in thresholds))
 
     def broadcast(state: DeltaFlState, *sums: Any) -> TailBroadcast:
         pairs = zip(state.levels, etas(state, *sums))
         return TailBroadcast(tuple(LevelMessage(level.weights, eta) for level, eta in pairs))
 
-    def statistics(*sums: Any) -> list[Any]:
-        return sums[0].said if surveys else [output.said for output in sums[-1].levels]
-
     def finish(state: DeltaFlState, *sums: Any) -> DeltaFlState:
+        said = [()] * len(thresholds) if surveys else statements(*sums)
+
         def level(threshold: Threshold, before: Level, eta: Any, output: Any, said: Any) -> Level:
             # w_{t+1} = sum alpha_k w_k / sum alpha_k over the clients of the tail
             trained: Level = core.average_and_apply(optimizer, before, output.delta, output.weight)
-            return trained._replace(threshold=() if surveys else threshold.next(eta, said))
+            if not keeps_thresholds:
+                return trained
+            return trained._replace(threshold=threshold.next(eta, *said) if said else eta)
 
-        return DeltaFlState(
-            tuple(
-                map(
-                    level,
-                    thresholds,
-                    state.levels,
-                    etas(state, *sums),
-                    sums[-1].levels,
-                    statistics(*sums),
-                )
-            )
-        )
+        outputs = sums[-1].levels
+        levels = map(level, thresholds, state.levels, etas(state, *sums), outputs, said)
+        if options.rounds_per_threshold == 1:
+            return DeltaFlState(tuple(levels))
+        since_survey = (state.rounds_since_survey + 1) % options.rounds_per_threshold
+        return DeltaFlState(tuple(levels), since_survey)
 
     def models(state: DeltaFlState) -> core.Models:
         return {
@@ -384,12 +474,16 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
 
     def with_weights(state: DeltaFlState, weights: core.ModelWeights) -> DeltaFlState:
         first, *others = state.levels
-        return DeltaFlState((first._replace(weights=weights), *others))
+        return state._replace(levels=(first._replace(weights=weights), *others))
 
     def level_columns(k: int, threshold: Threshold) -> list[core.Column]:
         def kept_share(r: core.RoundView) -> tf.Tensor:
-            total = tf.cast(threshold.total(statistics(*r.sums)[k]), tf.float32)
-            return tf.math.divide_no_nan(r.sums[-1].levels[k].weight, total)
+            total = tf.cast(threshold.total(*statements(*r.sums)[k]), tf.float32)
+            kept = tf.math.divide_no_nan(r.sums[-1].levels[k].weight, total)
+            if options.rounds_per_threshold == 1:
+                return kept
+            # Without a survey the server does not learn the cohort's weight.
+            return tf.where(has_survey(r.before), kept, np.nan)
 
         name = _name(options.conformity[k])
         suffix = "" if len(thresholds) == 1 else f"/{name}"
@@ -418,26 +512,37 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         "client_weighting": options.client_weighting,
         "holdout": holdout,
     }
-    survey = core.CommunicationStep(
-        name="survey",
-        broadcast=lambda state: tuple(level.weights for level in state.levels),
-        client_work=core.HashablePartial(survey_work, **shared),
-        bounds=lambda limits: Survey(
-            tuple(t.bounds(options.largest_weight(limits), limits.max_loss) for t in thresholds)
-        ),
-        # A client decides whether it trains by what it has measured: one pass over its examples.
-        keeps_client_state=True,
-    )
+    is_due = has_survey if options.rounds_per_threshold > 1 else None
+
+    def survey_bounds(limits: core.ClientLimits) -> Survey:
+        heaviest = options.largest_weight(limits)
+        return Survey(tuple(t.bounds(heaviest, limits.max_loss) for t in thresholds))
+
+    def survey(name: str) -> core.CommunicationStep:
+        is_first = name == surveys[0]
+        later = {key: shared[key] for key in ("thresholds", "client_weighting")}
+        return core.CommunicationStep(
+            name=name,
+            broadcast=questions,
+            client_work=core.HashablePartial(survey_work, **shared)
+            if is_first
+            else core.HashablePartial(later_survey_work, **later),
+            bounds=survey_bounds,
+            # A client decides by its first measurements whether it trains: it measures once.
+            keeps_client_state=is_first,
+            is_due=is_due,
+        )
+
     training = core.CommunicationStep(
         name="training",
         broadcast=broadcast,
         client_work=core.HashablePartial(
             tail_work,
             options=part_of(options, core.LocalTrainingOptions),
-            is_surveyed=surveys,
+            is_surveyed=bool(surveys),
             **shared,
         ),
-        bounds=functools.partial(_output_bounds, model, options, thresholds, surveys),
+        bounds=functools.partial(_output_bounds, model, options, thresholds, bool(surveys)),
     )
     columns = core.training_columns(
         model,
@@ -449,13 +554,32 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         name="delta_fl",
         problem=problem,
         initialize=initialize,
-        steps=(survey, training) if surveys else (training,),
+        steps=(*map(survey, surveys), training),
         finish=finish,
         columns=(*columns, *of_levels),
         models=models,
         with_weights=with_weights,
         single_step_flags="--threshold=lagged or --threshold=tracked" if surveys else "",
+        check_report=functools.partial(_check_thresholds, options),
     )
+
+
+def _check_thresholds(options: DeltaFlOptions, report: Mapping[str, Any]) -> None:
+    """Refuses a round whose threshold cannot order the losses: it would train every client."""
+    train = report["client_work"]["train"]
+    counts = np.asarray(train["num_examples"], np.float64)
+    present = counts > 0
+    mean_loss = (
+        float(np.asarray(train["loss"])[present] @ counts[present]) if present.any() else 0.0
+    )
+    for theta, threshold in zip(options.conformity, options.thresholds()):
+        loss = float(report["levels"][_name(theta)]["threshold"])
+        if theta < 1 and threshold.is_unordered(loss, mean_loss):
+            raise UserError(
+                f"--threshold={options.threshold}: expected losses that it can order, found the "
+                f"threshold of level {theta:g} among {threshold.unordered}: use "
+                "--threshold=refined, which orders all losses, or add a constant to the loss"
+            )
 
 
 def _name(theta: float) -> str:
@@ -495,7 +619,8 @@ ALGORITHM = core.AlgorithmSpec(
     traits=frozenset({core.Trait.DOMAIN_BLIND, core.Trait.COHORT_TWICE_IS_ONCE}),
     paper_settings={
         **core.AVERAGE,  # line 9
-        "threshold": "survey",  # line 4
+        "threshold": "refined",  # line 4: the quantile of the losses themselves
+        "rounds_per_threshold": 1,
         "boundary": "paper",  # line 6: F_k >= eta_t counts in full
         "client_weighting": "examples",  # alpha_k
         "batch_normalizer": "batch",  # line 12

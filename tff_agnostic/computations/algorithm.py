@@ -123,6 +123,9 @@ class CommunicationStep:
         bytes_per_example: What a client reads of the broadcast for each example, if it only gathers
             from tables in it; None if it computes with all of it, as with a model's weights.
             Runtimes choose by it whether clients are vectorised.
+        is_due: state -> whether a round has the step, a boolean scalar; None if every round has it.
+            In a round without the step, its sum is the sum over no clients, and clients remember
+            nothing of it. Rounds in TFF have all steps, so the algorithm ignores the sum itself.
     """
 
     name: str
@@ -131,6 +134,7 @@ class CommunicationStep:
     bounds: Callable[[ClientLimits], Any]
     keeps_client_state: bool = False
     bytes_per_example: Optional[int] = None
+    is_due: Optional[Callable[[Any], Any]] = None
 
 
 class RoundView(NamedTuple):

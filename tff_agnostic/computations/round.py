@@ -274,25 +274,27 @@ def play(
     functions: RoundFunctions,
     steps: Sequence[RoundStep],
     state: RunState,
-    sum_of_step: Callable[[int, Message, Any], ClientResult],
+    sum_of_step: Callable[[int, Message, Any, bool], ClientResult],
 ) -> tuple[RunState, Report]:
-    """Plays a round.
+    """Runs a round.
 
     Args:
         functions: What the server does.
-        state: Before the round.
-        sum_of_step: (number of the step, message, what clients remember) -> the sum over the
-            cohort, and what clients remember after it.
+        state: The state before the round.
+        sum_of_step: (index of the step, message, what clients remember, whether the round has the
+            step) -> the sum over the cohort, or over no clients, and what they remember after it.
 
     Returns:
         The state after the round, and its report.
     """
     message, progress = functions.start(state), RoundProgress()
-    client_state: Any = ()
+    # What clients remember, by whether the steps so far were in the round.
+    client_states: dict[bool, Any] = {True: (), False: ()}
     for k, step in enumerate(steps):
-        result = sum_of_step(k, message, client_state)
+        is_due = step.step.is_due is None or bool(step.step.is_due(state.algorithm))
+        result = sum_of_step(k, message, client_states[is_due], is_due)
         if step.step.keeps_client_state:
-            client_state = result.state
+            client_states[is_due] = result.state
         if k < len(steps) - 1:
             message, progress = functions.next_step(state, progress, result.output)
     next_state, report = functions.finish(state, progress, result.output)
@@ -311,16 +313,21 @@ def traced_specs(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def play_on_specs(round_: Round, sum_of_step: Callable[[int, Message, Any], ClientResult]) -> None:
-    """Plays a round on specs of tensors, up to its last sum.
+    """Runs a round on specs of tensors, with all steps, up to its last sum.
 
     Args:
-        sum_of_step: See `play`; of specs.
+        sum_of_step: See `play`; of specs, without its last argument.
     """
     start, next_step = (
         functools.partial(traced_specs, function) for function in (round_.start, round_.next_step)
     )
     functions = RoundFunctions(start, next_step, lambda *sums: (None, None))
-    play(functions, round_.steps, traced_specs(round_.initialize), sum_of_step)
+    steps = [
+        dataclasses.replace(step, step=dataclasses.replace(step.step, is_due=None))
+        for step in round_.steps
+    ]
+    state = traced_specs(round_.initialize)
+    play(functions, steps, state, lambda k, message, kept, is_due: sum_of_step(k, message, kept))
 
 
 def check_bounds(step: str, output: Any, bounds: Any) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tff_agnostic.run.spec import RunSpec
 
 # At level 1 every client trains.
-_OF_THRESHOLDS = ("boundary", "smoothing", "threshold_rate")
+_OF_THRESHOLDS = ("boundary", "smoothing", "threshold_rate", "rounds_per_threshold")
 # At level 1 lambda goes to the training mixture, whatever the losses, and starts there by default.
 _OF_CVAR = ("cvar_rate", "absent_domains", "domain_baselines")
 

@@ -232,7 +232,7 @@ class CohortTraining:
         self._on_clients = [step.on_clients() for step in round_.steps]
         self._client_spec = algorithm.client_data_spec
         self._sum_over_clients = sum_over_clients
-        self._sums: list[SumOverClients] = []
+        self._sums: dict[tuple[int, bool], SumOverClients] = {}
 
     def initialize(self) -> RunState:
         """Returns the state before the first round."""
@@ -242,8 +242,9 @@ class CohortTraining:
         """Runs one round."""
         require_enough_clients(self._aggregation, len(cohort))
 
-        def sum_of_step(k: int, message: Message, client_state: Any) -> ClientResult:
-            return self._sum(k, message, client_state)(message, cohort, client_state)
+        def sum_of_step(k: int, message: Message, client_state: Any, is_due: bool) -> ClientResult:
+            clients = cohort if is_due else []
+            return self._sum(k, message, client_state)(message, clients, client_state)
 
         next_state, report = play(self._functions, self._steps, as_tensors(state), sum_of_step)
         return _to_numpy(next_state), _to_numpy(report)
@@ -254,14 +255,16 @@ class CohortTraining:
         return self._finish_trace(*arguments)
 
     def _sum(self, k: int, message: Message, client_state: Any) -> SumOverClients:
-        # A message's spec is known when the sums before it are.
-        if k == len(self._sums):
+        # A message's spec is known when the sums before it are. Clients remember nothing of a step
+        # that the round does not have.
+        key = k, bool(tf.nest.flatten(client_state))
+        if key not in self._sums:
             state_spec = tf.nest.map_structure(
                 lambda column: tf.TensorSpec(column.shape[1:], column.dtype), client_state
             )
             work = ClientWork(self._on_clients[k], specs_of(message), self._client_spec, state_spec)
-            self._sums.append(self._sum_over_clients(work))
-        return self._sums[k]
+            self._sums[key] = self._sum_over_clients(work)
+        return self._sums[key]
 
 
 class CohortEvaluation(Evaluation):

@@ -8,6 +8,7 @@ There are two ways to treat those at eta. "paper" lets them train in full, so th
 of the weight may train; "exact" lets them train with the share that is left of theta, as the
 maximising pi does. And three ways to know eta: from the round's own losses (the paper's), from
 those of the round before, or tracked by steps; the first two compare losses by bins of a grid.
+`printed_rounds` is the algorithm as printed, which compares the losses themselves.
 """
 
 from collections.abc import Sequence
@@ -121,6 +122,34 @@ def nearest_center(losses: ArrayLike) -> np.ndarray:
     low, high = _DECADES
     decades = np.log10(np.clip(np.asarray(losses, np.float64), 10.0**low, 10.0**high))
     return np.rint((decades - low) / (high - low) * (CENTERS - 1)).astype(int)
+
+
+def printed_rounds(
+    model: Model,
+    w_0: Weights,
+    cohorts: Sequence[Sequence[Client]],
+    theta: float,
+    sgd: LocalSgd,
+    rounds_per_threshold: int = 1,
+) -> list[Weights]:
+    """Algorithm 1 with a budget of rounds for each w-step; Algorithm 2 has one round for each.
+
+    Lines of Algorithm 2 are in brackets. alpha_k = n_k, as in section V.
+
+    Returns:
+        w after each round.
+    """
+    w, iterates = list(w_0), []
+    for t, S_t in enumerate(cohorts):
+        F = np.array([mean_loss(model, w, k) for k in S_t])  # [4]
+        alpha = np.array([float(size(k)) for k in S_t])
+        if t % rounds_per_threshold == 0:
+            eta = quantile(F, alpha, theta)  # line 2: argmin of G(w_t, .) [5]
+        S_filtered = [k for k, F_k in zip(S_t, F) if F_k >= eta]  # [6]
+        local = [(size(k), train(model, w, k, sgd)) for k in S_filtered]  # [7, 8]
+        w = average(w, local)  # a round of FedAvg of line 3 [9]
+        iterates.append(w)
+    return iterates
 
 
 def survey_round(

@@ -1,0 +1,228 @@
+"""Delta-FL with `--preset=paper` against a transcription of the paper, whatever the losses are."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.algorithms.random_rounds import W_0
+from tests.algorithms.references.delta_fl import printed_rounds, quantile
+from tests.algorithms.references.local_sgd import LocalSgd
+from tests.algorithms.references.softmax import SOFTMAX, Client, mean_loss, size
+from tests.computations.harness import assert_identical, random_client
+from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.computations import Algorithm, PlainSum
+from tff_agnostic.computations.round import Round
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Model, logistic_regression
+from tff_agnostic.run.spec import resolve
+
+_SGD = LocalSgd(0.2, epochs=2, batch_size=4)
+_THETA = 0.4
+
+
+_MODEL = logistic_regression(4, 3)
+
+
+def _build(model: Model = _MODEL, **given: Any) -> Algorithm:
+    """Builds the algorithm of a user who gives these flags and the preset."""
+    flags = {
+        "algorithm": "delta_fl",
+        "preset": "paper",
+        "conformity": (_THETA,),
+        "client_learning_rate": _SGD.eta,
+        "client_epochs": _SGD.epochs,
+        "batch_size": _SGD.batch_size,
+        "shuffle": False,
+    }
+    options = resolve("digits", {**flags, **given}, {}).algorithm
+    return ALGORITHMS["delta_fl"].build(Problem(model, tuple("012"), 7), options)
+
+
+@functools.cache
+def _shifted(constant: float) -> Model:
+    return dataclasses.replace(_MODEL, loss=lambda y, p: _MODEL.loss(y, p) + constant)
+
+
+def _close_losses(rng: np.random.Generator, num_clients: int) -> list[Client]:
+    """Returns clients with the same examples but for factors: their losses are within a percent."""
+    client = random_client(rng, 9, range(3))
+    kept = [int(rng.integers(5, 10)) for _ in range(num_clients)]
+    # Sizes differ by copies of all examples, which leave the mean loss.
+    clients = []
+    for k in range(num_clients):
+        factor = np.float32(1 + 0.003 * (k + rng.random() / 2))
+        copies = 1 + kept[k] % 3
+        clients.append(
+            {
+                key: np.concatenate([value * factor if key == "x" else value] * copies)
+                for key, value in client.items()
+            }
+        )
+    return [clients[k] for k in rng.permutation(num_clients)]
+
+
+def _cohorts() -> list[list[Client]]:
+    rng = np.random.default_rng(12)
+    cohorts = []
+    for t in range(20):
+        if t % 3 == 0:
+            cohort = _close_losses(rng, 6)
+        else:
+            cohort = [random_client(rng, int(n), range(3)) for n in rng.integers(1, 15, 5)]
+        if t % 4 == 1:
+            cohort = [*cohort, cohort[0], cohort[-1], cohort[0]]
+        if t % 7 == 5:
+            cohort = cohort[:1]
+        if t % 7 == 6:
+            cohort = [cohort[0]] * 4
+        cohorts.append(cohort)
+    return cohorts
+
+
+_COHORTS = _cohorts()
+
+
+def _at_start(training: Any, algorithm: Algorithm) -> Any:
+    state = training.initialize()
+    return state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
+
+
+def _trained(training: Any, algorithm: Algorithm, cohorts: Sequence[Any] = _COHORTS) -> list[Any]:
+    """Returns the weights after each round, and the state."""
+    state, iterates = _at_start(training, algorithm), []
+    for cohort in cohorts:
+        state, report = training.next(state, cohort)
+        algorithm.check_report(report)
+        iterates.append(algorithm.main_model(state.algorithm).trainable)
+    return [*iterates, state]
+
+
+def _assert_rounds_equal(actual: Any, expected: Any) -> None:
+    for weights, wanted in zip(actual, expected):
+        for actual_m, wanted_m in zip(weights, wanted):
+            np.testing.assert_allclose(actual_m, wanted_m, rtol=1e-6, atol=1e-6)
+
+
+def _expected(rounds_per_threshold: int = 1) -> list[Any]:
+    w_0 = [v.astype(np.float64) for v in W_0.trainable]
+    return printed_rounds(SOFTMAX, w_0, _COHORTS, _THETA, _SGD, rounds_per_threshold)
+
+
+def test_cases_need_exact_losses():
+    """In several cohorts a client below the threshold is within a bin of 2.7% of it."""
+    close = 0
+    for cohort in _COHORTS:
+        losses = np.array([mean_loss(SOFTMAX, W_0.trainable, client) for client in cohort])
+        eta = quantile(losses, [size(client) for client in cohort], _THETA)
+        close += bool(((losses < eta) & (losses > eta / 1.01)).any())
+    assert close >= 5
+
+
+@pytest.mark.slow_cases("1")
+@pytest.mark.parametrize("rounds_per_threshold", [1, 3])
+def test_preset_equals_the_papers_algorithm(streaming_runtime, rounds_per_threshold):
+    # The preset has a round for each threshold, as Algorithm 2.
+    given = {"rounds_per_threshold": rounds_per_threshold} if rounds_per_threshold > 1 else {}
+    algorithm = _build(**given)
+    training = streaming_runtime.training(algorithm, PlainSum())
+    *iterates, state = _trained(training, algorithm)
+    _assert_rounds_equal(iterates, _expected(rounds_per_threshold))
+    # Resumed between two surveys, by another process.
+    *_, half = _trained(training, algorithm, _COHORTS[:10])
+    resumed = streaming_runtime.training(algorithm, PlainSum())
+    for cohort in _COHORTS[10:]:
+        half, _ = resumed.next(half, cohort)
+    assert_identical(half, state)
+
+
+@pytest.mark.slow
+def test_constants_change_no_selection(streaming_runtime):
+    found = []
+    for model in (_MODEL, _shifted(-4.0)):
+        algorithm = _build(model)
+        training = streaming_runtime.training(algorithm, PlainSum())
+        state, reports = _at_start(training, algorithm), []
+        for cohort in _COHORTS:
+            # Each round from the same weights: a rounding must not add up.
+            after, report = training.next(state, cohort)
+            reports.append((after.algorithm.levels[0].weights.trainable, report))
+        found.append(reports)
+    for (w, report), (shifted, shifted_report) in zip(*found):
+        assert report["clients"] == shifted_report["clients"]
+        name = f"conformity_{_THETA:g}"
+        one, other = report["levels"][name], shifted_report["levels"][name]
+        assert one["kept_share"] == other["kept_share"]
+        assert float(other["threshold"]) == pytest.approx(float(one["threshold"]) - 4, abs=1e-5)
+        for w_m, shifted_m in zip(w, shifted):
+            np.testing.assert_allclose(shifted_m, w_m, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_rounds_without_survey_run_no_survey(streaming_runtime):
+    algorithm = _build(rounds_per_threshold=3)
+    training = streaming_runtime.training(algorithm, PlainSum())
+    state, shares = training.initialize(), []
+    for cohort in _COHORTS[:6]:
+        state, report = training.next(state, cohort)
+        shares.append(float(report["levels"][f"conformity_{_THETA:g}"]["kept_share"]))
+    # The server learns the cohort's weight in a survey only.
+    assert np.isnan(shares).tolist() == [False, True, True] * 2
+    assert [step.step.name for step in Round(algorithm, PlainSum()).steps] == [
+        "survey",
+        "second_survey",
+        "third_survey",
+        "training",
+    ]
+
+
+@pytest.mark.slow
+def test_rounds_in_tff_ignore_surveys_between(tff_runtime):
+    algorithm = _build(rounds_per_threshold=3)
+    iterates = _trained(tff_runtime.training(algorithm, PlainSum()), algorithm, _COHORTS[:5])[:-1]
+    _assert_rounds_equal(iterates, _expected(3))
+
+
+@pytest.mark.parametrize("threshold", ["lagged", "tracked"])
+def test_rejects_rounds_per_threshold_without_survey(threshold):
+    with pytest.raises(UserError, match=f"expected 1 with --threshold={threshold}, which has no"):
+        ALGORITHMS["delta_fl"].options(threshold=threshold, rounds_per_threshold=2)
+
+
+def test_rejects_smoothing_with_exact_losses():
+    with pytest.raises(UserError, match="expected survey or lagged with --boundary=smooth"):
+        ALGORITHMS["delta_fl"].options(threshold="refined", boundary="smooth")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("constant", "settings"),
+    [
+        (0.0, {"threshold": "lagged"}),
+        (-20.0, {"threshold": "lagged"}),
+        (2e6, {"threshold": "lagged"}),
+        (-20.0, {"threshold": "survey", "boundary": "exact"}),
+        (0.0, {"threshold": "survey", "boundary": "smooth", "smoothing": 0.1}),
+        (-20.0, {"threshold": "survey", "boundary": "smooth", "smoothing": 0.1}),
+        (-20.0, {"threshold": "tracked"}),
+    ],
+)
+def test_rejects_losses_without_order(streaming_runtime, constant, settings):
+    """Bins are from 1e-6 to 1e6: elsewhere all clients would train, or equal parts of them."""
+    algorithm = _build(_shifted(constant) if constant else _MODEL, **settings)
+    training = streaming_runtime.training(algorithm, PlainSum())
+
+    def run() -> None:
+        state = training.initialize()
+        for cohort in _COHORTS[:2]:
+            state, report = training.next(state, cohort)
+            algorithm.check_report(report)
+
+    if not constant:
+        run()
+        return
+    with pytest.raises(UserError, match="use --threshold=refined, which orders all losses"):
+        run()
