@@ -12,6 +12,10 @@ printed weigh clients by m_j / m, which is not the objective (11), sum_k lambda_
 loss L_k of each domain. Here, as in Stochastic-AFL, an example of domain k counts lambda_k / N_k,
 where N_k are the examples of it that a round is expected to have; `example_weight="cohort"` is the
 figure. `--preset=paper` makes both figures of this file what is printed.
+
+The agnostic objective of section 3 is the worst Bregman divergence B_F(D_k || h), and not the worst
+loss: of the log loss it is L_k(h) less the entropy of D_k, of the squared loss less its variance.
+With these numbers as baselines, lambda follows the divergences; see `domain_weights.excess`.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from tff_agnostic.domain_weights.ascent import (
     LambdaOptions,
     lambda_ascent,
 )
+from tff_agnostic.domain_weights.excess import OWN, excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
@@ -130,7 +135,7 @@ ALGORITHM = core.AlgorithmSpec(
 
 @dataclasses.dataclass(frozen=True)
 class AflBoostOptions(BoostOptions, LambdaOptions, LossEstimatorOptions):
-    """Settings of AFLBoost: those of both players, and how losses of domains are estimated.
+    """Settings of AFLBoost: both players' settings, and the estimate of the domains' losses.
 
     Attributes:
         example_weight: Member of `EXAMPLE_WEIGHTS`.
@@ -141,7 +146,7 @@ class AflBoostOptions(BoostOptions, LambdaOptions, LossEstimatorOptions):
     )
 
     def __post_init__(self) -> None:
-        """Refuses CVaR too, and an estimate that the weight of examples leaves no room for."""
+        """Refuses CVaR, and estimates and baselines that do not fit the other settings."""
         super().__post_init__()
         if self.domain_weight_update == "cvar":
             raise UserError(
@@ -153,6 +158,12 @@ class AflBoostOptions(BoostOptions, LambdaOptions, LossEstimatorOptions):
                 f"--domain_losses={self.domain_losses} has no effect with --example_weight=cohort, "
                 "which divides all losses by the cohort's examples: it needs "
                 "--example_weight=domain"
+            )
+        self.check_baselines("AFLBoost")
+        if self.domain_baselines == OWN and self.ensemble_loss == "squared":
+            raise UserError(
+                f"--domain_baselines: expected numbers or trivial with --ensemble_loss=squared, "
+                f"found {OWN}, whose reference runs have the task's own loss"
             )
 
     @property
@@ -190,6 +201,7 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
     # N_k
     expected = np.asarray(problem.expected_counts or (1.0,) * p, np.float32)
     domain_losses = DOMAIN_LOSSES[options.domain_losses]
+    baselines = options.baselines(p)
 
     def initialize() -> AflBoostState:
         # alpha_1 = argmin F: uniform, for both mirror maps
@@ -213,7 +225,7 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
         weight = m if is_by_cohort else tf.cast(has_examples, tf.float32)
         moved = alphas.next(alpha, gradient, weight, state.steps)
         # delta_lambda,t L = (L_1, ..., L_p), at alpha~; as printed sum_j m_j / m grad_lambda L_j
-        losses = domain_losses(sums, expected)
+        losses = excess_losses(domain_losses(sums, expected), baselines, sums.counts > 0)
         if is_by_cohort:
             losses = tf.math.divide_no_nan(sums.losses, m)
         taken = state.taken + tf.cast(has_examples, tf.int32)

@@ -10,6 +10,8 @@ from typing import Callable, NamedTuple, Optional
 
 from tff_agnostic.computations import DomainSums
 from tff_agnostic.domain_weights.ascent import FREEZE, MOVING, ZERO
+from tff_agnostic.domain_weights.excess import BaselineOptions
+from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
@@ -77,8 +79,8 @@ DOMAIN_LOSSES: Registry[DomainLosses] = Registry(
 
 
 @dataclasses.dataclass(frozen=True)
-class LossEstimatorOptions(Settings):
-    """How losses of domains are estimated.
+class LossEstimatorOptions(BaselineOptions):
+    """How losses of domains are estimated, and their baselines.
 
     Attributes:
         domain_losses: Member of `DOMAIN_LOSSES`. "unbiased": sums of losses over the counts that a
@@ -93,6 +95,15 @@ class LossEstimatorOptions(Settings):
         choices=DOMAIN_LOSSES,
         only_with=MOVING,
     )
+
+    def check_baselines(self, algorithm: str) -> None:
+        """Refuses baselines of losses that are not means."""
+        if self.domain_baselines is not None and self.domain_losses != "ratio":
+            raise UserError(
+                f"--domain_baselines: expected --domain_losses=ratio with it in {algorithm}, since "
+                "a domain's baseline is a mean and the others are no means, found "
+                f"{self.domain_losses}"
+            )
 
     def absent_by_estimate(self) -> str:
         """Returns a default of --absent_domains.

@@ -40,7 +40,7 @@ from tff_agnostic.domain_weights.ascent import (
     LambdaOptions,
     lambda_ascent,
 )
-from tff_agnostic.domain_weights.excess import BaselineOptions, excess_losses
+from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.settings import setting
@@ -59,7 +59,6 @@ class StochasticAflOptions(
     GameGradientOptions,
     GameStepOptions,
     LossEstimatorOptions,
-    BaselineOptions,
     core.HoldoutOptions,
 ):
     """Settings of Stochastic-AFL; gamma_w is the server's learning rate.
@@ -86,12 +85,7 @@ class StochasticAflOptions(
                 "--domain_weight_update: Stochastic-AFL steps along estimates of the losses, and "
                 "cvar has no step: expected another, or --algorithm=agnostic_fed_avg"
             )
-        if self.domain_baselines is not None and self.domain_losses != "ratio":
-            raise UserError(
-                "--domain_baselines: expected --domain_losses=ratio with it in Stochastic-AFL, "
-                "since a domain's baseline is a mean and the others are no means, found "
-                f"{self.domain_losses}"
-            )
+        self.check_baselines("Stochastic-AFL")
 
 
 class StochasticAflState(NamedTuple):

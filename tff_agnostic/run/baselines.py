@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from tff_agnostic.boosting.ensemble import EnsembleModel
+from tff_agnostic.boosting.members import WordMembers
 from tff_agnostic.computations.algorithm import MAIN_MODEL
 from tff_agnostic.data.clients import ClientDataset, ClientsOfDomain, client_domain_counts
 from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, BaselineOptions
@@ -308,7 +310,8 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     """Returns the mean loss of the best constant prediction, over all examples of some clients.
 
     For a cross-entropy it is the entropy of the labels, for a language model's the unigram's, both
-    from counts. For any other loss the constant is found numerically. Regularizers do not count.
+    from counts, as are those of mixed distributions. For any other loss the constant is found
+    numerically. Regularizers do not count.
 
     Args:
         model: The model, whose loss and labels say which it is.
@@ -318,8 +321,13 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     if isinstance(spec, Mapping):
         raise UserError(f"--domain_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found a mapping")
     if isinstance(model.loss, SentenceLoss):
-        return _unigram_loss(model.loss, [c["y"] for c in clients])
+        return _unigram_loss(entropy, model.loss.expected_length, [c["y"] for c in clients])
     labels = np.concatenate([c["y"] for c in clients])
+    if isinstance(model, EnsembleModel) and (members := model.members) and members.are_densities:
+        smallest = entropy if model.mixture_loss == "log" else _gini
+        if isinstance(members, WordMembers):
+            return _unigram_loss(smallest, members.expected_length, [labels])
+        return smallest(np.unique(labels, return_counts=True)[1])
     inputs = tf.nest.map_structure(lambda x: x[:_PROBES], clients[0]["x"])
     outputs = np.asarray(
         model.predict(model.initial_weights, inputs, False, tf.zeros([2], tf.int32))
@@ -334,6 +342,12 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     if labels.ndim == 1 and labels.dtype.kind in "iu" and _is_cross_entropy(model, outputs, link):
         return entropy(counts)
     return _smallest_constant_loss(model, values, counts / len(labels), outputs, link)
+
+
+def _gini(counts: np.ndarray) -> float:
+    """Returns the smallest mean of |y - h|^2 over distributions h, for one-hot labels y."""
+    shares = counts / counts.sum()
+    return float(1.0 - np.sum(np.square(shares)))
 
 
 def _link_of(outputs: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -395,13 +409,24 @@ def _smallest_constant_loss(
     return float(best.fun)
 
 
-def _unigram_loss(loss: SentenceLoss, sentences: Sequence[np.ndarray]) -> float:
+def _unigram_loss(
+    smallest: Callable[[np.ndarray], float],
+    expected_length: Optional[float],
+    sentences: Sequence[np.ndarray],
+) -> float:
+    """Returns the mean loss of the best distribution of words.
+
+    Args:
+        smallest: Counts -> the smallest mean loss of one word.
+        expected_length: See `SentenceLoss`.
+        sentences: Ids of words, int [n, T] each; 0 is padding.
+    """
     rows = np.concatenate(sentences)
     is_word = rows != 0
     length: Any = is_word.sum(axis=1)
-    if loss.expected_length is not None:
-        length = np.full([len(rows)], loss.expected_length)
-    # What a word counts in the loss of its sentence.
+    if expected_length is not None:
+        length = np.full([len(rows)], expected_length)
+    # Weight of a word in the loss of its sentence.
     weights = np.where(is_word, 1.0 / np.maximum(length, 1)[:, np.newaxis], 0.0)
     counts = np.bincount(rows[is_word], weights[is_word])
-    return entropy(counts) * float(counts.sum()) / len(rows)
+    return smallest(counts) * float(counts.sum()) / len(rows)
