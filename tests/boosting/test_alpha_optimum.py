@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy.optimize import minimize
 
-from tff_agnostic.boosting.alpha import BoostOptions, alpha_steps
+from tff_agnostic.boosting.alpha import MIRROR_MAPS, BoostOptions, alpha_steps
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import GRADIENT_ESTIMATORS
@@ -115,3 +116,20 @@ def test_default_estimator_ends_nearer_than_figures():
     )
     start = excess(np.full(8, 1 / 8))
     assert default < start / 2 < start < figures
+
+
+@pytest.mark.parametrize(("name", "factor"), [("squared", 1.0), ("euclidean", 0.5)])
+def test_mirror_step_minimises_the_printed_objective(name, factor):
+    """Line 5 of figure 1 is argmin of eta <delta, x> + B_F(x || alpha); here F = factor |x|^2."""
+    rng = np.random.default_rng(3)
+    alpha, delta, eta = rng.dirichlet(np.ones(5)), rng.normal(size=5), 0.1
+    best = minimize(
+        lambda x: eta * delta @ x + factor * np.sum((x - alpha) ** 2),
+        alpha,
+        method="SLSQP",
+        bounds=[(0, 1)] * 5,
+        constraints={"type": "eq", "fun": lambda x: x.sum() - 1},
+        options={"ftol": 1e-14},
+    )
+    step = MIRROR_MAPS[name](tf.constant(alpha, tf.float32), tf.constant(-delta, tf.float32), eta)
+    np.testing.assert_allclose(step, best.x, atol=1e-6)

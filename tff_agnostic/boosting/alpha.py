@@ -32,7 +32,13 @@ from tff_agnostic.stateless_random import fold_in
 _FLOAT_BYTES = 4
 # (alpha, direction of ascent, step size) -> alpha: a step in a mirror map, and its projection.
 MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Registry(
-    "mirror map", {"entropy": exponentiated_gradient, "euclidean": projected_gradient}
+    "mirror map",
+    {
+        "entropy": exponentiated_gradient,
+        # F = |x|^2 / 2, and |x|^2 as printed in section 3.1: its gradient is 2 x.
+        "euclidean": projected_gradient,
+        "squared": lambda alpha, ascent, eta: projected_gradient(alpha, ascent, eta / 2),
+    },
 )
 _SAMPLED = ("uniform", "weighted")
 # The best estimator on problems with known optima: docs/reference/algorithms/fed_boost.md.
@@ -142,7 +148,8 @@ class BoostOptions(EnsembleOptions):
     )
     mirror_map: str = setting(
         "entropy",
-        "How alpha moves: by exponentiated gradients (entropy), or by projected ones (euclidean).",
+        "How alpha moves: by exponentiated gradients (entropy), or by projected ones, with F = "
+        "|x|^2 / 2 (euclidean) or F = |x|^2, as in the paper (squared).",
         choices=MIRROR_MAPS,
     )
     alpha_learning_rate: float = setting(
@@ -161,17 +168,17 @@ class BoostOptions(EnsembleOptions):
     alpha_schedule_factors: tuple[float, ...] = core.factors_setting("alpha")
 
     def __post_init__(self) -> None:
-        """Refuses what loses predictors for ever too; see `Settings`."""
+        """Refuses settings that lose predictors for ever; see `Settings`."""
         super().__post_init__()
         core.check_schedule(self, "alpha")
         if (
-            self.mirror_map == "euclidean"
+            self.mirror_map != "entropy"
             and self.predictor_sampling == "weighted"
             and not self.uniform_share
         ):
             raise UserError(
-                "--uniform_share: expected a positive share with --mirror_map=euclidean and "
-                "--predictor_sampling=weighted, found 0: projections make weights 0, and what "
+                f"--uniform_share: expected a positive share with --mirror_map={self.mirror_map} "
+                "and --predictor_sampling=weighted, found 0: projections make weights 0, and what "
                 "weighs nothing would never be sampled again"
             )
 
