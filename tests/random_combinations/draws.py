@@ -1,0 +1,310 @@
+"""Random combinations of choices of a training, and made-up clients for two rounds."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.aggregations.sums import private_sum
+from tests.random_combinations.tasks import ENSEMBLE, TASKS, Task
+from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
+from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.computations import Algorithm
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.errors import UserError
+from tff_agnostic.settings import Settings, check_effective
+
+ROUNDS, SEEDS_PER_GROUP = 2, 4
+_CLIENTS, _CLIENTS_PER_ROUND, _MOST_EXAMPLES = 10, 4, 6
+_SECURE = SecureSumOptions(max_examples=20, max_loss=1e4, max_delta=50.0, bits=40, min_clients=1)
+_MIXTURES = str(Path(__file__).with_name("mixtures.json"))
+# Algorithms with more settings are drawn more often.
+_ALGORITHMS = (
+    *["agnostic_fed_avg"] * 5,
+    *["stochastic_afl"] * 3,
+    *["delta_fl"] * 3,
+    *["term", "q_ffl"] * 2,
+    *("fed_avg", "fed_prox", "fed_avg_sub", "fed_avg_target_only", "fed_boost", "afl_boost"),
+)
+# TFF compiles secure sums to verify them, and those after "tff/" to run them, for seconds.
+_SUMS = {
+    "plain": 80,
+    "secure": 6,
+    "central": 8,
+    "tree": 4,
+    "distributed": 1.5,
+    "tff/robust": 0.2,
+    "tff/compressed": 0.2,
+    "tff/secure": 0.1,
+}
+# Values of settings in addition to their defaults.
+_POOL: Mapping[str, Sequence[Any]] = {
+    "client_learning_rate": (0.05, 0.3),
+    "client_epochs": (1, 2),
+    "batch_size": (2, 3, 100),
+    "batch_normalizer": ("client", "batch"),
+    "shuffle": (False, False, True),
+    "client_schedule": ("inverse_time", "inverse_sqrt", "exponential", "cosine"),
+    "client_schedule_rounds": ((1,), (3,)),
+    "client_schedule_factors": ((0.5,),),
+    "server_optimizer": ("momentum", "nesterov", "adagrad", "adam", "yogi"),
+    "server_learning_rate": (0.1, 0.5),
+    "server_momentum": (0.0, 0.5),
+    "server_schedule": ("piecewise", "inverse_time"),
+    "server_schedule_rounds": ((1,),),
+    "server_schedule_factors": ((0.3,),),
+    "client_weighting": ("equal",),
+    "domain_loss_share": (0.4,),
+    "domain_weight_update": ("exponentiated_gradient", "projected_gradient", "cvar", "fixed"),
+    "domain_learning_rate": (0.1, 1.0),
+    "domain_conformity": (0.4, 1.0),
+    "cvar_rate": (1.0,),
+    "absent_domains": ("freeze", "zero"),
+    "chi2_weight": (0.2,),
+    "chi2_sign": ("pessimism",),
+    "lambda_set": ("box", "hull", "ball"),
+    "lambda_lower": ((0.1,), (0.3, 0.0, 0.1)),
+    "lambda_upper": ((0.6,), (0.5, 0.4, 0.9)),
+    "lambda_radius": (0.05, 0.5, 5.0),
+    "mixtures": (_MIXTURES,),
+    "initial_domain_weights": ((0.5, 0.2, 0.3), (0.0, 0.4, 0.6)),
+    "initial_domain_counts": ((4.0, 1.0, 2.5),),
+    "domain_baselines": ((0.4, 1.0, 0.1),),
+    "window": (2,),
+    "domain_losses": ("ratio", "unbiased"),
+    "weights_gradient": ("weighted",),
+    "lambda_gradient": ("one_domain",),
+    "step_decay": ("inverse_sqrt", "inverse"),
+    "optimistic": (True,),
+    "weights_radius": (1.0,),
+    "sample_size": (3,),
+    "mu": (0.0, 0.7),
+    "q": (0.0, 0.5, 3.0),
+    "tilt": (-1.0, 0.0, 2.0),
+    "cohort_share": (0.6, 1.0),
+    "target_domain": ("0", "1"),
+    "conformity": ((1.0,), (0.3,), (0.6, 1.0, 0.1)),
+    "threshold": ("lagged", "tracked"),
+    "boundary": ("paper", "smooth"),
+    "smoothing": (0.5,),
+    "predictor_sampling": ("none", "uniform"),
+    "budget": (1, 3),
+    "predictor_draw": ("independent",),
+    "mirror_map": ("euclidean",),
+    "alpha_learning_rate": (0.5,),
+    "repetitions": (2,),
+    "returned_alpha": ("mean",),
+    "alpha_schedule": ("inverse_sqrt",),
+    "example_weight": ("cohort",),
+}
+_REQUIRED = ("shuffle", "target_domain", "mixtures", "q", "tilt", "conformity")
+_PER_DOMAIN = (
+    *("lambda_lower", "lambda_upper", "initial_domain_weights", "initial_domain_counts"),
+    *("domain_baselines", "lambda_set"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """Choices of a training.
+
+    Attributes:
+        seed: Seed of the weights and of the clients.
+        group: Seed of what a trace depends on: algorithm, settings, task, sums and runtime.
+        algorithm: Name of the algorithm.
+        settings: Its settings that differ from the defaults.
+        task: Member of `TASKS`, or "ensemble".
+        sums: Member of `_SUMS`.
+        runtime: "streamed", "vectorised" or "tff".
+        sampling: Member of `COHORT_SAMPLINGS`.
+        domains: Names of the domains, in the order of their ids.
+        absent: Ids of the domains that are absent from the first round.
+        odd_clients: Which odd clients join the first cohort: "empty", "not finite".
+        factor: Factor of all losses.
+        shift: Constant added to all losses.
+    """
+
+    seed: int
+    group: int
+    algorithm: str
+    settings: Mapping[str, Any]
+    task: str = "classes"
+    sums: str = "plain"
+    runtime: str = "streamed"
+    sampling: str = "uniform"
+    domains: tuple[str, ...] = ("0", "1", "2")
+    absent: tuple[int, ...] = ()
+    odd_clients: tuple[str, ...] = ()
+    factor: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def spec(self) -> AlgorithmSpec:
+        """The algorithm's entry in the registry."""
+        return ALGORITHMS[self.algorithm]
+
+    @property
+    def options(self) -> Any:
+        """The algorithm's settings."""
+        return self.spec.options(**self.settings)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether sums have noise."""
+        return self.sums in ("central", "tree", "distributed")
+
+    def build(self) -> Algorithm:
+        """Returns the algorithm."""
+        model = self.the_task.model(self.seed, self.factor, self.shift)
+        counts = tuple(self.expected_counts().tolist())
+        return self.spec.build(Problem(model, self.domains, self.group, counts), self.options)
+
+    def traced(self) -> "Combination":
+        """Returns what a trace depends on, without clients, weights and the losses' constants."""
+        return dataclasses.replace(
+            self, seed=0, sampling="", absent=(), odd_clients=(), factor=1.0, shift=0.0
+        )
+
+    def expected_counts(self) -> np.ndarray:
+        """Returns the examples of each domain that a round is expected to have, float64 [p]."""
+        rng = np.random.default_rng([self.group, 1])
+        of_names = dict(zip(sorted(self.domains), rng.uniform(1, 8, len(self.domains))))
+        return np.array([of_names[name] for name in self.domains])
+
+    @property
+    def the_task(self) -> Task:
+        """The task."""
+        return ENSEMBLE if self.task == "ensemble" else TASKS[self.task]
+
+    def clients(self) -> dict[str, dict[str, np.ndarray]]:
+        """Returns clients of unequal losses by id: each has examples of two domains or of one."""
+        rng = np.random.default_rng([self.seed, 2])
+        names = sorted(self.domains)
+        clients = {}
+        for k in range(_CLIENTS):
+            size = 1 if k < 2 else int(rng.integers(1, _MOST_EXAMPLES + 1))
+            x, y = self.the_task.draw(rng, size)
+            if self.the_task.has_real_inputs:
+                x *= np.float32(0.4 + 0.3 * k)
+            drawn = rng.choice([k, k + 1], size) % len(names)
+            ids = np.array([self.domains.index(names[d]) for d in drawn], np.int32)
+            clients[f"c{k}"] = {"x": x, "y": y, "domain_id": ids}
+        return clients
+
+    def cohorts(self) -> list[list[dict[str, np.ndarray]]]:
+        """Returns the cohorts of the rounds."""
+        clients = _Clients(self.clients())
+        draw = COHORT_SAMPLINGS[self.sampling](
+            clients, len(self.domains), _CLIENTS_PER_ROUND, self.seed
+        )
+        first, *others = [
+            [clients.read(client) for client in draw(t)] for t in range(1, ROUNDS + 1)
+        ]
+        first = [_without(client, self.absent) for client in first]
+        nobody = _without(clients["c0"], range(len(self.domains)))
+        if "empty" in self.odd_clients:
+            first.insert(1, nobody)
+        if "not finite" in self.odd_clients:
+            spoiled = {**clients["c9"], "x": clients["c9"]["x"] * np.float32("nan")}
+            first.append(spoiled)
+        # Secure and private sums are of one client at least.
+        return [cohort or [nobody] for cohort in (first, *others)]
+
+    def aggregation(self) -> Any:
+        """Returns the aggregation."""
+        name = self.sums.removeprefix("tff/")
+        if name != self.sums:
+            build = UPDATE_AGGREGATORS[name].build
+            assert build is not None
+            own = _SECURE if name == "secure" else Settings()
+            return build(UPDATE_AGGREGATORS[name].options(), own, float(_CLIENTS_PER_ROUND))
+        if name in ("plain", "secure"):
+            return PlainSum() if name == "plain" else SecureSum(_SECURE)
+        least = {"least_clients": 1} if name == "distributed" else {}
+        inner = SecureSum(_SECURE) if name == "distributed" else PlainSum()
+        return private_sum(name, inner, 0.02, float(_CLIENTS_PER_ROUND), clip_norm=0.5, **least)
+
+
+class _Clients(dict):
+    client_ids = property(lambda self: list(self))
+
+    def read(self, client_id: str) -> dict[str, np.ndarray]:
+        """Returns a client."""
+        return self[client_id]
+
+
+def _without(client: Mapping[str, np.ndarray], domains: Sequence[int]) -> dict[str, np.ndarray]:
+    stays = ~np.isin(client["domain_id"], domains)
+    return {name: column[stays] for name, column in client.items()}
+
+
+def draw(seed: int) -> Combination:
+    """Returns a random combination, a function of the seed.
+
+    Neighbouring seeds share what a trace depends on.
+    """
+    group = seed // SEEDS_PER_GROUP
+    rng = np.random.default_rng([group, 0])
+    algorithm = str(rng.choice(_ALGORITHMS))
+    options = ALGORITHMS[algorithm].options
+    is_ensemble = issubclass(options, EnsembleOptions)
+    weights = np.array(list(_SUMS.values()))
+    sums = str(rng.choice(list(_SUMS), p=weights / weights.sum()))
+    runtime = "vectorised" if rng.random() < 0.2 else "streamed"
+    is_single = bool(rng.random() < 0.1)
+    combination = Combination(
+        seed=seed,
+        group=group,
+        algorithm=algorithm,
+        settings={},
+        task="ensemble" if is_ensemble else str(rng.choice(list(TASKS))),
+        sums=sums,
+        runtime="tff" if sums.startswith("tff/") else runtime,
+        domains=("0",) if is_single else ("0", "1", "2"),
+    )
+    while True:
+        drawn = dataclasses.replace(combination, settings=_settings(rng, options, is_single))
+        try:
+            drawn.build()
+        except UserError:
+            continue
+        return _with_clients(drawn)
+
+
+def _with_clients(combination: Combination) -> Combination:
+    """Returns the combination with random choices that no trace depends on."""
+    rng = np.random.default_rng([combination.seed, 3])
+    odd_clients = ("empty", "not finite")[: 1 + combination.the_task.has_real_inputs]
+    is_whole = len(combination.domains) == 1 or rng.random() < 0.6
+    return dataclasses.replace(
+        combination,
+        sampling="turns" if combination.sums == "tree" else str(rng.choice(list(COHORT_SAMPLINGS))),
+        absent=() if is_whole else (int(rng.integers(len(combination.domains))),),
+        odd_clients=tuple(odd for odd in odd_clients if rng.random() < 0.3),
+    )
+
+
+def _settings(rng: np.random.Generator, options: type, is_single: bool) -> dict[str, Any]:
+    """Returns random settings that the package accepts together."""
+    fields = {field.name for field in dataclasses.fields(options)}
+    likelihood = rng.choice([0.2, 0.5])
+    settings: dict[str, Any] = {}
+    # A setting precedes those that have an effect with some of its values only.
+    for name, values in _POOL.items():
+        if name not in fields or (name not in _REQUIRED and rng.random() > likelihood):
+            continue
+        value = values[rng.integers(len(values))]
+        if is_single and name in _PER_DOMAIN:
+            continue
+        more = {**settings, name: "0" if is_single and name == "target_domain" else value}
+        try:
+            check_effective(options(**more), more)
+        except UserError:
+            continue
+        settings = more
+    return settings

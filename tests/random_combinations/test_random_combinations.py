@@ -1,0 +1,596 @@
+"""Random combinations of choices play two rounds, and keep the invariants of `INVARIANTS`.
+
+A draw is a function of its seed, which is the name of its test. RANDOM_COMBINATIONS=60:200 in the
+environment replaces the seeds by those from 60 to 199.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import assert_identical, to_numpy
+from tests.random_combinations.draws import Combination, draw
+from tff_agnostic.algorithms import Trait
+from tff_agnostic.computations import Algorithm, as_tensors
+from tff_agnostic.report_fields import ReportField, Role, paired
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.saving.checkpoints import CheckpointFolder
+
+_NUM_DRAWS = 60
+_QUICK = (0, 1, 5, 6, 10, 11)
+_FACTOR = 4.0
+# What a histogram of losses must tell apart whatever is added to them.
+_LEAST_RATIO = 1.06
+# Columns that are losses, other than those of the domains, or rates.
+_LOSSES_AND_RATES = ("threshold", "center", "unit_loss", "client_learning", "server_learning")
+
+
+class Run(NamedTuple):
+    """Two rounds.
+
+    Attributes:
+        combination: The choices.
+        algorithm: The algorithm.
+        training: The training in its runtime.
+        cohorts: The cohorts.
+        states: The state before each round and after the last one.
+        columns: The reported columns of each round: the field and the value by name.
+    """
+
+    combination: Combination
+    algorithm: Algorithm
+    training: Any
+    cohorts: Sequence[Any]
+    states: Sequence[Any]
+    columns: Sequence[Mapping[str, tuple[ReportField, np.ndarray]]]
+
+    def models(self) -> dict[str, np.ndarray]:
+        """Returns the trainable weights of every model after the last round."""
+        return {
+            f"{name}/{k}": np.asarray(weights)
+            for name, model in self.algorithm.models(self.states[-1].algorithm).items()
+            for k, weights in enumerate(model.trainable)
+        }
+
+
+class Bench:
+    """Running runtimes, and the trainings of one group of draws.
+
+    Args:
+        runtime: Returns a running runtime by name.
+        folder: Folder for checkpoints.
+    """
+
+    def __init__(self, runtime: Callable[[str], Any], folder: Path) -> None:
+        self.folder = folder
+        self._runtime = runtime
+        self._group = -1
+        self._trainings: dict[str, Any] = {}
+
+    def run(
+        self,
+        combination: Combination,
+        cohorts: Optional[Sequence[Any]] = None,
+        state: Optional[Any] = None,
+    ) -> Run:
+        """Runs the combination's cohorts, or others, from its first state, or another."""
+        algorithm = combination.build()
+        # A trace depends neither on clients nor on weights, which have the losses' constant.
+        key = repr(combination.traced())
+        if combination.group != self._group:
+            self._group, self._trainings = combination.group, {}
+        if key not in self._trainings:
+            runtime = self._runtime(combination.runtime)
+            self._trainings[key] = runtime.training(algorithm, combination.aggregation())
+        training = self._trainings[key]
+        if state is None:
+            first = to_numpy(as_tensors(algorithm.initialize()))
+            state = training.initialize()._replace(algorithm=first)
+        states, columns = [state], []
+        cohorts = combination.cohorts() if cohorts is None else cohorts
+        for cohort in cohorts:
+            state, report = training.next(states[-1], cohort)
+            states.append(state)
+            pairs = paired(training.quantities, report)
+            columns.append({field.name: (field, np.asarray(value)) for field, value in pairs})
+        return Run(combination, algorithm, training, cohorts, states, columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class Invariant:
+    """A relation between a run and another one.
+
+    Attributes:
+        holds: Whether the mathematics has it for the combination of a run.
+        check: Runs the other one, and compares.
+        tolerance: Largest difference of a value, relative to 1 plus its size; 0 for bits.
+        scope: The combinations for which it holds.
+        reason: Reason for the tolerance.
+        weight: How often it is drawn among those that need a trace; 0 if it is checked always.
+    """
+
+    holds: Callable[[Run], bool]
+    check: Callable[[Bench, Run, float], None]
+    tolerance: float
+    scope: str
+    reason: str
+    weight: float = 0.0
+
+
+def _assert_close(name: str, actual: Any, expected: Any, tolerance: float) -> None:
+    np.testing.assert_allclose(
+        actual, expected, rtol=tolerance, atol=tolerance, err_msg=f"{name} differs"
+    )
+
+
+def _assert_same_models(actual: Run, expected: Run, tolerance: float) -> None:
+    models, others = actual.models(), expected.models()
+    assert models.keys() == others.keys()
+    for name in models:
+        _assert_close(name, models[name], others[name], tolerance)
+
+
+def _assert_same(
+    actual: Run,
+    expected: Run,
+    tolerance: float,
+    change: Callable[[ReportField, np.ndarray, Any], Any] = lambda field, value, of_round: value,
+) -> None:
+    """Compares models and columns; a column's expected value is what `change` makes of it."""
+    _assert_same_models(actual, expected, tolerance)
+    for t, (found, wanted) in enumerate(zip(actual.columns, expected.columns)):
+        for name in found.keys() & wanted.keys():
+            value = change(*wanted[name], wanted)
+            if value is not None:
+                _assert_close(f"round {t}: {name}", found[name][1], value, tolerance)
+
+
+def _check_client_order(bench: Bench, run: Run, tolerance: float) -> None:
+    reordered = [cohort[::-1] for cohort in run.cohorts]
+    _assert_same(bench.run(run.combination, reordered), run, tolerance)
+
+
+def _check_twice(bench: Bench, run: Run, tolerance: float) -> None:
+    # Later rounds' windows would hold the counts of both.
+    cohort, once = run.cohorts[-1], run._replace(columns=run.columns[-1:])
+    twice = bench.run(run.combination, [[*cohort, *cohort]], run.states[-2])
+
+    def means(field: ReportField, value: np.ndarray, _: Any) -> Any:
+        return None if field.role is Role.NONE else value
+
+    _assert_same(twice, once, tolerance, means)
+
+
+def _check_resumed(bench: Bench, run: Run, tolerance: float) -> None:
+    del tolerance
+    state = run.states[1]
+    with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
+        checkpoints = CheckpointFolder(Path(folder) / "checkpoints", keep=1)
+        checkpoints.save(1, state, run.algorithm.models(state.algorithm))
+        restored = checkpoints.load_latest().restore(run.training.initialize(), "here")
+    resumed = bench.run(run.combination, run.cohorts[1:], restored)
+    assert_identical(resumed.states[-1], run.states[-1])
+
+
+def _check_shift(bench: Bench, run: Run, tolerance: float) -> None:
+    combination = run.combination
+    shift = 2.0 if combination.sums == "secure" or combination.algorithm == "delta_fl" else -3.0
+    settings = dict(combination.settings)
+    if "domain_baselines" in settings:
+        settings["domain_baselines"] = tuple(b + shift for b in settings["domain_baselines"])
+    shifted = dataclasses.replace(combination, settings=settings, shift=shift)
+
+    def moved(field: ReportField, value: np.ndarray, of_round: Any) -> Any:
+        if field.name.startswith(_LOSSES_AND_RATES):
+            return None
+        is_loss = field.role is Role.DOMAIN_LOSS
+        return np.where(_measured(of_round) > 0, value + shift, value) if is_loss else value
+
+    _assert_same(bench.run(shifted), run, tolerance, moved)
+
+
+def _measured(of_round: Mapping[str, tuple[ReportField, np.ndarray]]) -> np.ndarray:
+    """Returns how many examples of each domain have a loss in a round."""
+    names = ("kept_out/num_examples", "train/num_examples")
+    return next(of_round[name][1] for name in names if name in of_round)
+
+
+def _check_factor(bench: Bench, run: Run, tolerance: float) -> None:
+    combination = run.combination
+    options, settings = combination.options, dict(combination.settings)
+    divided = ["client_learning_rate", "domain_learning_rate", "tilt"]
+    if combination.algorithm == "stochastic_afl":
+        divided.append("server_learning_rate")
+    for name in divided:
+        if hasattr(options, name):
+            settings[name] = getattr(options, name) / _FACTOR
+    for name in ("mu", "chi2_weight", "smoothing"):
+        if name in settings:
+            settings[name] *= _FACTOR
+    if "domain_baselines" in settings:
+        settings["domain_baselines"] = tuple(_FACTOR * b for b in settings["domain_baselines"])
+    scaled = dataclasses.replace(combination, settings=settings, factor=_FACTOR)
+
+    def multiplied(field: ReportField, value: np.ndarray, _: Any) -> Any:
+        if field.name.startswith(_LOSSES_AND_RATES):
+            return None
+        return _FACTOR * value if field.role is Role.DOMAIN_LOSS else value
+
+    _assert_same(bench.run(scaled), run, tolerance, multiplied)
+
+
+def _check_domain_order(bench: Bench, run: Run, tolerance: float) -> None:
+    combination = run.combination
+    order, to_new = [2, 0, 1], np.array([1, 2, 0], np.int32)
+    settings = {
+        name: tuple(value[k] for k in order)
+        if isinstance(value, tuple) and len(value) == 3 and name != "conformity"
+        else value
+        for name, value in combination.settings.items()
+    }
+    reordered = dataclasses.replace(
+        combination,
+        settings=settings,
+        domains=tuple(combination.domains[k] for k in order),
+    )
+    # A stratified draw has the clients of other ids.
+    cohorts = [
+        [{**client, "domain_id": to_new[client["domain_id"]]} for client in cohort]
+        for cohort in run.cohorts
+    ]
+
+    def permuted(field: ReportField, value: np.ndarray, _: Any) -> Any:
+        return value[order] if field.per_domain else value
+
+    _assert_same(bench.run(reordered, cohorts), run, tolerance, permuted)
+
+
+def _elsewhere(**changes: Any) -> Callable[[Bench, Run, float], None]:
+    """Returns the check that a run with other choices gives the same."""
+
+    def check(bench: Bench, run: Run, tolerance: float) -> None:
+        other = bench.run(dataclasses.replace(run.combination, **changes))
+
+        def of_both(field: ReportField, value: np.ndarray, _: Any) -> Any:
+            return None if "clip" in field.name else value
+
+        _assert_same(other, run, tolerance, of_both)
+
+    return check
+
+
+def _check_other_mode(bench: Bench, run: Run, tolerance: float) -> None:
+    other = "vectorised" if run.combination.runtime == "streamed" else "streamed"
+    _elsewhere(runtime=other)(bench, run, tolerance)
+
+
+def _check_fed_avg(bench: Bench, run: Run, tolerance: float) -> None:
+    settings = run.combination.settings
+    fields = {field.name for field in dataclasses.fields(_FED_AVG.options)}
+    kept = {name: value for name, value in settings.items() if name in fields}
+    other = dataclasses.replace(run.combination, algorithm="fed_avg", settings=kept)
+    models, expected = run.models(), bench.run(other).models()
+    for k, (name, weights) in enumerate(expected.items()):
+        _assert_close(name, list(models.values())[k], weights, tolerance)
+
+
+def _check_fixed_weights(bench: Bench, run: Run, tolerance: float) -> None:
+    settings = {
+        name: value
+        for name, value in run.combination.settings.items()
+        if name not in ("domain_conformity", "cvar_rate", "domain_baselines")
+    }
+    settings["domain_weight_update"] = "fixed"
+    expected = run.combination.expected_counts()
+    settings["initial_domain_weights"] = tuple((expected / expected.sum()).tolist())
+    fixed = dataclasses.replace(run.combination, settings=settings)
+    _assert_same_models(bench.run(fixed), run, tolerance)
+
+
+_FED_AVG = Combination(0, 0, "fed_avg", {})
+
+
+def _is_plain(run: Run) -> bool:
+    return run.combination.sums == "plain"
+
+
+def _is_mean(run: Run) -> bool:
+    """Whether sums have neither noise nor values that were cut to their bounds."""
+    clipped = [
+        value
+        for of_round in run.columns
+        for name, (_, value) in of_round.items()
+        if "clipped/" in name
+    ]
+    return run.combination.sums in ("plain", "secure") and not any(clipped)
+
+
+def _reads_no_order(run: Run) -> bool:
+    """Whether nothing is drawn by a hash of a client's examples, which has the domains' ids."""
+    options = run.combination.options
+    return not (
+        getattr(options, "shuffle", False)
+        or getattr(options, "domain_loss_share", 0.0)
+        or getattr(options, "sample_size", None)
+        or getattr(options, "cohort_share", 1.0) < 1.0
+    )
+
+
+def _draws_no_domain(run: Run) -> bool:
+    options = run.combination.options
+    return (
+        getattr(options, "weights_gradient", "per_domain") == "per_domain"
+        and getattr(options, "lambda_gradient", "every_domain") == "every_domain"
+    )
+
+
+def _tells_losses_apart(run: Run) -> bool:
+    """Whether the bins of Delta-FL order the clients as their losses do, shifted ones too."""
+    options = run.combination.options
+    if options.conformity == (1.0,):
+        return True
+    if options.threshold != "survey" or options.boundary == "smooth" or options.domain_loss_share:
+        return False
+    for state, cohort in zip(run.states, run.cohorts):
+        for level in state.algorithm.levels:
+            losses = np.sort([_mean_loss(run, level.weights, client) for client in cohort])
+            losses = losses[np.isfinite(losses)]
+            for shift in (0.0, 2.0):
+                if np.any(losses[1:] + shift < _LEAST_RATIO * (losses[:-1] + shift)):
+                    return False
+    return True
+
+
+def _mean_loss(run: Run, weights: Any, client: Mapping[str, np.ndarray]) -> float:
+    if not len(client["domain_id"]):
+        return np.nan
+    seed = tf.zeros([2], tf.int32)
+    losses, _ = run.algorithm.problem.model.example_losses(weights, client, False, seed)
+    return float(np.mean(losses))
+
+
+def _ignores_shift(run: Run) -> bool:
+    combination, options = run.combination, run.combination.options
+    if not (_is_mean(run) and combination.the_task.can_be_scaled):
+        return False
+    if combination.algorithm == "delta_fl":
+        return _tells_losses_apart(run)
+    if combination.algorithm == "q_ffl":
+        return options.q == 0
+    if getattr(options, "domain_weight_update", "fixed") == "fixed":
+        return True
+    if combination.algorithm == "stochastic_afl" and (
+        options.domain_losses != "ratio" or options.lambda_gradient != "every_domain"
+    ):
+        return False
+    # An absent domain's loss of 0 is not shifted.
+    is_everywhere = all(np.all(_measured(of_round) > 0) for of_round in run.columns)
+    return is_everywhere or options.absent_domains == "freeze"
+
+
+def _ignores_factor(run: Run) -> bool:
+    combination, options = run.combination, run.combination.options
+    if not (_is_plain(run) and combination.the_task.can_be_scaled):
+        return False
+    if combination.algorithm == "delta_fl":
+        return _tells_losses_apart(run)
+    is_adaptive = getattr(options, "server_optimizer", "sgd") in ("adagrad", "adam", "yogi")
+    return combination.algorithm != "stochastic_afl" or not is_adaptive
+
+
+def _is_fed_avg(run: Run) -> bool:
+    """Whether settings, or a single domain, make FedAvg of another algorithm."""
+    combination, options = run.combination, run.combination.options
+    if (
+        not _is_mean(run)
+        or getattr(options, "domain_loss_share", 0.0)
+        or getattr(options, "client_weighting", "examples") != "examples"
+    ):
+        return False
+    if len(combination.domains) == 1 and Trait.ONE_DOMAIN_IS_FED_AVG in combination.spec.traits:
+        return combination.algorithm != "fed_avg"
+    identity = {"q": 0.0, "tilt": 0.0, "mu": 0.0, "cohort_share": 1.0, "conformity": (1.0,)}
+    return any(getattr(options, name, None) == value for name, value in identity.items())
+
+
+def _is_fixed(run: Run) -> bool:
+    options = run.combination.options
+    return (
+        getattr(options, "domain_weight_update", "") == "cvar"
+        and options.domain_conformity == 1.0
+        and options.initial_domain_weights is None
+    )
+
+
+def _runs_in_process(run: Run) -> bool:
+    return run.combination.runtime != "tff"
+
+
+INVARIANTS: Mapping[str, Invariant] = {
+    "the clients' order changes nothing": Invariant(
+        # Clients' own noise depends on their places.
+        lambda run: run.combination.sums != "distributed",
+        _check_client_order,
+        tolerance=1e-4,
+        scope="all but noise that clients add",
+        reason="float32 sums in another order",
+    ),
+    "every client twice is the same mean": Invariant(
+        lambda run: _is_mean(run) and Trait.COHORT_TWICE_IS_ONCE in run.combination.spec.traits,
+        _check_twice,
+        tolerance=1e-4,
+        scope="algorithms that claim it, without noise",
+        reason="float32 sums of twice the size",
+    ),
+    "a resumed run is the uninterrupted one": Invariant(
+        lambda run: True,
+        _check_resumed,
+        tolerance=0.0,
+        scope="all",
+        reason="the same functions of the same numbers",
+    ),
+    "a constant added to all losses changes nothing": Invariant(
+        _ignores_shift,
+        _check_shift,
+        tolerance=1e-3,
+        scope="without noise: FedAvg and its variants, TERM, q = 0, Delta-FL's survey where its "
+        "bins tell the losses apart; lambda in every set by every ascent where no absent domain "
+        "counts as 0, and in Stochastic-AFL where losses are means",
+        reason="losses of float32 lose digits",
+    ),
+    "losses times 4 with rates over 4 are the same": Invariant(
+        _ignores_factor,
+        _check_factor,
+        tolerance=1e-3,
+        scope="plain sums: all but ensembles, and Stochastic-AFL with an adaptive server optimizer",
+        reason="learning rates are rounded",
+        weight=1.0,
+    ),
+    "the domains' order changes nothing else": Invariant(
+        lambda run: (
+            _is_mean(run)
+            and len(run.combination.domains) > 1
+            and _reads_no_order(run)
+            and _draws_no_domain(run)
+        ),
+        _check_domain_order,
+        tolerance=1e-4,
+        scope="no noise, and nothing drawn by domain or by a hash of examples",
+        reason="float32 sums in another order",
+        weight=1.5,
+    ),
+    "streamed clients equal vectorised ones": Invariant(
+        _runs_in_process,
+        _check_other_mode,
+        tolerance=1e-4,
+        scope="all",
+        reason="other kernels",
+        weight=0.5,
+    ),
+    "secure sums equal plain ones": Invariant(
+        lambda run: run.combination.sums == "secure" and _is_mean(run),
+        _elsewhere(sums="plain"),
+        tolerance=1e-3,
+        scope="all",
+        reason="40 bits of each value within its bounds",
+        weight=2.0,
+    ),
+    "the identity settings are FedAvg": Invariant(
+        _is_fed_avg,
+        _check_fed_avg,
+        tolerance=1e-4,
+        scope="one domain, q = 0, tilt = 0, mu = 0, conformity 1, share 1; without noise, holdout "
+        "or equal weights of clients",
+        reason="weights that cancel",
+        weight=3.0,
+    ),
+    "CVaR of all examples keeps the training mixture": Invariant(
+        _is_fixed,
+        _check_fixed_weights,
+        tolerance=1e-4,
+        scope="conformity 1 from the training mixture",
+        reason="float32 shares",
+        weight=3.0,
+    ),
+    "the cohort runtime equals TFF's": Invariant(
+        _runs_in_process,
+        _elsewhere(runtime="tff"),
+        tolerance=1e-4,
+        scope="all",
+        reason="another build of TensorFlow",
+        weight=0.03,
+    ),
+    "the cohort runtime equals Ray's": Invariant(
+        _runs_in_process,
+        _elsewhere(runtime="ray"),
+        tolerance=1e-4,
+        scope="all",
+        reason="sums of the workers' sums",
+        weight=0.003,
+    ),
+}
+
+
+def check_draw(bench: Bench, seed: int) -> list[str]:
+    """Returns the names of the invariants that a draw keeps.
+
+    Raises:
+        AssertionError: With the draw and all that it breaks.
+    """
+    combination = draw(seed)
+    failures: dict[str, Exception] = {}
+    checked: list[str] = []
+    try:
+        run = bench.run(combination)
+        _assert_sound(run)
+        checked = _chosen(run)
+    except Exception as e:
+        failures["the run is sound"] = e
+    for name in checked:
+        row = INVARIANTS[name]
+        try:
+            row.check(bench, run, row.tolerance)
+        except Exception as e:
+            failures[name] = e
+    if failures:
+        lines = [f"{name}: {type(e).__name__}: {e}" for name, e in failures.items()]
+        raise AssertionError("\n".join([f"draw {seed}: {combination}", *lines]))
+    return checked
+
+
+def _assert_sound(run: Run) -> None:
+    for cohort, of_round in zip(run.cohorts, run.columns):
+        outcomes = [value for name, (_, value) in of_round.items() if name.startswith("clients/")]
+        assert run.combination.is_private or sum(outcomes) == len(cohort)
+        assert not of_round["skipped"][1]
+    assert all(np.all(np.isfinite(weights)) for weights in run.models().values())
+
+
+def _chosen(run: Run) -> list[str]:
+    """Returns the invariants to check: those without a trace, and one of the others."""
+    held = {name: row.weight for name, row in INVARIANTS.items() if row.holds(run)}
+    drawn = {name: weight for name, weight in held.items() if weight}
+    rng = np.random.default_rng([run.combination.group, 2])
+    chances = np.array(list(drawn.values())) / sum(drawn.values()) if drawn else None
+    others = [str(rng.choice(list(drawn), p=chances))] if drawn else []
+    return [name for name, weight in held.items() if not weight] + others
+
+
+@pytest.fixture(scope="module")
+def bench(request, tmp_path_factory):
+    """Returns runtimes, each of which is started at its first use."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def get(name: str) -> Any:
+            if name == "tff":
+                return request.getfixturevalue("tff_runtime")
+            if name == "ray":
+                return stack.enter_context(RUNTIMES["ray"](RuntimeOptions(num_workers=1)))
+            return stack.enter_context(RUNTIMES["cohort"](RuntimeOptions(client_mode=name)))
+
+        yield Bench(get, tmp_path_factory.mktemp("checkpoints"))
+
+
+def _seeds() -> list[Any]:
+    if given := os.environ.get("RANDOM_COMBINATIONS"):
+        return list(range(*map(int, given.split(":"))))
+    return [
+        pytest.param(seed, marks=() if seed in _QUICK else pytest.mark.slow)
+        for seed in range(_NUM_DRAWS)
+    ]
+
+
+@pytest.mark.parametrize("seed", _seeds())
+def test_random_combination_keeps_invariants(bench, record_property, seed):
+    record_property("invariants", check_draw(bench, seed))
