@@ -152,7 +152,8 @@ def _round(algorithm: Any, state: Any, losses: Any, measured: Any, trained: Any 
     return algorithm.finish(state, sums)
 
 
-def test_optimistic_steps_do_not_count_a_loss_twice_when_its_domain_is_back():
+@pytest.mark.parametrize("first_round", [1, 2])
+def test_optimistic_steps_count_losses_of_returning_domains_once(first_round):
     algorithm = build_afl(
         optimistic=True,
         domain_losses="ratio",
@@ -160,9 +161,9 @@ def test_optimistic_steps_do_not_count_a_loss_twice_when_its_domain_is_back():
         domain_weight_update="exponentiated_gradient",
     )
     state = algorithm.initialize()
-    # Means of 1, 2 and 3 in every round, the last domain in every second one.
+    # The means are 1, 2 and 3 in every round; the last domain is present in every second round.
     for round_num in range(1, 10):
-        counts = np.array([1.0, 1.0, round_num % 2])
+        counts = np.array([1.0, 1.0, (round_num - first_round + 1) % 2])
         before = np.asarray(state.lambda_, np.float64)
         state = _round(algorithm, state, [1, 2, 3] * counts, counts)
         wanted = before * np.exp(0.1 * np.array([1.0, 2.0, 3.0]))

@@ -88,6 +88,19 @@ class StochasticAflOptions(
         self.check_baselines("Stochastic-AFL")
 
 
+class LastGradients(NamedTuple):
+    """The gradients that optimistic steps look back to.
+
+    Attributes:
+        gradients: Gradients of the last step.
+        is_known: 1 for domains whose loss is among them, 0 before a domain's first loss; float32
+            [p].
+    """
+
+    gradients: Gradients
+    is_known: tf.Tensor
+
+
 class StochasticAflState(NamedTuple):
     """What the server remembers.
 
@@ -99,7 +112,7 @@ class StochasticAflState(NamedTuple):
         mean_lambda: lambda_A, the mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before.
         steps: t, rounds that had examples, int32 scalar.
         rounds: All rounds, int32 scalar: what draws are made from.
-        before: The gradients of the last step, for the optimistic variant; empty otherwise.
+        before: The last gradients, for the optimistic variant; empty otherwise.
     """
 
     weights: core.ModelWeights
@@ -169,7 +182,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
             mean_lambda=steps.mixture(lambda_),
             steps=tf.constant(0),
             rounds=tf.constant(0),
-            before=no_gradients if options.optimistic else (),
+            before=LastGradients(no_gradients, tf.zeros([p])) if options.optimistic else (),
         )
 
     def seed_of(state: StochasticAflState, player: int) -> tf.Tensor:
@@ -199,7 +212,14 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         factor = decay(tf.cast(tf.maximum(t, 1), tf.float32))
         found = estimates(state, summed)
         before = state.before
-        directions = optimistic(found, before, t) if options.optimistic else found
+        directions = found
+        if options.optimistic:
+            last = before.gradients
+            if options.absent_domains == FREEZE:
+                # As in the first step, g_{t-2} is g_{t-1} at a domain's first loss.
+                losses = tf.where(before.is_known > 0, last.losses, found.losses)
+                last = last._replace(losses=losses)
+            directions = optimistic(found, last, t)
         # w_t = Project_W(w_{t-1} - gamma_w delta_w L)
         one = tf.cast(has_examples, tf.float32)
         trained = core.average_and_apply(optimizer, state, directions.weights, one)
@@ -218,12 +238,16 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         ]
         mean_lambda = running_mean(state.mean_lambda, steps.mixture(lambda_), t, has_examples)
         if options.optimistic:
+            is_measured = sums.counts > 0
             if options.absent_domains == FREEZE:
                 # Nothing was taken back of a loss whose domain stayed away since: it is the last.
-                last = tf.where(sums.counts > 0, found.losses, before.losses)
-                found = found._replace(losses=last)
+                losses = tf.where(is_measured, found.losses, before.gradients.losses)
+                found = found._replace(losses=losses)
+            is_known = tf.maximum(before.is_known, tf.cast(is_measured, tf.float32))
             before = tf.nest.map_structure(
-                lambda new, old: tf.where(has_examples, new, old), found, before
+                lambda new, old: tf.where(has_examples, new, old),
+                LastGradients(found, is_known),
+                before,
             )
         return StochasticAflState(
             core.ModelWeights(trainable, state.weights.non_trainable),
