@@ -225,9 +225,10 @@ class Combination:
             return build(UPDATE_AGGREGATORS[name].options(), own, float(_CLIENTS_PER_ROUND))
         if name in ("plain", "secure"):
             return PlainSum() if name == "plain" else SecureSum(_SECURE)
-        least = {"least_clients": 1} if name == "distributed" else {}
         inner = SecureSum(_SECURE) if name == "distributed" else PlainSum()
-        return private_sum(name, inner, 0.02, float(_CLIENTS_PER_ROUND), clip_norm=0.5, **least)
+        least = int(name == "distributed")
+        clients = float(_CLIENTS_PER_ROUND)
+        return private_sum(name, inner, 0.02, clients, least_clients=least, clip_norm=0.5)
 
 
 class _Clients(dict):
