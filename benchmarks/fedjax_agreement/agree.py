@@ -117,7 +117,7 @@ def run_ours(runtime: TffRuntime, problem: Problem) -> Trajectory:
 
 
 def _numbers_of(state: Any) -> tuple[np.ndarray, ...]:
-    return (*state.weights.trainable, state.domains.lambda_, state.domains.window)
+    return (*state.weights.trainable, state.memory.lambda_, state.memory.window)
 
 
 def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:

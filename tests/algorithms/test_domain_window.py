@@ -16,9 +16,9 @@ def _f32(*values) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def _initial(options, num_domains, expected_counts=None) -> dw.DomainState:
+def _initial(options, num_domains, expected_counts=None) -> dw.Domains:
     problem = Problem(linear_model(), tuple("abcd"[:num_domains]), expected_counts=expected_counts)
-    return to_numpy(dw.agnostic_fed_avg(problem, options).initialize().domains)
+    return to_numpy(dw.agnostic_fed_avg(problem, options).initialize().memory)
 
 
 def test_the_window_slides_and_is_averaged():
@@ -49,7 +49,7 @@ def test_alpha_is_lambda_over_the_mean_counts():
         initial_domain_weights=(0.1, 0.9), initial_domain_counts=(5.0, 0.5)
     )
     algorithm = dw.agnostic_fed_avg(Problem(linear_model(), ("a", "b")), options)
-    alpha = algorithm.steps[0].broadcast(algorithm.initialize()).alpha
+    alpha = algorithm.steps[0].broadcast(algorithm.initialize()).sent
     np.testing.assert_allclose(alpha, [0.02, 1.8], rtol=1e-6)
 
 

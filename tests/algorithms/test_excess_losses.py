@@ -52,7 +52,7 @@ def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtim
     assert_identical(zero[0], without[0])
     assert_identical(zero[1], without[1])
     state, reports = rounds(domain_baselines=(0.9, 0.0, 0.0))
-    assert np.any(state.algorithm.domains.lambda_ != without[0].algorithm.domains.lambda_)
+    assert np.any(state.algorithm.memory.lambda_ != without[0].algorithm.memory.lambda_)
     weights = [report["domain_weights"] for report in reports]
     by_round = np.array([of["lambda"] for of in weights])
     means = [by_round[: t + 1].mean(axis=0) for t in range(len(by_round))]

@@ -143,6 +143,7 @@ def _round(algorithm: Any, state: Any, losses: Any, measured: Any, trained: Any 
     sums = TrainingOutput(
         [tf.zeros_like(w) for w in state.weights.trainable],
         tf.constant(1.0),
+        (),
         tf.constant(losses, tf.float32),
         tf.constant(measured, tf.int64),
         OrderedDict(),

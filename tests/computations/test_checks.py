@@ -44,6 +44,7 @@ class _WithMood(NamedTuple):
 
     weighted_delta: Any
     beta: Any
+    extra: Any
     domain_losses: Any
     domain_counts: Any
     metric_sums: Any
@@ -57,6 +58,7 @@ class _FewerFields(NamedTuple):
 
     weighted_delta: Any
     beta: Any
+    extra: Any
     domain_losses: Any
     domain_counts: Any
 
@@ -73,15 +75,15 @@ def _replaced(**values: Callable[[Any], Any]) -> Change:
 
 _MISTAKES = {
     "bounds miss fields": (
-        _algorithm(bounds=lambda b: _FewerFields(*b[:4])),
-        "step 'training': expected bounds of weighted_delta, beta, domain_losses, domain_counts, "
-        "metric_sums, clients, trained_counts, as clients send, found weighted_delta, beta, "
-        "domain_losses, domain_counts: clients, metric_sums, trained_counts is in one of "
-        "them only",
+        _algorithm(bounds=lambda b: _FewerFields(*b[:5])),
+        "step 'training': expected bounds of weighted_delta, beta, extra, domain_losses, "
+        "domain_counts, metric_sums, clients, trained_counts, as clients send, found "
+        "weighted_delta, beta, extra, domain_losses, domain_counts: only one of them has clients, "
+        "metric_sums, trained_counts",
     ),
     "bounds of a field that is not there": (
         _algorithm(bounds=lambda b: _WithMood(*b, mood=Bound(1.0))),
-        "mood is in one of them only",
+        "only one of them has mood",
     ),
     "no bound of one weight": (
         _algorithm(bounds=_replaced(weighted_delta=lambda b: b[:1])),
@@ -116,7 +118,7 @@ _MISTAKES = {
     "a state of another structure": (
         _with_state(lambda state: _OtherState(state.weights)),
         "expected finish to return a state of the structure that initialize returned, found another"
-        " one: TrainingState(weights, optimizer_state) before, _OtherState(weights) after",
+        " one: AveragingState(weights, optimizer_state, memory) before, _OtherState(weights) after",
     ),
     "a state of another shape": (
         _with_state(

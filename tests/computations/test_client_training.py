@@ -20,8 +20,8 @@ from tests.computations.harness import (
 )
 from tests.marks import usually
 from tff_agnostic.algorithms.agnostic_fed_avg import client_work
-from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.client_output import TrainingBroadcast, TrainingOutput
+from tff_agnostic.computations import Broadcast, PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.computations.client_output import TrainingOutput
 from tff_agnostic.computations.domain_losses import Holdout, domain_sums
 from tff_agnostic.computations.local_training import (
     LocalTrainingOptions,
@@ -49,11 +49,11 @@ def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
 def _output(model, alpha, weights, client, seed=_SEED, **options) -> TrainingOutput:
     """What a client sends in a round whose seed is `seed`."""
     return client_work(
-        TrainingBroadcast(weights, np.array(alpha, np.float32)),
+        Broadcast(weights, np.array(alpha, np.float32)),
         single(client).seeded(seed),
         model=model,
         num_domains=len(alpha),
-        options=LocalTrainingOptions(**options),
+        training=LocalTrainingOptions(**options),
         holdout=Holdout(),
     )
 

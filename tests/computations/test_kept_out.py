@@ -247,7 +247,7 @@ def test_rounds_are_those_of_the_reference(streaming_runtime, update):
         server.round_apart(cohort)
         for found, expected in zip(state.algorithm.weights.trainable, server.w):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-        domains = state.algorithm.domains
+        domains = state.algorithm.memory
         np.testing.assert_allclose(domains.lambda_, server.lambda_, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(domains.window, server.window)
 

@@ -48,6 +48,7 @@ class _Answer(NamedTuple):
         return TrainingOutput(
             weighted_delta=[real(self.update[:12].reshape(4, 3)), real(self.update[12:])],
             beta=real(self.beta),
+            extra=(),
             domain_losses=real(self.losses),
             domain_counts=tf.constant(self.counts, tf.int64),
             metric_sums=OrderedDict(accuracy=accuracy),

@@ -203,7 +203,7 @@ def test_a_mean_of_either_kind_is_the_average_of_the_paper(plain, factory):
     moved, state, _ = _moved(_agnostic(aggregations.from_tff(factory())).learning_process)
     np.testing.assert_allclose(moved, plain[0], atol=2e-6)
     np.testing.assert_allclose(
-        state.algorithm.domains.lambda_, plain[1].algorithm.domains.lambda_, rtol=1e-5
+        state.algorithm.memory.lambda_, plain[1].algorithm.memory.lambda_, rtol=1e-5
     )
 
 

@@ -51,7 +51,7 @@ def _of_simulation(runtime: Any, aggregation: Any, clients: list[Any]) -> list[n
     training = runtime.training(make_request("daf").algorithm, aggregation)
     state, reports = run_rounds(training, [clients] * _ROUNDS)
     counts = reports[-1]["client_work"]["train"]["num_examples"]
-    return _values(state.algorithm.weights.trainable, state.algorithm.domains.lambda_, counts)
+    return _values(state.algorithm.weights.trainable, state.algorithm.memory.lambda_, counts)
 
 
 def _of_plan(folder: Any) -> list[np.ndarray]:
@@ -60,7 +60,7 @@ def _of_plan(folder: Any) -> list[np.ndarray]:
     server = "server/algorithm"
     weights = [result.state[f"{server}/weights/trainable/{i}"] for i in range(2)]
     counts = result.metrics["metrics/client_work/train/num_examples"]
-    return _values(weights, result.state[f"{server}/domains/lambda_"], counts)
+    return _values(weights, result.state[f"{server}/memory/lambda_"], counts)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_the_state_moves(exported):
     for before, after in itertools.pairwise(rounds):
         for name in (
             "server/algorithm/weights/trainable/0",
-            "server/algorithm/domains/lambda_",
+            "server/algorithm/memory/lambda_",
         ):
             assert not np.array_equal(before[name], after[name])
 

@@ -300,6 +300,21 @@ def test_no_round_and_no_evaluation_is_traced_again(mode):
         assert len(traces) == first
 
 
+@pytest.mark.slow
+def test_rates_of_lambda_share_a_trace():
+    model, traces = _counting_model()
+    lambdas, counts = [], []
+    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+        for rate in (0.1, 0.4):
+            algorithm = build("agnostic_fed_avg", model, domain_learning_rate=rate)
+            training = runtime.training(algorithm, PlainSum())
+            state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
+            lambdas.append(state.algorithm.memory.lambda_)
+            counts.append(len(traces))
+    assert counts[0] == counts[1] > 0
+    assert np.any(lambdas[0] != lambdas[1])
+
+
 # What clients do, in four ways.
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"])

@@ -52,7 +52,7 @@ def test_states_are_named_tuples_of_numpy_arrays(training):
     for state in (training.initialize(), training.next(training.initialize(), _cohort())[0]):
         assert isinstance(state, RunState)
         assert isinstance(state.algorithm.weights.trainable[0], np.ndarray)
-        assert isinstance(state.algorithm.domains.lambda_, np.ndarray)
+        assert isinstance(state.algorithm.memory.lambda_, np.ndarray)
 
 
 @pytest.mark.nightly

@@ -7,7 +7,7 @@ domain. The server averages the deltas and moves lambda towards the domains with
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -24,10 +24,10 @@ from tff_agnostic.domain_weights.ascent import (
 from tff_agnostic.domain_weights.excess import BaselineOptions, excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.settings import part_of, setting
+from tff_agnostic.settings import setting
 
-# beta^k is the client's share of the round, about 1 / c; it is larger where a domain was rarer in
-# the window than it is on the client.
+# beta^k is the client's share of the round, about 1 / c; it is larger if a domain was rarer in the
+# window than it is on the client.
 _MAX_BETA = 10.0
 # The window is part of the server's state, and so of every checkpoint.
 _MAX_WINDOW_BYTES = 64 * 2**20
@@ -35,13 +35,13 @@ _MAX_WINDOW_BYTES = 64 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class WindowOptions(LambdaOptions):
-    """How lambda moves, and what it is scaled by.
+    """How lambda moves, and its scale.
 
     Attributes:
         window: r, the number of rounds whose counts scale lambda.
         initial_domain_counts: N_0, p positive numbers that fill the window before the first round.
-            With r = 1 only their ratios matter, and only in the first round; with r > 1 they stand
-            beside real counts for r - 1 rounds more, so that their size matters too.
+            With r = 1 only their ratios matter, and only in the first round; with r > 1 they stay
+            next to real counts for r - 1 rounds, so that their size matters as well.
     """
 
     window: int = setting(1, "r, rounds whose counts scale lambda.", at_least=1)
@@ -60,160 +60,118 @@ class AgnosticFedAvgOptions(
     BaselineOptions,
     core.HoldoutOptions,
 ):
-    """Settings: of clients' training, of the server's optimizer, of lambda and of its losses."""
+    """Settings of AgnosticFedAvg."""
 
 
 class MeanLambda(NamedTuple):
     """The mean of lambda over the rounds, which is steadier than its last value.
 
     Attributes:
-        mean: Of lambda_1 to lambda_t; lambda_0 before. float32 [p].
-        rounds: t, the rounds with examples, int32.
+        mean: Mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before the first round.
+        rounds: t, the number of rounds with examples, int32.
     """
 
     mean: tf.Tensor
     rounds: tf.Tensor
 
 
-class DomainState(NamedTuple):
-    """What the server remembers of the domains.
+class Domains(NamedTuple):
+    """The server's memory of the domains.
 
     Attributes:
-        lambda_: lambda_t by its coordinates in Lambda, which are lambda_t itself but in a hull;
-            float32 [p], in a hull of q mixtures [q].
+        lambda_: Coordinates of lambda_t in Lambda, float32 [p] or, in a hull of q mixtures, [q].
         window: N_{t-r+1}, ..., N_t, oldest first, float32 [r, p].
         mean_counts: Mean of the window, always positive, float32 [p]; see `slide`.
-        mean_lambda: Where lambda follows excess losses; nothing elsewhere.
+        mean_lambda: `MeanLambda` if lambda follows excess losses; () otherwise.
     """
 
     lambda_: tf.Tensor
     window: tf.Tensor
     mean_counts: tf.Tensor
-    mean_lambda: Union[MeanLambda, tuple[()]] = ()
-
-
-class AgnosticFedAvgState(NamedTuple):
-    """What the server remembers.
-
-    Attributes:
-        weights: w_t.
-        optimizer_state: State of the server optimizer.
-        domains: lambda_t, the window of counts, and their mean.
-    """
-
-    weights: core.ModelWeights
-    optimizer_state: Any
-    domains: DomainState
+    mean_lambda: Any = ()
 
 
 def client_work(
-    broadcast: core.TrainingBroadcast,
+    broadcast: core.Broadcast,
     clients: core.Clients,
     *,
     model: core.Model,
     num_domains: int,
-    options: core.LocalTrainingOptions,
+    training: core.LocalTrainingOptions,
     holdout: core.Holdout,
 ) -> core.TrainingOutput:
     """CLIENT of Algorithm 1."""
     weights, alpha = broadcast
-    # Lines 2 to 6: L^k and N^k at w, and the examples that are left to train on.
-    sums, training = core.measure_domains(model, num_domains, weights, clients, holdout)
+    # Lines 2 to 6: L^k and N^k at w, and the examples to train on.
+    sums, trained_on = core.measure_domains(model, num_domains, weights, clients, holdout)
     # Line 6: beta^k = sum_i alpha_i N_i^k
     beta = clients.map(lambda n_k: core.client_weight(alpha, n_k), sums.trained_counts)
     # Lines 7 to 12: w^k, from E epochs of SGD on the examples weighted by alpha.
-    trained, _ = core.local_sgd(model, options, weights, training, alpha, beta)
-    # Line 13: beta^k (w - w^k), beta^k, L^k, N^k; zeros where any of it is not finite.
+    trained, _ = core.local_sgd(model, training, weights, trained_on, alpha, beta)
+    # Line 13: beta^k (w - w^k), beta^k, L^k, N^k; zeros if any value is not finite.
     return core.training_output(weights, trained, beta, sums, clients)
 
 
 def agnostic_fed_avg(problem: core.Problem, options: AgnosticFedAvgOptions) -> core.Algorithm:
     """Returns AgnosticFedAvg."""
-    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
     holdout = options.holdout(problem.seed)
-    steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)
+    ascent = lambda_ascent(options, problem.domain_names, problem.expected_counts)
     counts_0 = initial_counts(options, problem, holdout)
     baselines = options.baselines(problem.num_domains)
 
-    def initialize() -> AgnosticFedAvgState:
-        # w_0, lambda_0, N_0
-        coordinates = np.array(steps.initial, np.float32)
-        mean: Any = ()
-        if baselines is not None:
-            mean = MeanLambda(steps.mixture(coordinates), np.zeros([], np.int32))
-        domains = DomainState(
-            lambda_=coordinates,
-            window=np.tile(counts_0, [options.window, 1]),
-            mean_counts=counts_0,
-            mean_lambda=mean,
-        )
-        start = core.initial_model(model, optimizer)
-        return AgnosticFedAvgState(*start, domains=core.as_tensors(domains))
+    def memory() -> Domains:
+        # Line 2: lambda_0, N_0
+        lambda_ = np.array(ascent.initial, np.float32)
+        domains = Domains(lambda_, np.tile(counts_0, [options.window, 1]), counts_0)
+        if baselines is None:
+            return domains
+        mean = MeanLambda(ascent.mixture(lambda_), np.zeros([], np.int32))
+        return domains._replace(mean_lambda=mean)
 
-    def scale(state: AgnosticFedAvgState) -> tf.Tensor:
+    def scale(domains: Domains) -> tf.Tensor:
         # Line 4: alpha_t = lambda_{t-1} / (sum_{j=t-r}^{t-1} N_j / r)
-        return steps.mixture(state.domains.lambda_) / state.domains.mean_counts
+        return ascent.mixture(domains.lambda_) / domains.mean_counts
 
-    def broadcast(state: AgnosticFedAvgState) -> core.TrainingBroadcast:
-        return core.TrainingBroadcast(state.weights, scale(state))
+    # Line 9, w_t = sum_k beta^k w^k / beta_t, is in `averaging`.
 
-    def finish(state: AgnosticFedAvgState, summed: core.TrainingOutput) -> AgnosticFedAvgState:
-        # Line 9: w_t = sum_k beta^k w^k / beta_t
-        trained = core.average_and_apply(optimizer, state, summed.weighted_delta, summed.beta)
+    def remember(domains: Domains, summed: core.TrainingOutput) -> Domains:
         # Line 10: N_t = sum_k N^k
         sums = summed.domain_sums
         counts = tf.cast(sums.trained_counts, tf.float32)
-        # Line 11: L = sum_k L^k / N_t, of the examples that are measured; less b where there are
-        # baselines, see `excess_losses`.
+        # Line 11: L = sum_k L^k / N_t over the measured examples; less b if there are baselines.
         losses = excess_losses(sums.mean_losses(), baselines, sums.counts > 0)
         # Line 12:
         # lambda_t = lambda_{t-1} exp(gamma_lambda L) / sum_i lambda_{t-1}^i exp(gamma_lambda L_i)
-        lambda_ = steps.next(state.domains.lambda_, losses, *sums.trained_and_measured())
-        window, mean_counts = slide(state.domains.window, state.domains.mean_counts, counts)
-        mean = state.domains.mean_lambda
+        lambda_ = ascent.next(domains.lambda_, losses, *sums.trained_and_measured())
+        window, mean_counts = slide(domains.window, domains.mean_counts, counts)
+        mean = domains.mean_lambda
         if isinstance(mean, MeanLambda):
             has_examples = tf.reduce_sum(counts) > 0
             t = mean.rounds + tf.cast(has_examples, tf.int32)
-            mean = MeanLambda(running_mean(mean.mean, steps.mixture(lambda_), t, has_examples), t)
-        next_state: AgnosticFedAvgState = trained._replace(
-            domains=DomainState(lambda_, window, mean_counts, mean)
-        )
-        return next_state
+            mean = MeanLambda(running_mean(mean.mean, ascent.mixture(lambda_), t, has_examples), t)
+        return Domains(lambda_, window, mean_counts, mean)
 
-    training = core.CommunicationStep(
-        name="training",
-        broadcast=broadcast,
-        client_work=core.HashablePartial(
-            client_work,
-            model=model,
-            num_domains=problem.num_domains,
-            options=part_of(options, core.LocalTrainingOptions),
-            holdout=holdout,
-        ),
-        # sum_k beta^k = sum_i alpha_i N_t^i, which is sum_i lambda_i = 1 where a round has the
-        # counts that it is expected to have.
-        bounds=core.training_bounds(model, _MAX_BETA, expected_weight=1.0, holdout=holdout),
-    )
-    return core.Algorithm(
-        name="agnostic_fed_avg",
-        problem=problem,
-        initialize=initialize,
-        steps=(training,),
-        finish=finish,
-        columns=core.training_columns(
-            model,
-            holdout.is_active,
-            domain_weights=[
-                core.Column(LAMBDA, lambda r: steps.mixture(r.after.domains.lambda_)),
-                core.Column(ALPHA, lambda r: scale(r.before)),
-                *(
-                    []
-                    if baselines is None
-                    else [core.Column(MEAN_LAMBDA, lambda r: r.after.domains.mean_lambda.mean)]
-                ),
-            ],
-        ),
-        lambda_set=steps.lambda_set,
+    domain_columns = [
+        core.Column(LAMBDA, lambda r: ascent.mixture(r.after.memory.lambda_)),
+        core.Column(ALPHA, lambda r: scale(r.before.memory)),
+    ]
+    if baselines is not None:
+        mean_lambda = core.Column(MEAN_LAMBDA, lambda r: r.after.memory.mean_lambda.mean)
+        domain_columns.append(mean_lambda)
+    return core.averaging(
+        "agnostic_fed_avg",
+        problem,
+        options,
+        client_work,
+        static={"holdout": holdout},
+        memory=memory,
+        send=scale,
+        remember=remember,
+        # sum_k beta^k = sum_i alpha_i N_t^i, which is sum_i lambda_i = 1 with the expected counts.
+        bounds=core.training_bounds(problem.model, _MAX_BETA, expected_weight=1.0, holdout=holdout),
+        domain_columns=domain_columns,
+        is_held_out=holdout.is_active,
+        lambda_set=ascent.lambda_set,
     )
 
 
@@ -221,16 +179,16 @@ def initial_counts(
     options: AgnosticFedAvgOptions, problem: core.Problem, holdout: core.Holdout
 ) -> np.ndarray:
     """Returns N_0, float32 [p]."""
-    p, given = problem.num_domains, options.initial_domain_counts
-    most_rounds = _MAX_WINDOW_BYTES // (np.dtype(np.float32).itemsize * p)
-    if options.window > most_rounds:
+    p, counts_0 = problem.num_domains, options.initial_domain_counts
+    max_rounds = _MAX_WINDOW_BYTES // (np.dtype(np.float32).itemsize * p)
+    if options.window > max_rounds:
         raise UserError(
-            f"--window: expected at most {most_rounds} rounds of {p} domains each, which make "
+            f"--window: expected at most {max_rounds} rounds of {p} domains each, which make "
             f"{_MAX_WINDOW_BYTES // 2**20} MiB, found {options.window}"
         )
-    if given is None and problem.expected_counts is not None:
-        given = holdout.trained_part(problem.expected_counts, problem.expected_kept_out)
-    counts = per_domain("--initial_domain_counts", given, p, 1.0)
+    if counts_0 is None and problem.expected_counts is not None:
+        counts_0 = holdout.trained_part(problem.expected_counts, problem.expected_kept_out)
+    counts = per_domain("--initial_domain_counts", counts_0, p, 1.0)
     if np.any(counts <= 0):
         raise UserError(
             f"--initial_domain_counts: expected positive numbers, found {counts.tolist()}"
@@ -241,14 +199,14 @@ def initial_counts(
 def slide(
     window: tf.Tensor, mean_counts: tf.Tensor, counts: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the window with N_t in the place of its oldest counts, and its mean.
+    """Returns the window with N_t instead of its oldest counts, and its mean.
 
-    A domain that is absent from the whole window keeps its last positive mean, where the paper has
-    0/0. A round without examples changes nothing.
+    A domain that is absent from the complete window keeps its last positive mean, where the paper
+    has 0/0. A round without examples changes nothing.
 
     Args:
-        window: Float32 [r, p].
-        mean_counts: Its mean before, float32 [p].
+        window: The last r counts, float32 [r, p].
+        mean_counts: Mean of the window, float32 [p].
         counts: N_t, float32 [p].
     """
     slid = tf.concat([window[1:], counts[tf.newaxis]], axis=0)
@@ -291,18 +249,17 @@ def build_agnostic_fed_avg(
     aggregation: core.Aggregation = core.PlainSum(),
     seed: int = 0,
 ) -> core.LearningProcess:
-    """Returns AgnosticFedAvg as a TFF learning process.
+    """Returns AgnosticFedAvg as a TFF learning process with one broadcast and one aggregation.
 
     Its `next` takes the state and, for each client of the cohort, a mapping of "x", "y" and
-    "domain_id" (int32 in [0, p)) with equal first dimensions. One broadcast and one aggregation are
-    all the communication of a round.
+    "domain_id" (int32 in [0, p)) with equal first dimensions.
 
     Args:
         model: The model to train; see `models.model_from_keras`.
         num_domains: p.
         options: Settings of the algorithm.
         aggregation: How client outputs are summed.
-        seed: Of local shuffling and dropout.
+        seed: Seed of local shuffling and dropout.
     """
     problem = core.Problem.of_numbered_domains(model, num_domains, seed)
     algorithm = core.with_rate_columns(agnostic_fed_avg(problem, options), options)

@@ -19,6 +19,7 @@ from tff_agnostic.computations.algorithm import (
     RunState,
     Trait,
 )
+from tff_agnostic.computations.averaging import AveragingState, Broadcast, averaging
 from tff_agnostic.computations.client_output import (
     CLIENT_WEIGHTINGS,
     UNCOUNTED,
@@ -87,8 +88,10 @@ __all__ = [
     "Aggregation",
     "Algorithm",
     "AlgorithmSpec",
+    "AveragingState",
     "Batch",
     "Bound",
+    "Broadcast",
     "ClientCounts",
     "ClientLimits",
     "ClientResult",
@@ -125,6 +128,7 @@ __all__ = [
     "all_finite",
     "as_tensors",
     "average_and_apply",
+    "averaging",
     "build_evaluation",
     "build_learning_process",
     "check_schedule",

@@ -63,6 +63,7 @@ class TrainingOutput(NamedTuple):
     Attributes:
         weighted_delta: beta^k (w - w^k), like the trainable weights.
         beta: Weight of the client, float32 scalar.
+        extra: Further values that the algorithm sums, a named tuple; () without.
         domain_losses: Sum of the losses at w of each domain's examples, float32 [p]; in FedAvg and
             its variations those of the first epoch. With a holdout these, and counts and metrics,
             are of the examples that are kept out of training.
@@ -75,6 +76,7 @@ class TrainingOutput(NamedTuple):
 
     weighted_delta: list[tf.Tensor]
     beta: tf.Tensor
+    extra: Any
     domain_losses: tf.Tensor
     domain_counts: tf.Tensor
     metric_sums: OrderedDict[str, MetricSums]
@@ -121,20 +123,23 @@ def training_output(
 
 
 def update_output(
-    weighted_delta: list[tf.Tensor], beta: tf.Tensor, sums: DomainSums, clients: Clients
+    weighted_delta: list[tf.Tensor],
+    beta: tf.Tensor,
+    sums: DomainSums,
+    clients: Clients,
+    extra: Any = (),
 ) -> TrainingOutput:
-    """Returns what each client sends whose weighted update is known; see `training_output`."""
-    output = _training_output(weighted_delta, beta, sums, UNCOUNTED)
+    """Returns each client's output, from its weighted update; see `training_output`."""
+    output = _training_output(weighted_delta, beta, sums, UNCOUNTED, extra)
     sound: TrainingOutput = zero_if_not_finite(output, beta, clients)
     return sound
 
 
 def _training_output(
-    weighted_delta: Any, beta: Any, sums: DomainSums, clients: Any
+    weighted_delta: Any, beta: Any, sums: DomainSums, clients: Any, extra: Any = ()
 ) -> TrainingOutput:
-    return TrainingOutput(
-        weighted_delta, beta, sums.losses, sums.counts, sums.metric_sums, clients, sums.trained
-    )
+    domains = sums.losses, sums.counts, sums.metric_sums
+    return TrainingOutput(weighted_delta, beta, extra, *domains, clients, sums.trained)
 
 
 def all_finite(structure: Any) -> tf.Tensor:

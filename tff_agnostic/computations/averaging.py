@@ -1,0 +1,134 @@
+"""The recipe of algorithms with one communication step: memory, send, client work, remember.
+
+In round t the server sends w_{t-1} with a part of its memory, each client k sends
+beta^k (w_{t-1} - w^k) and beta^k, and the server steps along the average
+sum_k beta^k (w_{t-1} - w^k) / sum_k beta^k. With SGD of learning rate 1, w_t is the average of the
+w^k. An algorithm adds its client work, and how the round's sums change its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
+
+from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.computations.algorithm import (
+    Algorithm,
+    Column,
+    CommunicationStep,
+    HashablePartial,
+    Problem,
+)
+from tff_agnostic.computations.local_training import LocalTrainingOptions
+from tff_agnostic.computations.server import (
+    as_tensors,
+    average_and_apply,
+    initial_model,
+    training_columns,
+)
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.settings import part_of
+
+
+class Broadcast(NamedTuple):
+    """The message to the clients.
+
+    Attributes:
+        weights: w_{t-1}.
+        sent: The part of the memory that clients need.
+    """
+
+    weights: ModelWeights
+    sent: Any
+
+
+class AveragingState(NamedTuple):
+    """The state of the server.
+
+    Attributes:
+        weights: w_t.
+        optimizer_state: State of the server optimizer.
+        memory: The algorithm's memory, any structure of tensors.
+    """
+
+    weights: ModelWeights
+    optimizer_state: Any
+    memory: Any
+
+
+def averaging(
+    name: str,
+    problem: Problem,
+    options: Any,
+    client_work: Callable[..., Any],
+    *,
+    static: Mapping[str, Any],
+    bounds: Callable[[ClientLimits], Any],
+    memory: Callable[[], Any] = tuple,
+    send: Callable[[Any], Any] = lambda memory: memory,
+    remember: Callable[[Any, Any], Any] = lambda memory, summed: memory,
+    columns: Sequence[Column] = (),
+    domain_columns: Sequence[Column] = (),
+    is_held_out: bool = False,
+    while_training: bool = False,
+    **more: Any,
+) -> Algorithm:
+    """Returns the algorithm.
+
+    Args:
+        name: Name of the algorithm.
+        problem: The learning problem.
+        options: `LocalTrainingOptions` and `ServerOptimizerOptions`.
+        client_work: A function of a module, called with (`Broadcast`, clients, *, model,
+            num_domains, training, **static); returns a `TrainingOutput`, or another named tuple
+            with its `weighted_delta`, `beta`, `domain_sums` and `clients`.
+        static: Further arguments of `client_work`, hashable; see `HashablePartial`.
+        bounds: Called with the limits of a client; returns a `Bound` for each value of the output.
+        memory: Returns the memory before the first round.
+        send: Called with the memory; returns the part of it that clients receive.
+        remember: Called with the memory and the sum over clients; returns the next memory.
+        columns: Numbers that a round reports.
+        domain_columns: Vectors over domains that a round reports.
+        is_held_out: Whether losses are those of examples that are held out of training.
+        while_training: Whether losses are those of the first epoch of training.
+        **more: Further attributes of the `Algorithm`.
+    """
+    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
+
+    def initialize() -> AveragingState:
+        return AveragingState(*initial_model(model, optimizer), as_tensors(memory()))
+
+    def finish(state: AveragingState, summed: Any) -> AveragingState:
+        after: AveragingState = average_and_apply(
+            optimizer, state, summed.weighted_delta, summed.beta
+        )
+        return after._replace(memory=remember(state.memory, summed))
+
+    step = CommunicationStep(
+        name="training",
+        broadcast=lambda state: Broadcast(state.weights, send(state.memory)),
+        # Client work is traced once for equal arguments: it gets the options of training alone.
+        client_work=HashablePartial(
+            client_work,
+            model=model,
+            num_domains=problem.num_domains,
+            training=part_of(options, LocalTrainingOptions),
+            **static,
+        ),
+        bounds=bounds,
+    )
+    return Algorithm(
+        name=name,
+        problem=problem,
+        initialize=initialize,
+        steps=(step,),
+        finish=finish,
+        columns=training_columns(
+            model,
+            is_held_out,
+            domain_weights=domain_columns,
+            finalizer=columns,
+            while_training=while_training,
+        ),
+        **more,
+    )
