@@ -140,7 +140,7 @@ def test_the_unit_of_losses_changes_no_update_of_q_ffl(streaming_runtime, factor
     state, _ = run_rounds(training, COHORTS[:3])
     algorithm = state.algorithm
     scaled = state._replace(
-        algorithm=algorithm._replace(unit_loss=np.float32(algorithm.unit_loss * factor))
+        algorithm=algorithm._replace(memory=np.float32(algorithm.memory * factor))
     )
     one, other = (training.next(s, COHORTS[3])[0].algorithm.weights for s in (state, scaled))
     for found, wanted in zip(other.trainable, one.trainable):

@@ -21,7 +21,7 @@ import numpy as np
 from tff_agnostic import computations as core
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.later import tf
-from tff_agnostic.settings import part_of, setting
+from tff_agnostic.settings import setting
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.
 _TINY_LOSS = 1e-10
@@ -57,89 +57,54 @@ class QFflOptions(
     )
 
 
-class QFflState(NamedTuple):
-    """What the server remembers.
+class QFflSums(NamedTuple):
+    """Further values that a client sends.
 
     Attributes:
-        weights: w^t.
-        optimizer_state: State of the server optimizer.
-        unit_loss: c, the mean of the F_k by the h_k of the last round with examples; 1 at first.
-    """
-
-    weights: core.ModelWeights
-    optimizer_state: Any
-    unit_loss: tf.Tensor
-
-
-class QFflBroadcast(NamedTuple):
-    """What the server broadcasts: w^t and c."""
-
-    weights: core.ModelWeights
-    unit_loss: tf.Tensor
-
-
-class QFflOutput(NamedTuple):
-    """What a client sends.
-
-    Attributes:
-        delta: Delta_k / L, like the trainable weights.
-        h: h_k / L, float32 scalar.
-        weighted_loss: F_k times h_k / L.
+        weighted_loss: F_k times h_k / L, float32 scalar.
         capped: 1 if the power is beyond exp(`HIGHEST`), int64 scalar.
         negative: 1 if the loss is below 0 and has no power, int64 scalar.
-        sums: Losses, counts and metric sums per domain at w^t.
-        clients: Outcome of the client.
     """
 
-    delta: list[tf.Tensor]
-    h: tf.Tensor
-    weighted_loss: tf.Tensor
-    capped: tf.Tensor
-    negative: tf.Tensor
-    sums: core.DomainSums
-    clients: core.ClientCounts
-
-    @property
-    def domain_sums(self) -> core.DomainSums:
-        """Losses, counts and metric sums per domain."""
-        return self.sums
+    weighted_loss: Any
+    capped: Any
+    negative: Any
 
 
 def client_work(
-    broadcast: QFflBroadcast,
+    broadcast: core.Broadcast,
     clients: core.Clients,
     *,
     model: core.Model,
     num_domains: int,
-    options: core.LocalTrainingOptions,
+    training: core.LocalTrainingOptions,
     q: float,
     client_weighting: str,
     holdout: core.Holdout,
-) -> QFflOutput:
-    """What a client does; it measures its domains for the report only."""
+) -> core.TrainingOutput:
+    """Sends Delta_k / L as the delta and h_k / L as the weight; domains are only reported."""
     weights, unit_loss = broadcast
-    # F_k(w^t), over all of the client's examples that are measured, before it trains.
-    sums, training = core.measure_domains(model, num_domains, weights, clients, holdout)
+    # F_k(w^t), over the client's measured examples, before it trains.
+    sums, trained_on = core.measure_domains(model, num_domains, weights, clients, holdout)
     alpha = tf.ones([num_domains])
     n = clients.map(lambda n_k: core.client_weight(alpha, n_k), sums.trained_counts)
     # w_k: E epochs of SGD with step 1 / L from w^t.
-    trained, _ = core.local_sgd(model, options, weights, training, alpha, n)
+    trained, _ = core.local_sgd(model, training, weights, trained_on, alpha, n)
 
     def weighted(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
-        # A client that measures nothing counts as one of the usual loss.
+        # A client without measured examples counts as one of the usual loss.
         loss = sums.mean_loss(otherwise=unit_loss)
         change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
         # At a rate of 0 nothing changes, and h_k / L is F^q: the limit.
-        lipschitz = options.client_rate.inverse_at(clients.round_num)
+        lipschitz = training.client_rate.inverse_at(clients.round_num)
         weight = core.CLIENT_WEIGHTINGS[client_weighting](n)
         delta, h, is_capped = weighted_update(change, loss, unit_loss, weight, q, lipschitz)
         is_negative = (loss < 0) & (q > 0)
-        return delta, h, h * loss, tf.cast(is_capped, tf.int64), tf.cast(is_negative, tf.int64)
+        capped, negative = tf.cast(is_capped, tf.int64), tf.cast(is_negative, tf.int64)
+        return delta, h, QFflSums(h * loss, capped, negative)
 
-    delta, h, weighted_loss, capped, negative = clients.map(weighted, trained, sums, n)
-    sent = QFflOutput(delta, h, weighted_loss, capped, negative, sums, core.UNCOUNTED)
-    output: QFflOutput = core.zero_if_not_finite(sent, h, clients)
-    return output
+    delta, h, extra = clients.map(weighted, trained, sums, n)
+    return core.update_output(delta, h, sums, clients, extra)
 
 
 def weighted_update(
@@ -184,69 +149,40 @@ def _float32_exp(exponent: float) -> float:
 
 def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
     """Returns q-FedAvg; with an SGD server of rate 1, w^{t+1} = w^t - sum Delta_k / sum h_k."""
-    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
-    holdout = options.holdout(problem.seed)
+    holdout, q = options.holdout(problem.seed), options.q
 
-    def initialize() -> QFflState:
-        return QFflState(*core.initial_model(model, optimizer), tf.constant(1.0))
+    def next_unit(unit_loss: tf.Tensor, summed: core.TrainingOutput) -> tf.Tensor:
+        # c = sum_k h_k F_k / sum_k h_k
+        mean = tf.math.divide_no_nan(summed.extra.weighted_loss, summed.beta)
+        return tf.where(mean > 0, mean, unit_loss)
 
-    def broadcast(state: QFflState) -> QFflBroadcast:
-        return QFflBroadcast(state.weights, state.unit_loss)
-
-    def finish(state: QFflState, summed: QFflOutput) -> QFflState:
-        trained = core.average_and_apply(optimizer, state, summed.delta, summed.h)
-        mean = tf.math.divide_no_nan(summed.weighted_loss, summed.h)
-        unit_loss = tf.where(mean > 0, mean, state.unit_loss)
-        next_state: QFflState = trained._replace(unit_loss=unit_loss)
-        return next_state
-
-    def bounds(limits: core.ClientLimits) -> QFflOutput:
-        heaviest = limits.beta(options.largest_weight(limits) * _MAX_LOSS_RATIO**options.q)
-        delta = core.Bound(heaviest * limits.max_delta, signed=True, ratio="update")
-        return QFflOutput(
-            delta=[delta for _ in model.initial_weights.trainable],
-            h=core.Bound(
-                heaviest * (1.0 + options.q * _MAX_CURVATURE), ratio="update", denominator=True
-            ),
-            weighted_loss=core.Bound(heaviest * limits.max_loss, ratio="update"),
-            capped=core.Bound(1, integer=True),
-            negative=core.Bound(1, integer=True),
-            sums=core.domain_sums_bounds(model, limits, holdout.is_active),
-            clients=core.client_counts_bounds(),
+    def bounds(limits: core.ClientLimits) -> core.TrainingOutput:
+        heaviest = limits.beta(options.largest_weight(limits) * _MAX_LOSS_RATIO**q)
+        largest_h = heaviest * (1.0 + q * _MAX_CURVATURE)
+        one = core.Bound(1, integer=True)
+        return core.training_bounds(problem.model, heaviest, holdout=holdout)(limits)._replace(
+            beta=core.Bound(largest_h, ratio="update", denominator=True),
+            extra=QFflSums(core.Bound(heaviest * limits.max_loss, ratio="update"), one, one),
         )
 
-    training = core.CommunicationStep(
-        name="training",
-        broadcast=broadcast,
-        client_work=core.HashablePartial(
-            client_work,
-            model=model,
-            num_domains=problem.num_domains,
-            options=part_of(options, core.LocalTrainingOptions),
-            q=options.q,
-            client_weighting=options.client_weighting,
-            holdout=holdout,
-        ),
-        bounds=bounds,
-    )
     unit_loss = core.ReportField("unit_loss", "unit of losses, c")
     capped = core.ReportField("capped", "clients beyond the largest power", unit=core.Unit.CLIENTS)
     negative = core.ReportField("negative", "clients with losses below 0", unit=core.Unit.CLIENTS)
-    return core.Algorithm(
-        name="q_ffl",
-        problem=problem,
-        initialize=initialize,
-        steps=(training,),
-        finish=finish,
-        columns=core.training_columns(
-            model,
-            holdout.is_active,
-            finalizer=[
-                core.Column(unit_loss, lambda r: r.before.unit_loss),
-                core.Column(capped, lambda r: r.sums[0].capped),
-                core.Column(negative, lambda r: r.sums[0].negative),
-            ],
-        ),
+    return core.averaging(
+        "q_ffl",
+        problem,
+        options,
+        client_work,
+        static={"q": q, "client_weighting": options.client_weighting, "holdout": holdout},
+        memory=lambda: tf.constant(1.0),
+        remember=next_unit,
+        bounds=bounds,
+        columns=[
+            core.Column(unit_loss, lambda r: r.before.memory),
+            core.Column(capped, lambda r: r.sums[0].extra.capped),
+            core.Column(negative, lambda r: r.sums[0].extra.negative),
+        ],
+        is_held_out=holdout.is_active,
         check_report=_check_losses,
     )
 
