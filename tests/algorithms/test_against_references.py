@@ -193,11 +193,13 @@ def _losses(clients: Any) -> list[float]:
 
 
 def _at(training: Any, algorithm: Any, **values: Any) -> Any:
-    """A state at the weights of `W_0`, with other values of the algorithm's own state."""
+    """A state with the weights of `W_0` and these values in the algorithm's memory."""
     state = training.initialize()
-    state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
-    values = {name: np.float32(value) for name, value in values.items()}
-    return state._replace(algorithm=state.algorithm._replace(**values))
+    at_w_0 = algorithm.with_weights(state.algorithm, W_0)
+    if values:
+        values = {name: np.float32(value) for name, value in values.items()}
+        at_w_0 = at_w_0._replace(memory=at_w_0.memory._replace(**values))
+    return state._replace(algorithm=at_w_0)
 
 
 def _step(state: Any) -> np.ndarray:
@@ -236,7 +238,7 @@ def test_no_exponent_makes_a_round_that_is_not_finite_or_without_weight(streamin
         assert np.all(np.isfinite(_step(state)))
         assert np.any(_step(state) != 0)
         # What the next round counts from is a loss of this one's clients.
-        assert min(losses) * 0.999 <= state.algorithm.center <= max(losses) * 1.001
+        assert min(losses) * 0.999 <= state.algorithm.memory.center <= max(losses) * 1.001
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -249,7 +251,7 @@ def test_a_large_tilt_comes_to_train_the_client_with_the_largest_loss_or_the_sma
     training = streaming_runtime.training(algorithm, PlainSum())
     clients = COHORTS[0]
     state = run_rounds(training, [clients] * 6, _at(training, algorithm))[0]
-    center = float(state.algorithm.center)
+    center = float(state.algorithm.memory.center)
     assert center == pytest.approx((max if sign > 0 else min)(_losses(clients)), abs=1e-3)
     chosen = clients[int(np.argmax(sign * np.asarray(_losses(clients))))]
     before = state.algorithm.weights.trainable
@@ -270,7 +272,7 @@ def test_secure_sums_of_term_stay_finite_and_come_back_from_far_off(streaming_ru
             state, report = training.next(state, clients)
             assert report["skipped"] == 0
             state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
-        found = float(state.algorithm.center)
+        found = float(state.algorithm.memory.center)
         assert found == pytest.approx(expected @ _losses(clients), rel=1e-3)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tff_agnostic import computations as core
 from tff_agnostic.later import tf
-from tff_agnostic.settings import part_of, setting
+from tff_agnostic.settings import setting
 
 # In secure sums a client that weighs more than this for each example is scaled down as a whole.
 _MAX_TILT = 20.0
@@ -44,75 +44,49 @@ class TermOptions(
     )
 
 
-class TermState(NamedTuple):
-    """What the server remembers.
+class TermMemory(NamedTuple):
+    """The server's memory, which clients receive.
 
     Attributes:
-        weights: w^t.
-        optimizer_state: State of the server optimizer.
         tilt: t, and 0 until a loss is known from which exponents can be counted.
         center: c, the mean of the F_k of the last round by its own weights.
-        mean_loss: The mean loss of the last round's examples.
+        mean_loss: Mean loss of the last round's examples; F_k of clients that measure nothing.
     """
 
-    weights: core.ModelWeights
-    optimizer_state: Any
     tilt: tf.Tensor
     center: tf.Tensor
     mean_loss: tf.Tensor
 
 
-class TermBroadcast(NamedTuple):
-    """What the server broadcasts: w^t, t and c, and the F_k of clients that cannot measure it."""
-
-    weights: core.ModelWeights
-    tilt: tf.Tensor
-    center: tf.Tensor
-    mean_loss: tf.Tensor
-
-
-class TermOutput(NamedTuple):
-    """What a client sends.
+class TermSums(NamedTuple):
+    """Further values that a client sends.
 
     Attributes:
-        delta: w^t - w_k times the client's weight, like the trainable weights.
-        weight: p_k exp(t (F_k - c)), float32 scalar.
-        weighted_loss: F_k times the weight.
-        capped: 1 if the exponent is beyond what weights can be, int64 scalar.
-        sums: Losses, counts and metric sums per domain at w^t.
-        clients: Outcome of the client.
+        weighted_loss: F_k times the weight, float32 scalar.
+        capped: 1 if the exponent is beyond `HIGHEST`, int64 scalar.
     """
 
-    delta: list[tf.Tensor]
-    weight: tf.Tensor
-    weighted_loss: tf.Tensor
-    capped: tf.Tensor
-    sums: core.DomainSums
-    clients: core.ClientCounts
-
-    @property
-    def domain_sums(self) -> core.DomainSums:
-        """Losses, counts and metric sums per domain."""
-        return self.sums
+    weighted_loss: Any
+    capped: Any
 
 
 def client_work(
-    broadcast: TermBroadcast,
+    broadcast: core.Broadcast,
     clients: core.Clients,
     *,
     model: core.Model,
     num_domains: int,
-    options: core.LocalTrainingOptions,
+    training: core.LocalTrainingOptions,
     client_weighting: str,
     holdout: core.Holdout,
-) -> TermOutput:
-    """What a client does; it measures its domains for the report only."""
-    weights, tilt, center, usual_loss = broadcast
-    # F_k(w^t), over all of the client's examples that are measured, before it trains.
-    sums, training = core.measure_domains(model, num_domains, weights, clients, holdout)
+) -> core.TrainingOutput:
+    """Sends the delta with the weight p_k exp(t (F_k - c)); domains are only reported."""
+    weights, (tilt, center, usual_loss) = broadcast
+    # F_k(w^t), over the client's measured examples, before it trains.
+    sums, trained_on = core.measure_domains(model, num_domains, weights, clients, holdout)
     alpha = tf.ones([num_domains])
     n = clients.map(lambda n_k: core.client_weight(alpha, n_k), sums.trained_counts)
-    trained, _ = core.local_sgd(model, options, weights, training, alpha, n)
+    trained, _ = core.local_sgd(model, training, weights, trained_on, alpha, n)
 
     def weighted(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
         loss = sums.mean_loss(otherwise=usual_loss)
@@ -120,79 +94,52 @@ def client_work(
         factor, is_capped = tilted(loss, center, tilt)
         weight = core.CLIENT_WEIGHTINGS[client_weighting](n) * factor
         delta = [weight * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
-        return delta, weight, weight * loss, tf.cast(is_capped, tf.int64)
+        return delta, weight, TermSums(weight * loss, tf.cast(is_capped, tf.int64))
 
-    delta, weight, weighted_loss, capped = clients.map(weighted, trained, sums, n)
-    sent = TermOutput(delta, weight, weighted_loss, capped, sums, core.UNCOUNTED)
-    output: TermOutput = core.zero_if_not_finite(sent, weight, clients)
-    return output
+    delta, weight, extra = clients.map(weighted, trained, sums, n)
+    return core.update_output(delta, weight, sums, clients, extra)
 
 
 def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
     """Returns TERM over clients; the first round with examples is one of FedAvg."""
-    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
     holdout = options.holdout(problem.seed)
 
-    def initialize() -> TermState:
-        return TermState(*core.initial_model(model, optimizer), *[tf.constant(0.0)] * 3)
+    # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k) is in `averaging`.
 
-    def broadcast(state: TermState) -> TermBroadcast:
-        return TermBroadcast(state.weights, state.tilt, state.center, state.mean_loss)
-
-    def finish(state: TermState, summed: TermOutput) -> TermState:
-        # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k)
-        trained = core.average_and_apply(optimizer, state, summed.delta, summed.weight)
-        of_cohort = summed.sums.mean_loss(otherwise=state.mean_loss)
-        center = next_center(summed.weight, summed.weighted_loss, of_cohort)
-        is_measured = tf.reduce_sum(summed.sums.counts) > 0
-        next_state: TermState = trained._replace(
-            tilt=tf.where(is_measured, options.tilt, state.tilt),
-            center=tf.where(is_measured, center, state.center),
-            mean_loss=of_cohort,
+    def remember(memory: TermMemory, summed: core.TrainingOutput) -> TermMemory:
+        sums = summed.domain_sums
+        mean_loss = sums.mean_loss(otherwise=memory.mean_loss)
+        center = next_center(summed.beta, summed.extra.weighted_loss, mean_loss)
+        is_measured = tf.reduce_sum(sums.counts) > 0
+        return TermMemory(
+            tilt=tf.where(is_measured, options.tilt, memory.tilt),
+            center=tf.where(is_measured, center, memory.center),
+            mean_loss=mean_loss,
         )
-        return next_state
 
-    def bounds(limits: core.ClientLimits) -> TermOutput:
+    def bounds(limits: core.ClientLimits) -> core.TrainingOutput:
         heaviest = limits.beta(options.largest_weight(limits) * _MAX_TILT)
-        delta = core.Bound(heaviest * limits.max_delta, signed=True, ratio="update")
-        return TermOutput(
-            delta=[delta for _ in model.initial_weights.trainable],
-            weight=core.Bound(heaviest, ratio="update", denominator=True),
-            weighted_loss=core.Bound(heaviest * limits.max_loss, ratio="update"),
-            capped=core.Bound(1, integer=True),
-            sums=core.domain_sums_bounds(model, limits, holdout.is_active),
-            clients=core.client_counts_bounds(),
+        weighted_loss = core.Bound(heaviest * limits.max_loss, ratio="update")
+        return core.training_bounds(problem.model, heaviest, holdout=holdout)(limits)._replace(
+            extra=TermSums(weighted_loss, core.Bound(1, integer=True))
         )
 
-    training = core.CommunicationStep(
-        name="training",
-        broadcast=broadcast,
-        client_work=core.HashablePartial(
-            client_work,
-            model=model,
-            num_domains=problem.num_domains,
-            options=part_of(options, core.LocalTrainingOptions),
-            client_weighting=options.client_weighting,
-            holdout=holdout,
-        ),
-        bounds=bounds,
-    )
     center = core.ReportField("center", "loss c from which exponents are counted")
     capped = core.ReportField("capped", "clients beyond the largest weight", unit=core.Unit.CLIENTS)
-    return core.Algorithm(
-        name="term",
-        problem=problem,
-        initialize=initialize,
-        steps=(training,),
-        finish=finish,
-        columns=core.training_columns(
-            model,
-            holdout.is_active,
-            finalizer=[
-                core.Column(center, lambda r: r.before.center),
-                core.Column(capped, lambda r: r.sums[0].capped),
-            ],
-        ),
+    return core.averaging(
+        "term",
+        problem,
+        options,
+        client_work,
+        static={"client_weighting": options.client_weighting, "holdout": holdout},
+        memory=lambda: TermMemory(*[tf.constant(0.0)] * 3),
+        remember=remember,
+        bounds=bounds,
+        columns=[
+            core.Column(center, lambda r: r.before.memory.center),
+            core.Column(capped, lambda r: r.sums[0].extra.capped),
+        ],
+        is_held_out=holdout.is_active,
     )
 
 
