@@ -29,7 +29,7 @@ class SurveyOutput(NamedTuple):
 
 
 class TrainingMessage(NamedTuple):
-    training: core.TrainingBroadcast
+    training: core.Broadcast
     mean_loss: tf.Tensor
 
 
@@ -56,8 +56,7 @@ def training_work(
         clients,
         model=model,
         num_domains=num_domains,
-        options=options,
-        proximal=0.0,
+        training=options,
     )
     trains = clients.state >= broadcast.mean_loss
     return core.zero_unless(trains, output)._replace(clients=output.clients)
@@ -75,7 +74,7 @@ def above_mean(problem: core.Problem, options: FedAvgOptions) -> core.Algorithm:
 
     def broadcast(state: State, survey: SurveyOutput) -> TrainingMessage:
         mean_loss = tf.math.divide_no_nan(survey.loss, tf.cast(survey.clients, tf.float32))
-        return TrainingMessage(core.TrainingBroadcast(state.weights, tf.constant(alpha)), mean_loss)
+        return TrainingMessage(core.Broadcast(state.weights, tf.constant(alpha)), mean_loss)
 
     def finish(state: State, survey: SurveyOutput, summed: core.TrainingOutput) -> State:
         del survey

@@ -21,9 +21,9 @@ class Options(FedAvgOptions):
 
 
 def weighted_work(weights, clients, *, model, num_domains, training, power):
-    broadcast = core.TrainingBroadcast(weights, tf.ones([num_domains]))
+    broadcast = core.Broadcast(weights, tf.ones([num_domains]))
     output = client_work(
-        broadcast, clients, model=model, num_domains=num_domains, options=training, proximal=0.0
+        broadcast, clients, model=model, num_domains=num_domains, training=training
     )
 
     def powered(delta, n):

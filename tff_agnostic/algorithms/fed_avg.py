@@ -27,7 +27,7 @@ from tff_agnostic.domain_weights.ascent import ALPHA
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import part_of, setting
+from tff_agnostic.settings import setting
 from tff_agnostic.stateless_random import uniform
 
 _SHARE = core.ReportField(
@@ -52,26 +52,26 @@ class FedAvgOptions(core.LocalTrainingOptions, core.ServerOptimizerOptions):
 
 
 def client_work(
-    broadcast: core.TrainingBroadcast,
+    broadcast: core.Broadcast,
     clients: core.Clients,
     *,
     model: core.Model,
     num_domains: int,
-    options: core.LocalTrainingOptions,
-    proximal: float,
+    training: core.LocalTrainingOptions,
+    proximal: float = 0.0,
 ) -> core.TrainingOutput:
     """Local training on all examples, each with the scale of its domain.
 
-    alpha never moves, so that no loss at w has to be known: losses and metrics are those of the
-    first epoch, each example's before its batch's step.
+    alpha never moves, so no loss at w is required: losses and metrics are those of the first epoch,
+    each example's before its batch's step.
     """
     weights, alpha = broadcast
-    # n_k, where alpha is 1
+    # n_k, if alpha is 1
     counts = core.domain_counts(num_domains, clients)
     beta = clients.map(lambda n_k: core.client_weight(alpha, n_k), counts)
     trained, sums = core.local_sgd(
         model,
-        options,
+        training,
         weights,
         clients,
         alpha,
@@ -90,67 +90,43 @@ def fed_avg(
     proximal: float = 0.0,
     taking_part: float = 1.0,
 ) -> core.Algorithm:
-    """Returns FedAvg, in which each example weighs what its domain's scale says.
+    """Returns FedAvg, in which each example has its domain's scale as weight.
 
     Args:
-        problem: What is learned.
+        problem: The learning problem.
         options: Settings.
-        name: Name of the algorithm; variations have their own.
+        name: Name of the algorithm or variation.
         alpha: Scale of each domain, p numbers; all 1 if None.
         proximal: mu of FedProx.
-        taking_part: The share of a cohort that is expected to train: theta of FedAvg-Sub.
+        taking_part: Expected fraction of a cohort that trains: theta of FedAvg-Sub.
     """
-    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
     scale = np.array(alpha or [1.0] * problem.num_domains, np.float32)
     expected = problem.expected_counts
-
-    def broadcast(state: core.TrainingState) -> core.TrainingBroadcast:
-        return core.TrainingBroadcast(state.weights, tf.constant(scale))
-
-    def finish(state: core.TrainingState, summed: core.TrainingOutput) -> core.TrainingState:
-        # w_t = sum_k n_k w^k / sum_k n_k
-        next_state: core.TrainingState = core.average_and_apply(
-            optimizer, state, summed.weighted_delta, summed.beta
-        )
-        return next_state
+    expected_weight = None
+    if expected is not None:
+        expected_weight = taking_part * float(np.dot(scale, expected))
 
     def share(r: core.RoundView) -> tf.Tensor:
         # The mixture of domains that the round's average minimised.
         weight = scale * tf.cast(r.sums[-1].domain_counts, tf.float32)
         return tf.math.divide_no_nan(weight, tf.reduce_sum(weight))
 
-    training = core.CommunicationStep(
-        name="training",
-        broadcast=broadcast,
-        client_work=core.HashablePartial(
-            client_work,
-            model=model,
-            num_domains=problem.num_domains,
-            options=part_of(options, core.LocalTrainingOptions),
-            proximal=proximal,
-        ),
+    # w_t = sum_k n_k w^k / sum_k n_k is in `averaging`.
+    return core.averaging(
+        name,
+        problem,
+        options,
+        client_work,
+        static={"proximal": proximal},
+        send=lambda memory: tf.constant(scale),
         bounds=core.training_bounds(
-            model,
-            expected_weight=(
-                None if expected is None else taking_part * float(np.dot(scale, expected))
-            ),
-            contributing=taking_part,
+            problem.model, expected_weight=expected_weight, contributing=taking_part
         ),
-    )
-    return core.Algorithm(
-        name=name,
-        problem=problem,
-        initialize=lambda: core.initial_model(model, optimizer),
-        steps=(training,),
-        finish=finish,
-        columns=core.training_columns(
-            model,
-            domain_weights=[
-                core.Column(_SHARE, share),
-                core.Column(ALPHA, lambda r: tf.constant(scale)),
-            ],
-            while_training=True,
-        ),
+        domain_columns=[
+            core.Column(_SHARE, share),
+            core.Column(ALPHA, lambda r: tf.constant(scale)),
+        ],
+        while_training=True,
     )
 
 
@@ -272,16 +248,16 @@ class FedAvgSubOptions(FedAvgOptions):
 
 
 def sub_client_work(
-    broadcast: core.TrainingBroadcast,
+    broadcast: core.Broadcast,
     clients: core.Clients,
     *,
-    train: Callable[[core.TrainingBroadcast, core.Clients], core.TrainingOutput],
+    train: Callable[[core.Broadcast, core.Clients], core.TrainingOutput],
     cohort_share: float,
 ) -> core.TrainingOutput:
     """FedAvg, if the client is drawn; otherwise zeros, and the count of clients without weight.
 
     Args:
-        broadcast: What the server broadcasts.
+        broadcast: The message to the clients.
         train: Client work of FedAvg.
         cohort_share: theta.
     """

@@ -126,7 +126,7 @@ class StochasticAflState(NamedTuple):
 
 
 def client_work(
-    broadcast: core.TrainingBroadcast,
+    broadcast: core.Broadcast,
     clients: core.Clients,
     *,
     model: core.Model,
@@ -194,8 +194,8 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         lambda_ = steps.mixture(state.lambda_)
         return weights_gradient(lambda_, seed_of(state, _OF_WEIGHTS)) / expected_trained
 
-    def broadcast(state: StochasticAflState) -> core.TrainingBroadcast:
-        return core.TrainingBroadcast(state.weights, scale(state))
+    def broadcast(state: StochasticAflState) -> core.Broadcast:
+        return core.Broadcast(state.weights, scale(state))
 
     def estimates(state: StochasticAflState, summed: core.TrainingOutput) -> Gradients:
         # delta_lambda L

@@ -29,18 +29,6 @@ CLIENT_WEIGHTINGS = Registry(
 )
 
 
-class TrainingBroadcast(NamedTuple):
-    """What the server broadcasts to clients that train.
-
-    Attributes:
-        weights: w_{t-1}.
-        alpha: Scale of each domain, float32 [p].
-    """
-
-    weights: ModelWeights
-    alpha: tf.Tensor
-
-
 class ClientCounts(NamedTuple):
     """Outcome of one client: exactly one field is 1, the others are 0; int64 scalars.
 
