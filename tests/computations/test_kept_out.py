@@ -267,13 +267,13 @@ def test_a_client_of_one_example_weighs_as_one_of_the_usual_loss(name):
         for client in (make_client([[1, 2, 3, 4]], [0]), make_client([[-9, 9, 9, 9]], [1]))
     ]
     for answer in answers:
-        np.testing.assert_array_equal(answer.sums.counts, [0, 0, 0])
-        assert sum(answer.sums.trained.numpy()) == answer.clients.contributed == 1
+        np.testing.assert_array_equal(answer.domain_counts, [0, 0, 0])
+        assert sum(answer.trained_counts.numpy()) == answer.clients.contributed == 1
     if name == "term":
-        own = state.algorithm
-        expected = np.exp(1.5 * (own.mean_loss - own.center))
+        memory = state.algorithm.memory
+        expected = np.exp(1.5 * (memory.mean_loss - memory.center))
         for answer in answers:
-            assert float(answer.weight) == pytest.approx(float(expected), rel=1e-5)
+            assert float(answer.beta) == pytest.approx(float(expected), rel=1e-5)
 
 
 # --- Rounds with examples kept out are the same however clients and sums are run
