@@ -351,7 +351,11 @@ def tail_work(
         ) -> tuple[LevelOutput, tf.Tensor]:
             loss, whole = _loss(sums), _whole_weight(client_weighting, sums)
             weight = share * tf.cast(whole, tf.float32)
-            delta = [weight * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
+            # Weights that are not finite of a client outside of the tail are not sent: 0 * NaN is NaN.
+            delta = [
+                tf.where(weight > 0, weight * (w - w_k), 0.0)
+                for w, w_k in zip(weights.trainable, trained)
+            ]
             said = () if is_surveyed else threshold.statement(eta, loss, whole)
             floats = [value for value in tf.nest.flatten(sums) if value.dtype.is_floating]
             return LevelOutput(delta, weight, said), core.all_finite([loss, *delta, *floats])
