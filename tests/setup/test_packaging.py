@@ -50,8 +50,8 @@ def test_version_matches_changelog_and_citation():
 def wheels(tmp_path_factory):
     """The wheels that `./run build` makes, opened: the package's, and plan_runner's alone."""
     folder = tmp_path_factory.mktemp("a folder") / "dist"
-    # Caches are those of checks that run beside this one.
-    caches = {".mypy_cache", ".pytest_cache", ".ruff_cache"}
+    # Caches of checks that run at the same time, and uv, which the build gets where it is missing.
+    caches = {".mypy_cache", ".pytest_cache", ".ruff_cache", ".uv"}
     before = caches | {path.name for path in ROOT.iterdir()}
     subprocess.run([ROOT / "run", "build", folder], check=True, stdin=subprocess.DEVNULL)
     assert {path.name for path in ROOT.iterdir()} <= before, "the build littered the checkout"

@@ -351,7 +351,7 @@ def tail_work(
         ) -> tuple[LevelOutput, tf.Tensor]:
             loss, whole = _loss(sums), _whole_weight(client_weighting, sums)
             weight = share * tf.cast(whole, tf.float32)
-            # Weights that are not finite of a client outside of the tail are not sent: 0 * NaN is NaN.
+            # A client outside of the tail may have weights that are not finite: 0 * NaN is NaN.
             delta = [
                 tf.where(weight > 0, weight * (w - w_k), 0.0)
                 for w, w_k in zip(weights.trainable, trained)
