@@ -27,7 +27,7 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.settings import Settings
 
-# The first four are not slow. In the seventh, clients with the same examples add noise in TFF; the
+# The first three are not slow. In the seventh, clients with the same examples add noise in TFF; the
 # eighth has a secure aggregator of TFF's in a round of two steps. Each row meets the most pairs
 # that those before it lack, so that the second half adds few.
 _CHOSEN = [
@@ -35,8 +35,8 @@ _CHOSEN = [
     for row in (
         "agnostic_fed_avg-none-secure-vectorised-stratified-none",
         "agnostic_fed_avg-central-plain-streamed-poisson-none",
-        "agnostic_fed_avg-distributed-secure-streamed-uniform-none",
         "stochastic_afl-central-secure-streamed-stratified-none",
+        "agnostic_fed_avg-distributed-secure-streamed-uniform-none",
         "agnostic_fed_avg-tree-secure-tff-turns-none",
         "agnostic_fed_avg-none-plain-tff-uniform-robust",
         "fed_boost-distributed-secure-tff-uniform-none",
@@ -115,7 +115,7 @@ def _reference(row: Row) -> Any:
 
 
 def _marked(number: int, row: Row) -> Any:
-    marks = (pytest.mark.nightly,) if number >= 28 else (pytest.mark.slow,) if number >= 4 else ()
+    marks = (pytest.mark.nightly,) if number >= 28 else (pytest.mark.slow,) if number >= 3 else ()
     return pytest.param(row, id="-".join(row.values()), marks=marks)
 
 

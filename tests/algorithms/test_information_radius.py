@@ -92,7 +92,7 @@ def _trained(runtime: Any, loss: str, counts: np.ndarray, **settings: Any) -> np
     return np.asarray(state.algorithm.mean_alpha, np.float64)
 
 
-@pytest.mark.slow_cases("two domains-log", "three domains-log", "four domains-squared")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "loss"), [*((case, "log") for case in _CASES), ("four domains", "squared")]
 )

@@ -84,6 +84,7 @@ def test_it_goes_on_to_the_same_bytes_wherever_the_predictors_are(call, there):
     assert error.endswith("; an ensemble of Keras files goes on with the Keras that it began with")
 
 
+@pytest.mark.slow
 def test_each_predictor_is_evaluated_by_its_name(call, there):
     outcome = call(evaluate, "--checkpoint=run", "--models=model,a,b", "--output=e.json")
     assert outcome.status == 0, outcome

@@ -51,6 +51,7 @@ def test_a_folder_per_trial_and_the_comparison(compared):
             assert (trial / "result.json").is_file()
 
 
+@pytest.mark.slow
 def test_compare_json(compared):
     path, _ = compared
     found = json.loads((path / "compare.json").read_text())

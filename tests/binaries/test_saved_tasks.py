@@ -185,6 +185,7 @@ def _scores(folder: Path, name: str) -> np.ndarray:
     return np.asarray(model.predict(weights, x, False, np.zeros(2, np.int32)))
 
 
+@pytest.mark.slow
 @pytest.mark.nightly_cases("text_classifier")
 @pytest.mark.slow_cases("text_classifier")
 @pytest.mark.parametrize("name", usually(_USUAL, _TASKS))

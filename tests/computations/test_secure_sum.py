@@ -82,6 +82,7 @@ def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
             assert np.all(error <= len(outputs) * _step(bound, bits) / 2 + rounding)
 
 
+@pytest.mark.slow_cases("4")
 @pytest.mark.parametrize("bits", [4, 8, 12, 16, 24])
 def test_quantization_error_is_within_the_stated_bound(bits):
     options = dataclasses.replace(_OPTIONS, bits=bits)

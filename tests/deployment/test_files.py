@@ -57,7 +57,7 @@ def _of_algorithms(profile):
     return pytest.mark.parametrize("algorithm", usually(usual, ALGORITHMS))
 
 
-@pytest.mark.slow_cases("delta_fl")
+@pytest.mark.slow_cases("delta_fl", "stochastic_afl")
 @_of_algorithms("daf")
 def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
     plan = _plan(exported("daf", algorithm=algorithm))

@@ -136,6 +136,7 @@ def test_the_wheel_says_what_it_is(wheel, project):
     assert len(plain) == len(project["project"]["dependencies"])
 
 
+@pytest.mark.slow
 def test_wheel_has_one_console_program(wheel):
     parser = configparser.ConfigParser()
     parser.read_string(metadata_file(wheel, "entry_points.txt"))

@@ -210,6 +210,7 @@ def test_noise_fits_that_is_the_plans_and_no_other():
     assert not moments_of([(np.random.default_rng(0).normal(0.1, 1, 4000), 100.0)]).fits
 
 
+@pytest.mark.slow
 def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
     """Skellam's divergence (Agarwal et al. 2021, Theorem 3.5), and Canonne et al. 2020, 12."""
     entry = json.loads((exported / "manifest.json").read_text())["privacy"]["differential_privacy"]
@@ -241,6 +242,7 @@ def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
     assert noise.noise_multiplier == pytest.approx(z, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_a_node_refuses_less_noise_than_it_demands(fleet):
     demands = Demands(least_noise_multiplier=0.9)
     settings = fleet.node_settings(fleet.names[0], trust=True, privacy=demands)
