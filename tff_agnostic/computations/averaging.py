@@ -79,9 +79,10 @@ def averaging(
         name: Name of the algorithm.
         problem: The learning problem.
         options: `LocalTrainingOptions` and `ServerOptimizerOptions`.
-        client_work: A function of a module, called with (`Broadcast`, clients, *, model,
-            num_domains, training, **static); returns a `TrainingOutput`, or another named tuple
-            with its `weighted_delta`, `beta`, `domain_sums` and `clients`.
+        client_work: A function of a module, called with a `Broadcast` and clients, and by name
+            with `model`, `num_domains`, `training` and what `static` has; returns a
+            `TrainingOutput`, or another named tuple with its `weighted_delta`, `beta`,
+            `domain_sums` and `clients`.
         static: Further arguments of `client_work`, hashable; see `HashablePartial`.
         bounds: Called with the limits of a client; returns a `Bound` for each value of the output.
         memory: Returns the memory before the first round.
@@ -91,7 +92,7 @@ def averaging(
         domain_columns: Vectors over domains that a round reports.
         is_held_out: Whether losses are those of examples that are held out of training.
         while_training: Whether losses are those of the first epoch of training.
-        **more: Further attributes of the `Algorithm`.
+        more: Further attributes of the `Algorithm`.
     """
     model, optimizer = problem.model, options.build_server_optimizer(problem.model)
 
