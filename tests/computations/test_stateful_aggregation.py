@@ -147,7 +147,7 @@ def test_rounds_are_those_of_numpy(runtime, name):
     state, reports = run_rounds(training, cohorts(_ROUNDS))
     assert_all_close(state.algorithm, _expected(name), rtol=1e-4, atol=1e-6)
     # Each exchange has a state of its own.
-    fields = {"survey": 2, "training": 7}
+    fields = {"survey": 2, "training": 8}
     names = [exchange.name for exchange in build(name).steps]
     assert [of_exchange.rounds for of_exchange in state.aggregations] == [_ROUNDS] * len(names)
     for k, exchange in enumerate(names):
