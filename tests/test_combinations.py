@@ -3,8 +3,6 @@
 `combinations.py` chooses the rows.
 """
 
-import contextlib
-import functools
 import itertools
 from typing import Any
 
@@ -18,12 +16,11 @@ from tests.algorithms.cases import build, empty_client, spoiled_client
 from tests.binaries.harness import TOY, Caller
 from tests.combinations import FACTORS, REFUSED, Row, covering, pairs
 from tests.computations.harness import assert_identical, random_client, run_rounds
+from tests.runtimes.running import ClientsInMemory, running_runtimes
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
-from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.settings import Settings
 
@@ -47,16 +44,8 @@ _ROWS = covering(_CHOSEN)
 _SECURE = SecureSumOptions(max_examples=20, max_loss=8.0, max_delta=20.0, bits=40, min_clients=1)
 _CLIENTS_PER_ROUND = 4
 
-
-class _Clients(dict):
-    client_ids = property(lambda self: list(self))
-
-    def read(self, client_id):
-        return self[client_id]
-
-
 # Every two clients hold the same examples, and must not have the same noise.
-_CLIENTS = _Clients(
+_CLIENTS = ClientsInMemory(
     (f"c{k}", random_client(np.random.default_rng(k % 6), 1 + k % 6, [k % 3, (k + 1) % 3]))
     for k in range(12)
 )
@@ -65,16 +54,7 @@ _CLIENTS = _Clients(
 @pytest.fixture(scope="module")
 def runtimes(request):
     """Returns the running runtime of a value of the factor."""
-    with contextlib.ExitStack() as stack:
-
-        @functools.cache
-        def get(name: str) -> Any:
-            if name == "tff":
-                return request.getfixturevalue("tff_runtime")
-            if name == "ray":
-                return stack.enter_context(RUNTIMES["ray"](RuntimeOptions(num_workers=1)))
-            return stack.enter_context(RUNTIMES["cohort"](RuntimeOptions(client_mode=name)))
-
+    with running_runtimes(request) as get:
         yield get
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.aggregations.sums import private_sum
 from tests.random_combinations.tasks import ENSEMBLE, TASKS, Task
+from tests.runtimes.running import ClientsInMemory
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
@@ -89,13 +90,14 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "cohort_share": (0.6, 1.0),
     "target_domain": ("0", "1"),
     "conformity": ((1.0,), (0.3,), (0.6, 1.0, 0.1)),
-    "threshold": ("lagged", "tracked"),
+    "threshold": ("lagged", "tracked", "refined"),
+    "rounds_per_threshold": (2,),
     "boundary": ("paper", "smooth"),
     "smoothing": (0.5,),
     "predictor_sampling": ("none", "uniform"),
     "budget": (1, 3),
     "predictor_draw": ("independent",),
-    "mirror_map": ("euclidean",),
+    "mirror_map": ("euclidean", "squared"),
     "alpha_learning_rate": (0.5,),
     "repetitions": (2,),
     "returned_alpha": ("mean",),
@@ -198,7 +200,7 @@ class Combination:
 
     def cohorts(self) -> list[list[dict[str, np.ndarray]]]:
         """Returns the cohorts of the rounds."""
-        clients = _Clients(self.clients())
+        clients = ClientsInMemory(self.clients())
         draw = COHORT_SAMPLINGS[self.sampling](
             clients, len(self.domains), _CLIENTS_PER_ROUND, self.seed
         )
@@ -229,14 +231,6 @@ class Combination:
         least = int(name == "distributed")
         clients = float(_CLIENTS_PER_ROUND)
         return private_sum(name, inner, 0.02, clients, least_clients=least, clip_norm=0.5)
-
-
-class _Clients(dict):
-    client_ids = property(lambda self: list(self))
-
-    def read(self, client_id: str) -> dict[str, np.ndarray]:
-        """Returns a client."""
-        return self[client_id]
 
 
 def _without(client: Mapping[str, np.ndarray], domains: Sequence[int]) -> dict[str, np.ndarray]:

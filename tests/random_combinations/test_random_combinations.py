@@ -4,9 +4,7 @@ A draw is a function of its seed, which is the name of its test. RANDOM_COMBINAT
 environment replaces the seeds by those from 60 to 199.
 """
 
-import contextlib
 import dataclasses
-import functools
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,11 +17,10 @@ import tensorflow as tf
 
 from tests.computations.harness import assert_identical, to_numpy
 from tests.random_combinations.draws import Combination, draw
+from tests.runtimes.running import running_runtimes
 from tff_agnostic.algorithms import Trait
 from tff_agnostic.computations import Algorithm, as_tensors
 from tff_agnostic.report_fields import ReportField, Role, paired
-from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 _NUM_DRAWS = 60
@@ -187,7 +184,9 @@ def _check_resumed(bench: Bench, run: Run, tolerance: float) -> None:
 
 def _check_shift(bench: Bench, run: Run, tolerance: float) -> None:
     combination = run.combination
-    shift = 2.0 if combination.sums == "secure" or combination.algorithm == "delta_fl" else -3.0
+    # Bins of the losses, and secure sums, are of losses of at least 0.
+    is_binned = getattr(combination.options, "threshold", "refined") != "refined"
+    shift = 2.0 if combination.sums == "secure" or is_binned else -3.0
     settings = dict(combination.settings)
     if "domain_baselines" in settings:
         settings["domain_baselines"] = tuple(b + shift for b in settings["domain_baselines"])
@@ -338,11 +337,13 @@ def _draws_no_domain(run: Run) -> bool:
 
 
 def _tells_losses_apart(run: Run) -> bool:
-    """Whether the bins of Delta-FL order the clients as their losses do, shifted ones too."""
+    """Whether Delta-FL orders the clients by their losses, and by shifted ones too."""
     options = run.combination.options
     if options.conformity == (1.0,):
         return True
-    if options.threshold != "survey" or options.boundary == "smooth" or options.domain_loss_share:
+    if options.threshold not in ("survey", "refined"):
+        return False
+    if options.boundary == "smooth" or options.domain_loss_share:
         return False
     for state, cohort in zip(run.states, run.cohorts):
         for level in state.algorithm.levels:
@@ -446,8 +447,8 @@ INVARIANTS: Mapping[str, Invariant] = {
         _ignores_shift,
         _check_shift,
         tolerance=1e-3,
-        scope="without noise: FedAvg and its variants, TERM, q = 0, Delta-FL's survey where its "
-        "bins tell the losses apart; lambda in every set by every ascent where no absent domain "
+        scope="without noise: FedAvg and its variants, TERM, q = 0, Delta-FL's surveys where "
+        "losses are apart; lambda in every set by every ascent where no absent domain "
         "counts as 0, and in Stochastic-AFL where losses are means",
         reason="losses of float32 lose digits",
     ),
@@ -572,16 +573,7 @@ def _chosen(run: Run) -> list[str]:
 @pytest.fixture(scope="module")
 def bench(request, tmp_path_factory):
     """Returns runtimes, each of which is started at its first use."""
-    with contextlib.ExitStack() as stack:
-
-        @functools.cache
-        def get(name: str) -> Any:
-            if name == "tff":
-                return request.getfixturevalue("tff_runtime")
-            if name == "ray":
-                return stack.enter_context(RUNTIMES["ray"](RuntimeOptions(num_workers=1)))
-            return stack.enter_context(RUNTIMES["cohort"](RuntimeOptions(client_mode=name)))
-
+    with running_runtimes(request) as get:
         yield Bench(get, tmp_path_factory.mktemp("checkpoints"))
 
 

@@ -1,4 +1,4 @@
-"""Where the tail of the clients' losses begins: cuts of a histogram in sums, smoothed, tracked.
+"""Thresholds of the clients' losses from sums alone: surveyed, refined, lagged, tracked, smoothed.
 
 A level theta of Delta-FL (Laguel et al. 2021) keeps the clients with the largest losses, theta of
 their weight. A client has to know before it trains whether it is among them. The server sees sums
@@ -250,7 +250,26 @@ class Threshold(Protocol):
 
 
 class HistogramThreshold(Threshold):
-    """A threshold made of histograms of the losses or of their digits."""
+    """A threshold made of histograms of the losses or of their digits.
+
+    Attributes:
+        theta: Conformity level.
+    """
+
+    theta: float
+
+    def next(self, threshold: Any, *said: LossHistogram) -> Any:
+        """See `Threshold.next`."""
+        if self.theta == 1:
+            # FedAvg: no client's share may be a rounding below 1.
+            return self.initial()
+        is_known = self.total(*said) > 0
+        return tf.nest.map_structure(
+            lambda new, old: tf.where(is_known, new, old), self.threshold_of(*said), threshold
+        )
+
+    def threshold_of(self, *said: LossHistogram) -> Any:
+        """Returns the threshold of statements with a positive total."""
 
     def bounds(self, heaviest: float, max_loss: float) -> LossHistogram:
         """See `Threshold.bounds`."""
@@ -296,14 +315,10 @@ class CutThreshold(BinnedThreshold):
         """See `Threshold.share`."""
         return share_of(threshold, loss)
 
-    def next(self, threshold: Cut, *said: LossHistogram) -> Cut:
-        """See `Threshold.next`."""
-        if self.theta == 1:
-            return self.initial()
+    def threshold_of(self, *said: LossHistogram) -> Cut:
+        """See `HistogramThreshold.threshold_of`."""
         quantile = _first_quantile(said[0].histogram, self.theta)
-        cut = Cut(quantile.bin + _BELOW_ZERO, self.share_at(quantile))
-        is_known = self.total(*said) > 0
-        return Cut(*(tf.where(is_known, new, old) for new, old in zip(cut, threshold)))
+        return Cut(quantile.bin + _BELOW_ZERO, self.share_at(quantile))
 
     def loss(self, threshold: Cut) -> tf.Tensor:
         """See `Threshold.loss`: the centre of the bin; 0 for that of losses below 0."""
@@ -386,14 +401,10 @@ class Refined(HistogramThreshold):
         asked = tf.where(tf.equal(prefix, question.prefix), weight, tf.zeros_like(weight))
         return LossHistogram(_one_hot(digit, _NUM_DIGITS, asked))
 
-    def next(self, threshold: ExactCut, *said: LossHistogram) -> ExactCut:
-        """See `Threshold.next`."""
-        if self.theta == 1:
-            return self.initial()
+    def threshold_of(self, *said: LossHistogram) -> ExactCut:
+        """See `HistogramThreshold.threshold_of`."""
         digits, quantile = self._searched(said)
-        is_known = self.total(*said) > 0
-        cut = ExactCut(digits.prefix, self.share_at(quantile))
-        return ExactCut(*(tf.where(is_known, new, old) for new, old in zip(cut, threshold)))
+        return ExactCut(digits.prefix, self.share_at(quantile))
 
     def loss(self, threshold: ExactCut) -> tf.Tensor:
         """See `Threshold.loss`; NaN before any loss is known, and where everyone counts."""
@@ -544,13 +555,9 @@ class Smoothed(BinnedThreshold):
         """See `Threshold.share`."""
         return smoothed_share(threshold.eta, loss, self.nu)
 
-    def next(self, threshold: SmoothedEta, *said: LossHistogram) -> SmoothedEta:
-        """See `Threshold.next`."""
-        if self.theta == 1:
-            # FedAvg: no client's share may be a rounding below 1.
-            return self.initial()
-        eta = smoothed_eta(said[0].histogram, self.theta, self.nu)
-        return SmoothedEta(tf.where(self.total(*said) > 0, eta, threshold.eta))
+    def threshold_of(self, *said: LossHistogram) -> SmoothedEta:
+        """See `HistogramThreshold.threshold_of`."""
+        return SmoothedEta(smoothed_eta(said[0].histogram, self.theta, self.nu))
 
     def loss(self, threshold: SmoothedEta) -> tf.Tensor:
         """See `Threshold.loss`."""

@@ -1,0 +1,40 @@
+"""Clients in memory, and runtimes that start at their first use, for combinations of choices."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import pytest
+
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+
+class ClientsInMemory(dict[str, dict[str, Any]]):
+    """Clients' examples by id."""
+
+    @property
+    def client_ids(self) -> list[str]:
+        """Ids of all clients."""
+        return list(self)
+
+    def read(self, client_id: str) -> dict[str, Any]:
+        """Returns the examples of a client."""
+        return self[client_id]
+
+
+@contextlib.contextmanager
+def running_runtimes(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
+    """Yields a function that returns a running runtime: "tff", "ray", or a client mode."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def get(name: str) -> Any:
+            if name == "tff":
+                return request.getfixturevalue("tff_runtime")
+            if name == "ray":
+                return stack.enter_context(RUNTIMES["ray"](RuntimeOptions(num_workers=1)))
+            return stack.enter_context(RUNTIMES["cohort"](RuntimeOptions(client_mode=name)))
+
+        yield get
