@@ -34,8 +34,8 @@ _PREDICTORS = 4
 _WARM = 2
 # What a row changes of its algorithm's settings, beside the row with none.
 _VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    AGNOSTIC: ({"domain_baselines": (1.0, 1.0)},),
-    "delta_fl": ({"conformity": (0.1, 0.5, 0.8, 1.0)}, {"threshold": "tracked"}),
+    AGNOSTIC: ({"lambda_baselines": (1.0, 1.0)},),
+    "delta_fl": ({"theta": (0.1, 0.5, 0.8, 1.0)}, {"threshold": "tracked"}),
 }
 
 
@@ -142,9 +142,9 @@ def _algorithm(
         model = _ensemble(model)
     settings = {
         "client_learning_rate": workload.learning_rate,
-        "batch_size": workload.batch_size,
+        "client_batch_size": workload.batch_size,
         # The mean over the batch, as the peers have it.
-        "batch_normalizer": "batch",
+        "client_normalizer": "batch",
         "target_domain": "0",
     }
     problem = Problem.of_numbered_domains(model, workload.domains)

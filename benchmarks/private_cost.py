@@ -94,7 +94,7 @@ def _costs(sides: Mapping[str, Aggregation], settings: argparse.Namespace) -> di
     cohort = _clients(settings)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     with CohortRuntime() as runtime:
-        algorithm = spec.build(problem, spec.options(batch_size=settings.examples))
+        algorithm = spec.build(problem, spec.options(client_batch_size=settings.examples))
         trainings = {name: runtime.training(algorithm, side) for name, side in sides.items()}
         states = {name: training.initialize() for name, training in trainings.items()}
         for k in range(_WARM + settings.rounds):

@@ -37,8 +37,8 @@ def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], 
         spec = ALGORITHMS[name]
         options = spec.options(
             client_learning_rate=workload.learning_rate,
-            batch_size=workload.batch_size,
-            batch_normalizer="batch",
+            client_batch_size=workload.batch_size,
+            client_normalizer="batch",
         )
         algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
         training = runtime.training(algorithm, PlainSum())

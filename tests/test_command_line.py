@@ -67,7 +67,7 @@ def test_flag_files_that_are_none(tmp_path):
 def known() -> flags.FlagValues:
     known = flags.FlagValues()
     flags.DEFINE_integer("seed", 0, "", flag_values=known)
-    flags.DEFINE_bool("shuffle", True, "", flag_values=known)
+    flags.DEFINE_bool("client_shuffle", True, "", flag_values=known)
     flags.DEFINE_multi_string("override", [], "", flag_values=known)
     return known
 
@@ -75,7 +75,7 @@ def known() -> flags.FlagValues:
 @pytest.fixture
 def flag_file(tmp_path) -> Path:
     path = tmp_path / "a.flags"
-    path.write_text("--seed=1\n--noshuffle\n")
+    path.write_text("--seed=1\n--noclient_shuffle\n")
     return path
 
 
@@ -83,11 +83,11 @@ def flag_file(tmp_path) -> Path:
     "arguments",
     [
         ["--seed=1", "--seed=1", "--seed", "1"],
-        ["--shuffle", "--shuffle=true"],
+        ["--client_shuffle", "--client_shuffle=true"],
         ["--override=a:q=1", "--override=b:q=2"],
-        ["--flagfile=FILE", "--seed=2", "--shuffle"],
+        ["--flagfile=FILE", "--seed=2", "--client_shuffle"],
         ["--flagfile=FILE", "--flagfile=FILE"],
-        ["--seed=1", "--flagfile=FILE", "--noshuffle"],
+        ["--seed=1", "--flagfile=FILE", "--noclient_shuffle"],
         # Not known, or no flags: absl's own errors.
         ["--sed=1", "--sed=2"],
         ["--seed=1", "digits", "--seed=2"],

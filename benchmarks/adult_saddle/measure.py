@@ -50,7 +50,7 @@ class Run(NamedTuple):
 
 _DECAYING = {
     "server_learning_rate": 3.0,
-    "domain_learning_rate": 1.0,
+    "lambda_learning_rate": 1.0,
     "step_decay": "inverse_sqrt",
 }
 RUNS = (
@@ -59,7 +59,7 @@ RUNS = (
         2048,
         64,
         64,
-        {"server_learning_rate": 1.0, "domain_learning_rate": 0.1},
+        {"server_learning_rate": 1.0, "lambda_learning_rate": 0.1},
     ),
     Run("1 row in 100, per-domain gradient, steps / sqrt(t)", 8192, 1000, 10, _DECAYING),
     Run(
@@ -96,7 +96,7 @@ def build(table: Table, share: float, **settings: Any) -> Algorithm:
     counts = tuple(share * np.bincount(table[2]).astype(float))
     # The two scores have weights each, half as large: exact.py.
     model = logistic_regression(table[0].shape[1], 2, 2 * RIDGE)
-    options = StochasticAflOptions(initial_domain_weights=(0.5, 0.5), **settings)
+    options = StochasticAflOptions(lambda_initial=(0.5, 0.5), **settings)
     return stochastic_afl(Problem(model, ("doctorate", "non-doctorate"), 0, counts), options)
 
 

@@ -94,16 +94,16 @@ def run_ours(runtime: TffRuntime, problem: Problem) -> Trajectory:
     options = AgnosticFedAvgOptions(
         client_learning_rate=settings.client_learning_rate,
         client_epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        shuffle=False,
+        client_batch_size=settings.batch_size,
+        client_shuffle=False,
         server_optimizer="momentum" if momentum else "sgd",
         server_learning_rate=settings.server_learning_rate,
         server_momentum=momentum,
-        domain_learning_rate=settings.domain_learning_rate,
+        lambda_learning_rate=settings.domain_learning_rate,
         window=settings.window_size,
-        initial_domain_weights=settings.initial_weights,
+        lambda_initial=settings.initial_weights,
         initial_domain_counts=settings.initial_counts,
-        absent_domains="zero",
+        lambda_absent="zero",
     )
     num_domains = len(settings.initial_weights)
     algorithm = agnostic_fed_avg(Learned.of_numbered_domains(model, num_domains), options)

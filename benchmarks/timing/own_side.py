@@ -42,9 +42,9 @@ def main() -> None:
     spec = ALGORITHMS[side.algorithm]
     options = spec.options(
         client_learning_rate=workload.learning_rate,
-        batch_size=workload.batch_size,
+        client_batch_size=workload.batch_size,
         # The mean over the batch, as the peers have it.
-        batch_normalizer="batch",
+        client_normalizer="batch",
     )
     algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
     clients = side.clients()

@@ -185,7 +185,7 @@ def test_an_adaptive_clip_norm_moves_as_tensorflow_privacys(quantile):
 @pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
 def test_groups_of_all_exchanges_share_one_budget(clipping):
     """The bit that an adaptive clip norm takes of each update among them."""
-    algorithm = build("delta_fl", conformity=(0.5, 1.0))
+    algorithm = build("delta_fl", theta=(0.5, 1.0))
     aggregation = private_sum(update_share=0.7, clipping=clipping)
     exchanges = Round(algorithm, aggregation).steps
     assert [exchange.step.name for exchange in exchanges] == ["survey", "training"]

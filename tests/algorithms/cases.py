@@ -22,15 +22,15 @@ CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_steps.NAME: two_steps.ALGOR
 SETTINGS: dict[str, Any] = {
     "client_learning_rate": 0.3,
     "client_epochs": 2,
-    "batch_size": 4,
-    "domain_learning_rate": 0.1,
+    "client_batch_size": 4,
+    "lambda_learning_rate": 0.1,
     "window": 2,
     "target_domain": "1",
     "q": 1.5,
     "mu": 0.7,
     "tilt": 1.5,
     "cohort_share": 0.8,
-    "conformity": (0.8,),
+    "theta": (0.8,),
     "alpha_learning_rate": 0.02,
 }
 

@@ -48,7 +48,7 @@ def test_stochastic_afl_reaches_the_exact_saddle(table, game, cohort_runtime):
         1.0,
         server_optimizer="nesterov",
         server_learning_rate=0.8,
-        domain_learning_rate=0.3,
+        lambda_learning_rate=0.3,
     )
     training = cohort_runtime.training(algorithm, PlainSum())
     state, clients = training.initialize(), dealt(table, 64)

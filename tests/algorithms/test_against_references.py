@@ -42,9 +42,9 @@ class _Case(NamedTuple):
             self.algorithm,
             client_learning_rate=self.sgd.eta,
             client_epochs=self.sgd.epochs,
-            batch_size=self.sgd.batch_size,
-            batch_normalizer=self.sgd.divisor,
-            shuffle=False,
+            client_batch_size=self.sgd.batch_size,
+            client_normalizer=self.sgd.divisor,
+            client_shuffle=False,
             seed=_SEED,
             **self.settings,
         )

@@ -34,7 +34,7 @@ class _Case(NamedTuple):
     weighting: str = "examples"
 
     def build(self, **settings: Any) -> Algorithm:
-        given = {"conformity": (self.theta,), "client_learning_rate": _SGD.eta, **settings}
+        given = {"theta": (self.theta,), "client_learning_rate": _SGD.eta, **settings}
         if self.boundary is not None:
             given["boundary"] = self.boundary
         if self.boundary == "smooth":
@@ -44,9 +44,9 @@ class _Case(NamedTuple):
             threshold=self.threshold,
             client_weighting=self.weighting,
             client_epochs=_SGD.epochs,
-            batch_size=_SGD.batch_size,
-            batch_normalizer=_SGD.divisor,
-            shuffle=False,
+            client_batch_size=_SGD.batch_size,
+            client_normalizer=_SGD.divisor,
+            client_shuffle=False,
             **given,
         )
 
@@ -112,7 +112,7 @@ def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
 @pytest.mark.parametrize("threshold", usually(["survey"], ["survey", "lagged"]))
 def test_every_level_of_a_family_is_trained_as_if_it_were_alone(streaming_runtime, threshold):
     levels = (0.1, 0.5, 1.0)
-    algorithm = _Case(levels[0], threshold).build(conformity=levels)
+    algorithm = _Case(levels[0], threshold).build(theta=levels)
     training = streaming_runtime.training(algorithm, PlainSum())
     assert list(algorithm.models(training.initialize().algorithm)) == [
         "conformity_0.1",
@@ -128,7 +128,7 @@ def test_every_level_of_a_family_is_trained_as_if_it_were_alone(streaming_runtim
 def test_a_family_of_networks_runs_client_after_client(streaming_runtime, threshold):
     """Its graph is large enough for TensorFlow to rewrite sums in loops; see `fold_in`."""
     algorithm = build(
-        "delta_fl", model=emnist_cnn(10, 0), conformity=(0.1, 0.5, 0.8, 1.0), threshold=threshold
+        "delta_fl", model=emnist_cnn(10, 0), theta=(0.1, 0.5, 0.8, 1.0), threshold=threshold
     )
     training = streaming_runtime.training(algorithm, PlainSum())
     rng = np.random.default_rng(0)
@@ -159,7 +159,7 @@ _COHORTS = {_RISE_AND_FALL: COHORTS, _FALL: _learned_at_once()}
 
 
 def _weights_after_rounds(runtime: Any, name: str, losses: str, **settings: Any) -> Any:
-    algorithm = build(name, client_epochs=2, batch_size=4, **settings)
+    algorithm = build(name, client_epochs=2, client_batch_size=4, **settings)
     training = runtime.training(algorithm, PlainSum())
     state = training.initialize()
     for cohort in _COHORTS[losses]:
@@ -175,7 +175,7 @@ def _weights_after_rounds(runtime: Any, name: str, losses: str, **settings: Any)
 )
 def test_a_level_of_1_is_fed_avg_bit_for_bit(streaming_runtime, threshold, losses):
     """Also where losses fall below a tenth of what they were: nobody is below the threshold."""
-    settings = {"conformity": (1.0,), "threshold": threshold}
+    settings = {"theta": (1.0,), "threshold": threshold}
     found = _weights_after_rounds(streaming_runtime, "delta_fl", losses, **settings)
     wanted = _weights_after_rounds(streaming_runtime, "fed_avg", losses)
     for one, other in zip(found, wanted):
@@ -259,13 +259,13 @@ def test_a_client_that_trains_for_no_level_takes_no_step(streaming_runtime):
 
 @golden.values
 def test_bad_levels_are_told(case):
-    return golden.refusal(build, "delta_fl", conformity=case)
+    return golden.refusal(build, "delta_fl", theta=case)
 
 
 @pytest.mark.slow
 def test_examples_that_are_kept_out_decide_who_trains_and_train_nobody(streaming_runtime):
     """Half of the examples are measured, the other half trained on."""
-    algorithm = build("delta_fl", conformity=(0.01,), domain_loss_share=0.5)
+    algorithm = build("delta_fl", theta=(0.01,), measured_share=0.5)
     training = streaming_runtime.training(algorithm, PlainSum())
     client = {key: np.concatenate([column] * 8) for key, column in COHORTS[0][0].items()}
     state, report = training.next(_start(training, algorithm), [client])

@@ -88,13 +88,13 @@ def _at_the_end(runtime, theta, boundary, rounds=300, **settings):
     algorithm = build(
         "delta_fl",
         logistic_regression(_FEATURES, _CLASSES, _RIDGE),
-        conformity=(theta,),
+        theta=(theta,),
         boundary=boundary,
         **settings,
         client_learning_rate=0.1,
         client_epochs=1,
-        batch_size=100,
-        shuffle=False,
+        client_batch_size=100,
+        client_shuffle=False,
     )
     training = runtime.training(algorithm, PlainSum())
     state, iterates = training.initialize(), []

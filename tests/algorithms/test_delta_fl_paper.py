@@ -32,11 +32,11 @@ def _build(model: Model = _MODEL, **given: Any) -> Algorithm:
     flags = {
         "algorithm": "delta_fl",
         "preset": "paper",
-        "conformity": (_THETA,),
+        "theta": (_THETA,),
         "client_learning_rate": _SGD.eta,
         "client_epochs": _SGD.epochs,
-        "batch_size": _SGD.batch_size,
-        "shuffle": False,
+        "client_batch_size": _SGD.batch_size,
+        "client_shuffle": False,
     }
     options = resolve("digits", {**flags, **given}, {}).algorithm
     return ALGORITHMS["delta_fl"].build(Problem(model, tuple("012"), 7), options)

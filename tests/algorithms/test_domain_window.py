@@ -45,9 +45,7 @@ def test_the_window_ignores_a_round_without_examples():
 
 
 def test_alpha_is_lambda_over_the_mean_counts():
-    options = dw.AgnosticFedAvgOptions(
-        initial_domain_weights=(0.1, 0.9), initial_domain_counts=(5.0, 0.5)
-    )
+    options = dw.AgnosticFedAvgOptions(lambda_initial=(0.1, 0.9), initial_domain_counts=(5.0, 0.5))
     algorithm = dw.agnostic_fed_avg(Problem(linear_model(), ("a", "b")), options)
     alpha = algorithm.steps[0].broadcast(algorithm.initialize()).sent
     np.testing.assert_allclose(alpha, [0.02, 1.8], rtol=1e-6)
@@ -72,7 +70,7 @@ def test_the_window_starts_with_the_counts_that_a_round_is_expected_to_have():
 
 
 def test_initial_weights_that_nearly_sum_to_one_are_normalized():
-    options = dw.AgnosticFedAvgOptions(initial_domain_weights=(0.333, 0.333, 0.3335))
+    options = dw.AgnosticFedAvgOptions(lambda_initial=(0.333, 0.333, 0.3335))
     lambda_ = _initial(options, 3).lambda_
     np.testing.assert_allclose(lambda_.sum(), 1.0, rtol=1e-6)
 

@@ -33,7 +33,7 @@ def test_an_excess_is_what_is_above_the_baseline_of_a_domain_that_was_measured()
 
 def _agnostic(**settings: Any) -> Any:
     problem = Problem.of_numbered_domains(logistic_regression(4, 3), 3)
-    chosen = {"client_learning_rate": 0.3, "domain_learning_rate": 0.2, **settings}
+    chosen = {"client_learning_rate": 0.3, "lambda_learning_rate": 0.2, **settings}
     return agnostic_fed_avg(problem, AgnosticFedAvgOptions(**chosen))
 
 
@@ -42,16 +42,16 @@ def _agnostic(**settings: Any) -> Any:
 @pytest.mark.parametrize("aggregation", [PlainSum(), SECURE], ids=["plain", "secure"])
 def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtime, aggregation):
     def rounds(**settings: Any) -> Any:
-        algorithm = _agnostic(domain_weight_update="cvar", domain_conformity=0.6, **settings)
+        algorithm = _agnostic(lambda_update="cvar", domain_conformity=0.6, **settings)
         training = cohort_runtime.training(algorithm, aggregation)
         state = training.initialize()
         state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
         return run_rounds(training, COHORTS, state)
 
-    zero, without = rounds(domain_baselines=(0.0, 0.0, 0.0)), rounds()
+    zero, without = rounds(lambda_baselines=(0.0, 0.0, 0.0)), rounds()
     assert_identical(zero[0], without[0])
     assert_identical(zero[1], without[1])
-    state, reports = rounds(domain_baselines=(0.9, 0.0, 0.0))
+    state, reports = rounds(lambda_baselines=(0.9, 0.0, 0.0))
     assert np.any(state.algorithm.memory.lambda_ != without[0].algorithm.memory.lambda_)
     weights = [report["domain_weights"] for report in reports]
     by_round = np.array([of["lambda"] for of in weights])
@@ -65,19 +65,19 @@ def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtim
     [
         (
             _agnostic,
-            {"domain_baselines": (1.0, 2.0)},
+            {"lambda_baselines": (1.0, 2.0)},
             "expected 3 numbers, one per domain, found 2$",
         ),
-        (_agnostic, {"domain_baselines": "own"}, "expected 3 numbers, .* found 'own': train"),
+        (_agnostic, {"lambda_baselines": "own"}, "expected 3 numbers, .* found 'own': train"),
         (
             _agnostic,
-            {"domain_baselines": (1.0, np.nan, 2.0)},
-            "--domain_baselines: expected a finite number, found nan",
+            {"lambda_baselines": (1.0, np.nan, 2.0)},
+            "--lambda_baselines: expected a finite number, found nan",
         ),
         (
             build_afl,
-            {"domain_baselines": (1.0, 1.0, 1.0)},
-            "expected --domain_losses=ratio with it",
+            {"lambda_baselines": (1.0, 1.0, 1.0)},
+            "expected --loss_estimate=ratio with it",
         ),
     ],
 )
@@ -147,16 +147,16 @@ _MIXTURES = {"a": {"0": 0.6, "1": 0.4}, "b": {"0": 0.2, "1": 0.2, "2": 0.6}}
 _LOWER, _UPPER = (0.3, 0.1, 0.1), (0.8, 0.8, 0.4)
 # In each set but the simplex the saddle is on its border.
 _SETS = {
-    "simplex": ({"domain_weight_update": "projected_gradient"}, np.eye(3)),
+    "simplex": ({"lambda_update": "projected_gradient"}, np.eye(3)),
     "box": ({"lambda_lower": _LOWER, "lambda_upper": _UPPER}, _within(_LOWER, _UPPER)),
     "ball": (
-        {"lambda_radius": 0.02, "domain_weight_update": "projected_gradient"},
+        {"lambda_radius": 0.02, "lambda_update": "projected_gradient"},
         _circle(0.02),
     ),
     "hull": ({}, np.array([[0.6, 0.4, 0.0], [0.2, 0.2, 0.6]])),
     # The shares of the domains, a third each, up to 1 / theta times.
     "cvar": (
-        {"domain_weight_update": "cvar", "domain_conformity": 0.9, "cvar_rate": 0.002},
+        {"lambda_update": "cvar", "domain_conformity": 0.9, "cvar_rate": 0.002},
         _within((0.0,) * 3, (1.0 / 3.0 / 0.9,) * 3),
     ),
 }
@@ -172,7 +172,7 @@ def test_lambda_and_weights_that_follow_gradients_end_at_the_saddle_of_each_set(
     if name in ("box", "ball", "hull"):
         settings = {"lambda_set": name, **settings}
     if name != "cvar":
-        settings = {"domain_learning_rate": 0.05, **settings}
+        settings = {"lambda_learning_rate": 0.05, **settings}
     steps = lambda_ascent(AgnosticFedAvgOptions(**settings), ("0", "1", "2"))
     xs, ys = (np.stack(part) for part in _domains())
     solutions = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys)]
@@ -208,9 +208,9 @@ def test_lambda_and_weights_that_follow_gradients_end_at_the_saddle_of_each_set(
 def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
     options = AgnosticFedAvgOptions(
         client_learning_rate=0.05,
-        batch_size=120,
-        domain_learning_rate=0.02,
-        domain_baselines=baselines,
+        client_batch_size=120,
+        lambda_learning_rate=0.02,
+        lambda_baselines=baselines,
     )
     return agnostic_fed_avg(problem, options), lambda state: state.weights.trainable[0]
 
@@ -218,10 +218,10 @@ def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
 def _stochastic_rounds(problem: Problem, baselines: Any) -> Any:
     options = StochasticAflOptions(
         server_learning_rate=0.05,
-        domain_learning_rate=0.02,
-        domain_losses="ratio",
-        domain_weight_update="projected_gradient",
-        domain_baselines=baselines,
+        lambda_learning_rate=0.02,
+        loss_estimate="ratio",
+        lambda_update="projected_gradient",
+        lambda_baselines=baselines,
     )
     return stochastic_afl(problem, options), lambda state: state.weights.trainable[0]
 

@@ -106,7 +106,7 @@ def _built(case: _Case) -> Any:
     spec = ALGORITHMS[case.algorithm]
     settings = case.settings()
     if case.algorithm == "afl_boost":
-        settings["domain_learning_rate"] = _ETA_LAMBDA
+        settings["lambda_learning_rate"] = _ETA_LAMBDA
     names = tuple(map(str, range(NUM_DOMAINS)))
     problem = Problem(_ensemble(case.loss), names, _SEED, _EXPECTED)
     return spec.build(problem, spec.options(**settings))
@@ -250,7 +250,7 @@ def test_the_agnostic_optimum_of_cross_entropies(streaming_runtime):
     problem = Problem(_of_distributions(_H), names, _SEED, (10.0,) * 3)
     spec = ALGORITHMS["afl_boost"]
     options = spec.options(
-        predictor_sampling="none", alpha_learning_rate=0.5, domain_learning_rate=0.5
+        predictor_sampling="none", alpha_learning_rate=0.5, lambda_learning_rate=0.5
     )
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
     of_domains = [_words(c, domain) for domain, c in enumerate(counts)]
@@ -343,5 +343,5 @@ def test_a_model_that_is_no_ensemble_is_refused(name):
 def test_steps_of_cvar_are_refused():
     spec = ALGORITHMS["afl_boost"]
     problem = Problem.of_numbered_domains(_ensemble("log"), 3)
-    with pytest.raises(UserError, match="--domain_weight_update: AFLBoost steps along estimates"):
-        spec.build(problem, spec.options(domain_weight_update="cvar"))
+    with pytest.raises(UserError, match="--lambda_update: AFLBoost steps along estimates"):
+        spec.build(problem, spec.options(lambda_update="cvar"))

@@ -75,8 +75,8 @@ def _trained(runtime: Any, loss: str, counts: np.ndarray, **settings: Any) -> np
     options = spec.options(
         predictor_sampling="none",
         alpha_learning_rate=0.3,
-        domain_learning_rate=1.0,
-        domain_losses="ratio",
+        lambda_learning_rate=1.0,
+        loss_estimate="ratio",
         **settings,
     )
     names = tuple(map(str, range(p)))
@@ -108,7 +108,7 @@ def test_reaches_the_information_radius(cohort_runtime, case, loss):
         return float(_divergences(loss, distributions, alpha @ distributions).max())
 
     baselines = _baselines(loss, distributions)
-    assert worst(domain_baselines=baselines) == pytest.approx(optimum, abs=1e-3)
+    assert worst(lambda_baselines=baselines) == pytest.approx(optimum, abs=1e-3)
     if case == "four domains" and loss == "log":
         # Without baselines the domain of the largest entropy is served.
         assert worst() > optimum + 0.05
@@ -132,20 +132,20 @@ def test_trivial_baselines_equal_entropy_and_variance(loss: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"domain_losses": "unbiased"}, "expected --domain_losses=ratio with it in AFLBoost"),
+        ({"loss_estimate": "unbiased"}, "expected --loss_estimate=ratio with it in AFLBoost"),
         (
-            {"domain_losses": "ratio", "example_weight": "cohort"},
-            "--domain_losses=ratio has no effect with --example_weight=cohort",
+            {"loss_estimate": "ratio", "example_weight": "cohort"},
+            "--loss_estimate=ratio has no effect with --example_weight=cohort",
         ),
     ],
 )
 def test_rejects_baselines_of_losses_that_are_not_means(settings, message):
     with pytest.raises(UserError, match=message):
-        ALGORITHMS["afl_boost"].options(domain_baselines=(1.0, 2.0), **settings)
+        ALGORITHMS["afl_boost"].options(lambda_baselines=(1.0, 2.0), **settings)
 
 
 def test_rejects_own_baselines_of_another_loss():
     with pytest.raises(UserError, match="expected numbers or trivial with --ensemble_loss=squared"):
         ALGORITHMS["afl_boost"].options(
-            domain_baselines="own", domain_losses="ratio", ensemble_loss="squared"
+            lambda_baselines="own", loss_estimate="ratio", ensemble_loss="squared"
         )

@@ -32,7 +32,12 @@ _GAMMA_LAMBDA = 0.05
 _N_0 = np.array([9.0, 12.0, 7.5])
 # Halved every two rounds.
 _GAMMAS = (_ETA, _ETA, _ETA / 2, _ETA / 2, _ETA / 4)
-_TRAINING = {"client_learning_rate": _ETA, "client_epochs": _E, "batch_size": _B, "shuffle": False}
+_TRAINING = {
+    "client_learning_rate": _ETA,
+    "client_epochs": _E,
+    "client_batch_size": _B,
+    "client_shuffle": False,
+}
 
 Client = dict[str, np.ndarray]
 
@@ -224,7 +229,7 @@ _TRAINED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]] =
     "agnostic_fed_avg": (
         _agnostic_fed_avg,
         {
-            "domain_learning_rate": _GAMMA_LAMBDA,
+            "lambda_learning_rate": _GAMMA_LAMBDA,
             "initial_domain_counts": tuple(_N_0),
             "window": 1,
         },
@@ -245,7 +250,7 @@ _TRAINED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]] =
     "stochastic_afl": (
         _stochastic_afl,
         {
-            "domain_learning_rate": _GAMMA_LAMBDA,
+            "lambda_learning_rate": _GAMMA_LAMBDA,
             "server_learning_rate": 0.3,
             "server_schedule": "inverse_sqrt",
             "server_schedule_rounds": (1,),
@@ -288,7 +293,7 @@ def test_the_ensemble_is_the_papers(streaming_runtime, name):
     model = random_ensemble(logistic_regression(4, 3), q, "log")
     given = {"alpha_learning_rate": eta, "budget": C}
     if name == "afl_boost":
-        given["domain_learning_rate"] = _GAMMA_LAMBDA
+        given["lambda_learning_rate"] = _GAMMA_LAMBDA
     options = _options(name, **given)
     algorithm = ALGORITHMS[name].build(Problem(model, tuple("012"), _SEED, tuple(_N_0)), options)
     state, _ = run_rounds(streaming_runtime.training(algorithm, PlainSum()), _COHORTS)

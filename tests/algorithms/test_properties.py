@@ -198,7 +198,7 @@ def test_domains_absent_for_many_rounds_leave_everything_finite(training):
 @some_algorithms
 def test_a_batch_may_be_larger_than_the_client(trainings, name, training):
     clients = cohort(11, sizes=(4, 3, 1, 2))
-    state, _ = run_rounds(trainings(name, batch_size=10_000), [clients] * 2)
+    state, _ = run_rounds(trainings(name, client_batch_size=10_000), [clients] * 2)
     # In batches of 4, of which the largest client fills one.
     assert_all_close(state, run_rounds(training, [clients] * 2)[0])
 
@@ -293,7 +293,7 @@ def test_with_one_domain_it_is_fed_avg(trainings, name):
 @pytest.mark.parametrize("name", _with_trait(Trait.DOMAIN_BLIND))
 def test_which_domain_an_example_belongs_to_does_not_matter(trainings, name):
     # The order of examples is drawn from what a client holds, domains included.
-    training = trainings(name, shuffle=False)
+    training = trainings(name, client_shuffle=False)
     clients = cohort(12)
     moved = [{**c, "domain_id": (c["domain_id"] + 1) % NUM_DOMAINS} for c in clients]
     states = [training.next(_started(training), cohort)[0] for cohort in (clients, moved)]
@@ -303,7 +303,7 @@ def test_which_domain_an_example_belongs_to_does_not_matter(trainings, name):
 @pytest.mark.nightly_cases(but=["stochastic_afl"])
 @pytest.mark.parametrize("name", _with_trait(Trait.PARTITION_BLIND))
 def test_with_one_full_step_it_does_not_matter_who_holds_an_example(trainings, name):
-    training = trainings(name, client_epochs=1, batch_size=1000)
+    training = trainings(name, client_epochs=1, client_batch_size=1000)
     clients = cohort(13)
     merged = {key: np.concatenate([c[key] for c in clients[1:]]) for key in clients[0]}
     states = [training.next(_started(training), c)[0] for c in (clients, [clients[0], merged])]

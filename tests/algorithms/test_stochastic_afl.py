@@ -54,15 +54,15 @@ class _Variant(NamedTuple):
 
 
 def _variant(ascend: Callable, settings: dict[str, Any], **steps: Any) -> _Variant:
-    rates = {"server_learning_rate": 0.4, "domain_learning_rate": 0.02}
+    rates = {"server_learning_rate": 0.4, "lambda_learning_rate": 0.02}
     return _Variant({**rates, **settings}, Steps(0.4, 0.02, ascend, **steps))
 
 
 _VARIANTS = {
     "as printed": _variant(_euclidean(), {}),
-    "entropy": _variant(_entropy, {"domain_weight_update": "exponentiated_gradient"}),
+    "entropy": _variant(_entropy, {"lambda_update": "exponentiated_gradient"}),
     "optimistic": _variant(_euclidean(), {"optimistic": True}, optimistic=True),
-    "ratios": _variant(_euclidean(), {"domain_losses": "ratio"}, ratio=True),
+    "ratios": _variant(_euclidean(), {"loss_estimate": "ratio"}, ratio=True),
     "1 / sqrt(t)": _variant(_euclidean(), {"step_decay": "inverse_sqrt"}, decay=lambda t: t**-0.5),
     "1 / t": _variant(_euclidean(), {"step_decay": "inverse"}, decay=lambda t: 1 / t),
     "in a ball of weights": _variant(_euclidean(), {"weights_radius": 1.2}, radius=1.2),
@@ -121,7 +121,7 @@ def test_a_hull_is_climbed_by_the_weights_of_its_mixtures(streaming_runtime, tmp
     path = tmp_path / "mixtures.json"
     path.write_text(json.dumps(mixtures))
     settings = {"lambda_set": "hull", "mixtures": str(path)}
-    algorithm = build_afl(**settings, domain_learning_rate=0.05)
+    algorithm = build_afl(**settings, lambda_learning_rate=0.05)
     training = streaming_runtime.training(algorithm, PlainSum())
     theta = np.array([0.5, 0.5])
     state = training.initialize()
@@ -157,9 +157,9 @@ def _round(algorithm: Any, state: Any, losses: Any, measured: Any, trained: Any 
 def test_optimistic_steps_count_losses_of_returning_domains_once(first_round):
     algorithm = build_afl(
         optimistic=True,
-        domain_losses="ratio",
-        domain_learning_rate=0.1,
-        domain_weight_update="exponentiated_gradient",
+        loss_estimate="ratio",
+        lambda_learning_rate=0.1,
+        lambda_update="exponentiated_gradient",
     )
     state = algorithm.initialize()
     # The means are 1, 2 and 3 in every round; the last domain is present in every second round.
@@ -175,7 +175,7 @@ def test_optimistic_steps_count_losses_of_returning_domains_once(first_round):
 
 def test_an_unbiased_loss_that_nobody_measured_is_0_like_that_of_an_absent_domain():
     """All losses are 1; the second domain is measured in two of five rounds, and trained in all."""
-    algorithm = build_afl(2, (100.0, 10.0), domain_loss_share=0.2, domain_learning_rate=0.01)
+    algorithm = build_afl(2, (100.0, 10.0), measured_share=0.2, lambda_learning_rate=0.01)
     state = algorithm.initialize()
     for measured in ([20, 5], [20, 0], [20, 5], [20, 0], [20, 0]) * 10:
         state = _round(algorithm, state, measured, measured, [80, 10 - measured[1]])
@@ -245,7 +245,7 @@ def test_draws_have_their_probabilities_and_never_what_has_none():
 @pytest.mark.slow
 def test_one_loss_of_one_domain_has_the_mean_of_all(cohort_runtime):
     """p L_K e_K: lambda moves in one entry, and each entry moves in a third of the rounds."""
-    algorithm = build_afl(lambda_gradient="one_domain", domain_learning_rate=1e-3)
+    algorithm = build_afl(lambda_gradient="one_domain", lambda_learning_rate=1e-3)
     training = cohort_runtime.training(algorithm, PlainSum())
     cohort = _population()
     state, moved = training.initialize(), []
@@ -284,7 +284,7 @@ def test_it_converges_to_the_exact_saddle(cohort_runtime):
     """Two domains that disagree: at the saddle their losses are equal, and the gap closes."""
     client, counts = _disagreeing(2)
     algorithm = build_afl(
-        2, counts, server_learning_rate=0.5, domain_learning_rate=0.1, optimistic=True
+        2, counts, server_learning_rate=0.5, lambda_learning_rate=0.1, optimistic=True
     )
     training = cohort_runtime.training(algorithm, PlainSum())
     state = training.initialize()
@@ -321,7 +321,7 @@ def test_in_each_set_it_converges_to_the_best_worst_mixture(cohort_runtime, tmp_
         3,
         counts,
         server_learning_rate=0.5,
-        domain_learning_rate=0.1,
+        lambda_learning_rate=0.1,
         optimistic=True,
         lambda_set=name,
         **settings,

@@ -72,7 +72,7 @@ def test_the_last_layer_begins_where_fed_avg_ended_after_half_of_the_rounds(comp
     second = path / "last_layer" / "trial_00"
     there, here = (json.loads((p / "config.json").read_text()) for p in (first, second))
     assert (there["algorithm"], there["rounds"], there["seed"]) == ("fed_avg", 1, 0)
-    assert (here["domain_weight_update"], here["rounds"], here["seed"]) == ("fixed", 1, 0)
+    assert (here["lambda_update"], here["rounds"], here["seed"]) == ("fixed", 1, 0)
     checkpoint = first / "checkpoints" / "round_00000001.npz"
     assert here["initial_model"] == str(checkpoint.resolve())
     assert (second / "initial_model.npz").read_bytes() == checkpoint.read_bytes()
@@ -116,7 +116,7 @@ def test_a_comparison_of_arms_goes_on_with_a_further_one(call, folder, compared)
 
 
 def test_words_are_rows_of_their_own():
-    words = "fed_avg;uniform;slow=frozen:domain_learning_rate=0.001;domain_input"
+    words = "fed_avg;uniform;slow=frozen:lambda_learning_rate=0.001;domain_input"
     flags = [*_SHORT, f"--arms={words}"]
     specs = compared_specs(*flags)
     assert list(specs) == ["fed_avg", "uniform", "slow", "domain_input"]
@@ -125,14 +125,14 @@ def test_words_are_rows_of_their_own():
     assert dataclasses.replace(plain, config=config) == told
     uniform, frozen = specs["uniform"][0], specs["slow"][0]
     assert {run.config.algorithm for run in (uniform, frozen)} == {"agnostic_fed_avg"}
-    assert uniform.algorithm.domain_weight_update == "fixed"
-    assert uniform.algorithm.initial_domain_weights is None
-    assert frozen.algorithm.absent_domains == "freeze"
-    assert frozen.algorithm.domain_learning_rate == 0.001
+    assert uniform.algorithm.lambda_update == "fixed"
+    assert uniform.algorithm.lambda_initial is None
+    assert frozen.algorithm.lambda_absent == "freeze"
+    assert frozen.algorithm.lambda_learning_rate == 0.001
     # It stays uniform where the others start elsewhere.
-    specs = compared_specs(*flags, "--initial_domain_weights=0.2,0.1,0.3,0.2,0.2")
-    assert specs["uniform"][0].algorithm.initial_domain_weights is None
-    assert specs["slow"][0].algorithm.initial_domain_weights == (0.2, 0.1, 0.3, 0.2, 0.2)
+    specs = compared_specs(*flags, "--lambda_initial=0.2,0.1,0.3,0.2,0.2")
+    assert specs["uniform"][0].algorithm.lambda_initial is None
+    assert specs["slow"][0].algorithm.lambda_initial == (0.2, 0.1, 0.3, 0.2, 0.2)
     # By --algorithms, too.
     (uniform_again,) = compared_specs(*_SHORT, "--algorithms=uniform")["uniform"]
     assert uniform_again == uniform

@@ -115,7 +115,7 @@ def test_it_is_compared_with_a_model_of_all_data(call, there):
 
 @pytest.mark.slow
 def test_words_that_secure_counts_leave_out_are_said(call, there):
-    secure = ("--aggregation=secure", "--secure_min_clients=1", "--secure_max_examples=3")
+    secure = ("--aggregation=secure", "--secure_min_clients=1", "--limit_examples=3")
     outcome = call(base_predictors, "--data=texts.sqlite", *secure, "--output=cut.npz")
     assert outcome.status == 0, outcome
     whole = call(base_predictors, "--data=texts.sqlite", "--output=whole.npz")
@@ -123,7 +123,7 @@ def test_words_that_secure_counts_leave_out_are_said(call, there):
         int(re.search(pattern, outcome.out)[1])
         for pattern in (
             r" of (\d+) examples by domain",
-            r"note: examples left out, of clients with more than --secure_max_examples=3: (\d+)\n",
+            r"note: examples left out, of clients with more than --limit_examples=3: (\d+)\n",
         )
     )
     assert cut > 0

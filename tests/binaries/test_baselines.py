@@ -174,7 +174,12 @@ def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
 def _reference_of(monkeypatch, task: Task, **settings) -> RunSpec:
     monkeypatch.setattr(RunSpec, "load_task", lambda _: task)
     monkeypatch.setattr(results, "draw_run", draw_nothing)
-    given = {"algorithm": "fed_avg", "seed": 5, "batch_size": 60, "client_learning_rate": 0.3}
+    given = {
+        "algorithm": "fed_avg",
+        "seed": 5,
+        "client_batch_size": 60,
+        "client_learning_rate": 0.3,
+    }
     return resolve("toy_regression", {**given, **settings}, {})
 
 
@@ -253,7 +258,7 @@ def test_trivial_baselines_are_made_in_a_new_folder_and_fixed_weights_take_none(
     store, tmp_path, capsys
 ):
     options = {"model": str(tmp_path / "linear.py")}
-    given = {"domain_baselines": "trivial"}
+    given = {"lambda_baselines": "trivial"}
     spec = resolve("custom", given, options, data=store)
     path = tmp_path / "run"
     trials = [spec, dataclasses.replace(spec, config=dataclasses.replace(spec.config, seed=1))]
@@ -267,17 +272,23 @@ def test_trivial_baselines_are_made_in_a_new_folder_and_fixed_weights_take_none(
         ids = [name for name in train_clients.client_ids if name.startswith(domain)]
         ones = np.concatenate([train_clients.read(name)["y"] for name in ids]).mean()
         expected.append(-(ones * np.log(ones) + (1 - ones) * np.log(1 - ones)))
-    assert found.algorithm.domain_baselines == pytest.approx(expected)
+    assert found.algorithm.lambda_baselines == pytest.approx(expected)
     assert json.loads((path / "baselines" / "baselines.json").read_text())["task"] == "custom"
-    with pytest.raises(UserError, match=r"^--domain_baselines has no effect with --domain_weight_"):
-        resolve("custom", {**given, "domain_weight_update": "fixed"}, options, data=store)
+    with pytest.raises(UserError, match=r"^--lambda_baselines has no effect with --domain_weight_"):
+        resolve("custom", {**given, "lambda_update": "fixed"}, options, data=store)
 
 
 @pytest.mark.nightly
 def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tmp_path):
     path = tmp_path / "runs"
     data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")
-    short = (*data, "--clients_per_round=2", "--rounds=3", "--evaluate_every=3", "--batch_size=8")
+    short = (
+        *data,
+        "--clients_per_round=2",
+        "--rounds=3",
+        "--evaluate_every=3",
+        "--client_batch_size=8",
+    )
     arms = "--arms=excess=excess_own;plain=agnostic_fed_avg"
     again = (compare, *short, arms, "--trials=1", f"--output_dir={path}")
     outcome = call(*again)
@@ -286,7 +297,7 @@ def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tm
     found = json.loads(file.read_text())["domains"]
     assert {of["source"] for of in found.values()} == {"own"}
     config = json.loads((path / "excess" / "trial_00" / "config.json").read_text())
-    assert config["domain_baselines"] == [of["training"] for of in found.values()]
+    assert config["lambda_baselines"] == [of["training"] for of in found.values()]
     header = (path / "excess" / "trial_00" / "metrics.csv").read_text().splitlines()[0]
     assert "mean_lambda/dark" in header
     before = tree(path / "baselines")
@@ -296,30 +307,30 @@ def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tm
     # Named in turn: the file, and a run; neither is taken for other domains' in silence.
     for name in (file, path / "plain" / "trial_00"):
         (spec,) = compared_specs(
-            *short, "--arms=agnostic_fed_avg", f"--domain_baselines={name}", "--trials=1"
+            *short, "--arms=agnostic_fed_avg", f"--lambda_baselines={name}", "--trials=1"
         )["agnostic_fed_avg"]
-        assert len(spec.algorithm.domain_baselines) == 2
+        assert len(spec.algorithm.lambda_baselines) == 2
         build_algorithm(spec, spec.load_task())
     renamed = {name.upper(): of for name, of in found.items()}
     content = {**json.loads(file.read_text()), "domains": renamed}
     file.write_text(json.dumps(content))
     message = call(
-        train, *short, f"--domain_baselines={file}", f"--output_dir={tmp_path / 'run'}"
+        train, *short, f"--lambda_baselines={file}", f"--output_dir={tmp_path / 'run'}"
     ).error
     assert message == (
-        "--domain_baselines: expected baselines of the domains dark, light, found those of DARK, "
+        "--lambda_baselines: expected baselines of the domains dark, light, found those of DARK, "
         "LIGHT"
     )
     assert not (tmp_path / "run").exists()
     run = path / "plain" / "trial_00"
-    message = call(train, "--task=digits", f"--domain_baselines={run}").error
+    message = call(train, "--task=digits", f"--lambda_baselines={run}").error
     assert message.endswith("expected baselines of --task=digits, found those of custom")
 
 
 @pytest.mark.slow_cases("algorithm1-kept_out")
 @pytest.mark.parametrize(
     ("algorithm", "part"),
-    [(("fed_avg",), "first_epoch"), (("q_ffl", "--domain_loss_share=0.5"), "kept_out")],
+    [(("fed_avg",), "first_epoch"), (("q_ffl", "--measured_share=0.5"), "kept_out")],
 )
 def test_run_of_any_algorithm_serves_as_baseline(call: Caller, store, tmp_path, algorithm, part):
     name, *flags = algorithm
@@ -345,7 +356,7 @@ def test_a_store_without_held_out_clients_is_told_what_mends_it(call: Caller, tm
     (tmp_path / "linear.py").write_text(DIGITS_MODEL)
     message = call(
         *(train, "--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}"),
-        *("--rounds=1", "--domain_baselines=own", f"--output_dir={tmp_path / 'run'}"),
+        *("--rounds=1", "--lambda_baselines=own", f"--output_dir={tmp_path / 'run'}"),
     ).error
     assert "expected a store with clients in the split heldout" in message
     assert "--split=train:0.8,heldout:0.1,test:0.1" in message
@@ -355,19 +366,19 @@ def test_a_store_without_held_out_clients_is_told_what_mends_it(call: Caller, tm
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--domain_baselines=1,2",), "expected 10 numbers, one per domain, found 2"),
-        (("--domain_baselines=nowhere",), "expected numbers, own, trivial, a baselines.json or"),
-        (("--domain_baselines=nan,1",), "--domain_baselines: expected a finite number, found nan"),
+        (("--lambda_baselines=1,2",), "expected 10 numbers, one per domain, found 2"),
+        (("--lambda_baselines=nowhere",), "expected numbers, own, trivial, a baselines.json or"),
+        (("--lambda_baselines=nan,1",), "--lambda_baselines: expected a finite number, found nan"),
         (
-            ("--domain_baselines=1,2", "--baseline_losses=heldout"),
-            "has no effect with numbers in --domain_baselines",
+            ("--lambda_baselines=1,2", "--baseline_losses=heldout"),
+            "has no effect with numbers in --lambda_baselines",
         ),
         (
-            ("--domain_baselines=own", "--privacy=central", "--noise_multiplier=1"),
-            "--domain_baselines: expected numbers with --privacy=central",
+            ("--lambda_baselines=own", "--privacy=central", "--noise_multiplier=1"),
+            "--lambda_baselines: expected numbers with --privacy=central",
         ),
         (
-            ("--task=toy_regression", "--domain_baselines=own"),
+            ("--task=toy_regression", "--lambda_baselines=own"),
             "expected a task with held-out clients",
         ),
     ],
@@ -384,6 +395,6 @@ def test_baselines_of_another_task_are_told(call: Caller, tmp_path):
     file = tmp_path / "baselines.json"
     content = {"format": 1, "task": "adult", "domains": {"a": {"training": 1.0, "heldout": 1.0}}}
     file.write_text(json.dumps(content))
-    outcome = call(train, "--task=digits", f"--domain_baselines={file}")
+    outcome = call(train, "--task=digits", f"--lambda_baselines={file}")
     assert outcome.status != 0
     assert "expected baselines of --task=digits, found those of adult" in outcome.err

@@ -22,7 +22,7 @@ from tff_agnostic.saving.checkpoints import newest_checkpoint
 def trained(call: Caller, tmp_path_factory) -> Path:
     """Two rounds of the toy task, with baselines of excess losses."""
     path = tmp_path_factory.mktemp("trained") / "run"
-    baselines = "--domain_baselines=0.5,0.1,0,0.1,0.5"
+    baselines = "--lambda_baselines=0.5,0.1,0,0.1,0.5"
     outcome = call(train, *TOY, "--rounds=2", baselines, f"--output_dir={path}")
     assert outcome.status == 0, outcome
     return path
@@ -91,7 +91,7 @@ def test_what_is_printed_is_what_travels(exported, tmp_path):
 @pytest.mark.slow
 def test_export_rejects_noise_generator_where_nodes_add_noise(call, tmp_path):
     path, run = tmp_path / "fleet", tmp_path / "run"
-    bounds = ("--aggregation=secure", "--secure_max_examples=40", "--secure_max_loss=10")
+    bounds = ("--aggregation=secure", "--limit_examples=40", "--limit_loss=10")
     noise = ("--privacy=distributed", "--noise_multiplier=0.8", "--cohort_sampling=poisson")
     quick = ("--algorithm=fed_avg", "--client_mode=streamed", "--rounds=1")
     outcome = call(train, *TOY, *bounds, *noise, *quick, f"--output_dir={run}")
@@ -142,7 +142,7 @@ def test_a_fleets_export_is_that_plan_and_an_app_that_names_it(call, trained, ex
 @pytest.mark.slow
 def test_an_evaluation_reports_what_evaluate_does(call, folder):
     """Of a family's model that is not the main one."""
-    family = ("--algorithm=delta_fl", "--conformity=1,0.5", "--threshold=lagged")
+    family = ("--algorithm=delta_fl", "--theta=1,0.5", "--threshold=lagged")
     outcome = call(train, *TOY, *family, "--rounds=2", "--output_dir=family")
     assert outcome.status == 0, outcome
     chosen = ("--checkpoint=family", "--models=conformity_0.5")

@@ -10,7 +10,7 @@ from binaries import compare, evaluate, export, train
 from tests.binaries.harness import TOY, Caller
 from tff_agnostic.metrics.metrics_file import read_history
 
-_FAMILY = (*TOY, "--algorithm=delta_fl", "--conformity=0.3,1", "--evaluate_every=1")
+_FAMILY = (*TOY, "--algorithm=delta_fl", "--theta=0.3,1", "--evaluate_every=1")
 _LEVELS = ("conformity_0.3", "conformity_1")
 
 
@@ -90,7 +90,7 @@ class TestChoice:
     def test_what_secure_sums_clip_is_said_of_the_choice_too(self, call, family):
         outcome = call(
             *(evaluate, f"--checkpoint={family[0]}", "--adaptation_share=0.4"),
-            *("--aggregation=secure", "--secure_max_loss=0.5"),
+            *("--aggregation=secure", "--limit_loss=0.5"),
         )
         assert outcome.status == 0, outcome
         *_, last = outcome.out.splitlines()

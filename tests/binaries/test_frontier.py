@@ -22,7 +22,7 @@ _EXACT = (
     "--task=toy_regression",
     "--toy_regression_num_clients=8",
     "--clients_per_round=8",
-    "--batch_size=1000",
+    "--client_batch_size=1000",
     "--client_learning_rate=0.5",
     "--rounds=2",
     "--trials=1",
@@ -227,8 +227,8 @@ def test_mixtures_have_settings_of_their_own(call, two_domains):
     }
     assert [config["server_learning_rate"] for config in configs.values()] == [0.5, 0.5, 1.0]
     assert configs["training_mixture"]["algorithm"] == "stochastic_afl"
-    assert configs["only_0"]["initial_domain_weights"] == [1.0, 0.0]
-    assert configs["only_0"]["domain_weight_update"] == "fixed"
+    assert configs["only_0"]["lambda_initial"] == [1.0, 0.0]
+    assert configs["only_0"]["lambda_update"] == "fixed"
     assert _json(Path("runs"))["measure"] == "loss"
 
 

@@ -38,7 +38,7 @@ def _write(folder, scale=1.0):
 
 _RUN = ("--task=client_files", "--rounds=20", "--clients_per_round=4", "--trials=1", "--seed=1")
 _ARMS = (
-    "--arms=fed_avg;collapse=agnostic_fed_avg:domain_learning_rate=1,window=1,absent_domains=zero"
+    "--arms=fed_avg;collapse=agnostic_fed_avg:lambda_learning_rate=1,window=1,lambda_absent=zero"
 )
 
 
@@ -52,7 +52,7 @@ def test_compare_says_first_whom_a_row_gave_up(call: Caller, tmp_path):
         outcome.out + outcome.err
     )
     (line,) = [s for s in outcome.out.splitlines() if s.startswith("collapse gave up rare")]
-    assert "--absent_domains=freeze keeps it" in line
+    assert "--lambda_absent=freeze keeps it" in line
     page = (path / "report.html").read_text()
     assert page.index("collapse gave up rare") < page.rindex("What to know first")
     assert "Collapse gave up rare" in (path / "compare.md").read_text()

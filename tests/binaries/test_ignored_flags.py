@@ -11,11 +11,11 @@ _AGNOSTIC, _AFL, _BOOST, _DELTA = (
     f"--algorithm={name}"
     for name in ("agnostic_fed_avg", "stochastic_afl", "afl_boost", "delta_fl")
 )
-_UPDATE = "--domain_weight_update"
+_UPDATE = "--lambda_update"
 _FIXED, _CVAR = f"{_UPDATE}=fixed", f"{_UPDATE}=cvar"
 _AT_1, _BELOW_1 = "--domain_conformity=1", "--domain_conformity=0.9"
 _SAMPLING = "--predictor_sampling"
-_NUMBERS = "--domain_baselines=1,2,3,4,5"
+_NUMBERS = "--lambda_baselines=1,2,3,4,5"
 _CENTRAL, _DISTRIBUTED = (
     (f"--privacy={name}", "--noise_multiplier=1") for name in ("central", "distributed")
 )
@@ -37,24 +37,24 @@ class _Pair(NamedTuple):
 
 _PAIRS = (
     # Lambda that does not move.
-    _Pair("--domain_learning_rate=0.1", (_FIXED,)),
-    _Pair("--absent_domains=zero", (_FIXED,)),
-    _Pair("--absent_domains=freeze", (_FIXED,)),
+    _Pair("--lambda_learning_rate=0.1", (_FIXED,)),
+    _Pair("--lambda_absent=zero", (_FIXED,)),
+    _Pair("--lambda_absent=freeze", (_FIXED,)),
     _Pair("--chi2_weight=0.1", (_FIXED,)),
     _Pair("--chi2_weight=0", (_FIXED,)),
     _Pair(_NUMBERS, (_FIXED,)),
-    _Pair("--baseline_losses=heldout", (_FIXED,), ("--domain_baselines=own",)),
-    _Pair("--absent_domains=freeze", (_FIXED, _AFL), (_AFL,)),
+    _Pair("--baseline_losses=heldout", (_FIXED,), ("--lambda_baselines=own",)),
+    _Pair("--lambda_absent=freeze", (_FIXED, _AFL), (_AFL,)),
     _Pair("--lambda_gradient=one_domain", (_FIXED, _AFL), (_AFL,)),
     _Pair("--lambda_gradient=every_domain", (_FIXED, _AFL), (_AFL,)),
-    _Pair("--domain_losses=ratio", (_FIXED, _AFL), (_AFL,)),
-    _Pair("--domain_losses=unbiased", (_FIXED, _AFL), (_AFL,)),
-    _Pair("--domain_losses=ratio", (_FIXED, _BOOST), (_BOOST,)),
-    _Pair("--absent_domains=freeze", (_FIXED, _BOOST), (_BOOST,)),
+    _Pair("--loss_estimate=ratio", (_FIXED, _AFL), (_AFL,)),
+    _Pair("--loss_estimate=unbiased", (_FIXED, _AFL), (_AFL,)),
+    _Pair("--loss_estimate=ratio", (_FIXED, _BOOST), (_BOOST,)),
+    _Pair("--lambda_absent=freeze", (_FIXED, _BOOST), (_BOOST,)),
     _Pair("--chi2_weight=0.1", (_FIXED, _BOOST), (_BOOST,)),
-    _Pair("--domain_learning_rate=0.1", (_FIXED, _BOOST), (_BOOST,)),
+    _Pair("--lambda_learning_rate=0.1", (_FIXED, _BOOST), (_BOOST,)),
     # CVaR, and steps along the losses.
-    _Pair("--domain_learning_rate=0.1", (_CVAR,)),
+    _Pair("--lambda_learning_rate=0.1", (_CVAR,)),
     _Pair("--chi2_weight=0", (_CVAR,)),
     _Pair("--domain_conformity=0.5", (f"{_UPDATE}=exponentiated_gradient",), (_CVAR,)),
     _Pair("--cvar_rate=0.5", (f"{_UPDATE}=projected_gradient",), (_CVAR,)),
@@ -62,20 +62,20 @@ _PAIRS = (
     _Pair(
         "--cvar_rate=0.5",
         (_AT_1, _CVAR),
-        (_AT_1, _CVAR, "--initial_domain_weights=0.6,0.1,0.1,0.1,0.1"),
+        (_AT_1, _CVAR, "--lambda_initial=0.6,0.1,0.1,0.1,0.1"),
     ),
-    _Pair("--absent_domains=zero", (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
+    _Pair("--lambda_absent=zero", (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
     _Pair(_NUMBERS, (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
     # Terms and baselines without which their settings mean nothing.
     _Pair("--chi2_sign=pessimism", (), ("--chi2_weight=0.1",)),
     _Pair("--chi2_sign=pessimism", ("--chi2_weight=0",), ("--chi2_weight=0.1",)),
     _Pair("--chi2_sign=penalty", ("--chi2_weight=0",), ("--chi2_weight=0.1",)),
     _Pair("--chi2_sign=pessimism", ("--chi2_weight=0", _AFL), ("--chi2_weight=0.1", _AFL)),
-    _Pair("--baseline_losses=heldout", (), ("--domain_baselines=own",)),
-    _Pair("--baseline_losses=training", (), ("--domain_baselines=own",)),
-    _Pair("--baseline_losses=heldout", (_NUMBERS,), ("--domain_baselines=own",)),
+    _Pair("--baseline_losses=heldout", (), ("--lambda_baselines=own",)),
+    _Pair("--baseline_losses=training", (), ("--lambda_baselines=own",)),
+    _Pair("--baseline_losses=heldout", (_NUMBERS,), ("--lambda_baselines=own",)),
     _Pair(
-        "--baseline_losses=heldout", ("--domain_baselines=trivial",), ("--domain_baselines=own",)
+        "--baseline_losses=heldout", ("--lambda_baselines=trivial",), ("--lambda_baselines=own",)
     ),
     # Sets of lambda.
     _Pair("--lambda_lower=0.1", ("--lambda_set=simplex",), ("--lambda_set=box",)),
@@ -83,7 +83,7 @@ _PAIRS = (
     _Pair("--lambda_radius=0.5", ("--lambda_set=box",), ("--lambda_set=ball",)),
     _Pair("--mixtures=m.json", ("--lambda_set=ball",), ("--lambda_set=hull",)),
     _Pair(
-        "--initial_domain_weights=0.6,0.1,0.1,0.1,0.1",
+        "--lambda_initial=0.6,0.1,0.1,0.1,0.1",
         ("--lambda_set=hull", "--mixtures=m.json"),
         ("--lambda_set=ball",),
     ),
@@ -93,16 +93,16 @@ _PAIRS = (
     _Pair("--smoothing=0.5", ("--boundary=paper", _DELTA), ("--boundary=smooth", _DELTA)),
     _Pair(
         "--threshold_rate=0.5",
-        ("--conformity=1", "--threshold=tracked", _DELTA),
-        ("--conformity=1,0.5", "--threshold=tracked", _DELTA),
+        ("--theta=1", "--threshold=tracked", _DELTA),
+        ("--theta=1,0.5", "--threshold=tracked", _DELTA),
     ),
     # A width is of a smooth boundary, which is ignored with it.
     _Pair(
         "--boundary=smooth",
-        ("--conformity=1", "--smoothing=0.5", _DELTA),
-        ("--conformity=0.5", "--smoothing=0.5", _DELTA),
+        ("--theta=1", "--smoothing=0.5", _DELTA),
+        ("--theta=0.5", "--smoothing=0.5", _DELTA),
     ),
-    _Pair("--boundary=paper", ("--conformity=1", _DELTA), ("--conformity=0.5", _DELTA)),
+    _Pair("--boundary=paper", ("--theta=1", _DELTA), ("--theta=0.5", _DELTA)),
     # FedBoost.
     _Pair("--budget=2", (f"{_SAMPLING}=none", _BOOST), (f"{_SAMPLING}=uniform", _BOOST)),
     _Pair(
@@ -138,9 +138,9 @@ _PAIRS = (
         for flag, user in (
             ("--window=3", "agnostic_fed_avg"),
             ("--lambda_set=box", "agnostic_fed_avg"),
-            ("--domain_loss_share=0.2", "term"),
+            ("--measured_share=0.2", "term"),
             ("--sample_size=3", "stochastic_afl"),
-            ("--conformity=0.5", "delta_fl"),
+            ("--theta=0.5", "delta_fl"),
             ("--client_weighting=equal", "q_ffl"),
             ("--q=2", "q_ffl"),
             ("--tilt=2", "term"),
@@ -153,7 +153,7 @@ _PAIRS = (
     ),
     *(
         _Pair(flag, ("--aggregation=plain",), ("--aggregation=secure",))
-        for flag in ("--secure_bits=16", "--secure_min_clients=3", "--secure_max_loss=3")
+        for flag in ("--secure_bits=16", "--secure_min_clients=3", "--limit_loss=3")
     ),
     *(
         _Pair(flag, ("--privacy=none",), _CENTRAL)
@@ -177,9 +177,9 @@ _PAIRS = (
         for flag in ("--integer_clip=9", "--noise_generator=secure", "--privacy_min_clients=2")
     ),
     _Pair("--joint_clipping", _DISTRIBUTED, _CENTRAL),
-    _Pair("--secure_max_delta=2", _CENTRAL, (*_CENTRAL, "--aggregation=secure")),
+    _Pair("--limit_update=2", _CENTRAL, (*_CENTRAL, "--aggregation=secure")),
     _Pair(
-        "--secure_max_delta=2",
+        "--limit_update=2",
         (*_DISTRIBUTED, "--aggregation=secure"),
         ("--privacy=none", "--aggregation=secure"),
     ),
@@ -223,15 +223,15 @@ def test_ignored_flag_is_refused(folder, pair):
 
 
 def test_flag_used_by_one_method_is_accepted():
-    arms = "--arms=uniform;moving=agnostic_fed_avg;full=delta_fl:conformity=1;half=delta_fl"
-    shared = ("--absent_domains=zero", "--chi2_weight=0.1", "--chi2_sign=pessimism")
+    arms = "--arms=uniform;moving=agnostic_fed_avg;full=delta_fl:theta=1;half=delta_fl"
+    shared = ("--lambda_absent=zero", "--chi2_weight=0.1", "--chi2_sign=pessimism")
     specs = compared_specs(*TOY, arms, *shared, "--boundary=smooth", "--smoothing=0.3")
-    assert {run.algorithm.absent_domains for run in specs["moving"]} == {"zero"}
+    assert {run.algorithm.lambda_absent for run in specs["moving"]} == {"zero"}
     assert {run.algorithm.smoothing for run in specs["half"]} == {0.3}
 
 
 def test_flag_ignored_by_all_methods_is_refused(folder):
-    arms = "--arms=fed_avg;full=delta_fl:conformity=1"
+    arms = "--arms=fed_avg;full=delta_fl:theta=1"
     message = Caller(None).refused(folder, compare, *TOY, arms, "--threshold_rate=0.3")
     assert message.startswith("--threshold_rate has no effect with")
     message = Caller(None).refused(
@@ -239,6 +239,6 @@ def test_flag_ignored_by_all_methods_is_refused(folder):
         compare,
         *TOY,
         "--boundary=smooth",
-        "--arms=a=delta_fl;b=delta_fl:conformity=1,smoothing=1",
+        "--arms=a=delta_fl;b=delta_fl:theta=1,smoothing=1",
     )
-    assert message == "--smoothing has no effect with --conformity=1: it needs a level below 1"
+    assert message == "--smoothing has no effect with --theta=1: it needs a level below 1"

@@ -35,7 +35,7 @@ def _last_lambda(folder) -> np.ndarray:
 @pytest.mark.nightly
 def test_a_box_holds_lambda_and_its_worst_mixture_is_reported(call, folder):
     box = ("--lambda_set=box", "--lambda_lower=0.1", "--lambda_upper=0.4")
-    outcome = call(train, *_RUN, *box, "--domain_learning_rate=10")
+    outcome = call(train, *_RUN, *box, "--lambda_learning_rate=10")
     assert outcome.status == 0, outcome
     lambda_ = _last_lambda(folder / "run")
     np.testing.assert_allclose([lambda_.sum(), lambda_.min(), lambda_.max()], [1, 0.1, 0.4])

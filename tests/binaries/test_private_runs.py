@@ -22,9 +22,9 @@ _PRIVATE = (
     "--noise_multiplier=0.8",
     "--cohort_sampling=poisson",
     "--clip_norm=0.5",
-    "--secure_max_examples=40",
-    "--secure_max_loss=10",
-    "--domain_baselines=0.5,0.1,0,0.1,0.5",
+    "--limit_examples=40",
+    "--limit_loss=10",
+    "--lambda_baselines=0.5,0.1,0,0.1,0.5",
 )
 _EVALUATED = (*_PRIVATE, "--private_evaluation", "--evaluation_noise_multiplier=5")
 _DISTRIBUTED = (
@@ -37,8 +37,8 @@ _TREE = (
     "--target_epsilon=20",
     "--cohort_sampling=turns",
     "--clients_per_round=2",
-    "--secure_max_examples=40",
-    "--secure_max_loss=10",
+    "--limit_examples=40",
+    "--limit_loss=10",
 )
 
 

@@ -216,7 +216,7 @@ def test_classes_of_texts(several):
     assert told["default_class_name"].tolist() == names[scores.argmax(axis=1)].tolist()
 
 
-_PRIVATE = ("--cohort_sampling=poisson", "--noise_multiplier=0.1", "--secure_max_loss=4")
+_PRIVATE = ("--cohort_sampling=poisson", "--noise_multiplier=0.1", "--limit_loss=4")
 _SUMS = {
     "plain": (),
     "secure": ("--aggregation=secure", "--secure_min_clients=1"),
@@ -334,7 +334,7 @@ def test_the_card_says_what_the_model_is(call, folder, three_rounds):
 
 @pytest.mark.nightly
 def test_every_member_of_a_family(call, folder):
-    arguments = ["--algorithm=delta_fl", "--conformity=0.3,1", "--rounds=2", "--output_dir=run"]
+    arguments = ["--algorithm=delta_fl", "--theta=0.3,1", "--rounds=2", "--output_dir=run"]
     assert call(train, *TOY, *arguments).status == 0
     outcome = call(
         save_model, "--checkpoint=run", "--format=keras,tflite", "--output_dir=saved/all"

@@ -63,7 +63,7 @@ def test_the_output_folder_has_the_layout_of_the_design(digits):
 @pytest.mark.nightly
 def test_examples_that_are_kept_out_are_told_and_counted(call, tmp_path):
     path = tmp_path / "run"
-    flags = (*_DIGITS, "--domain_loss_share=0.3", "--rounds=2", f"--output_dir={path}")
+    flags = (*_DIGITS, "--measured_share=0.3", "--rounds=2", f"--output_dir={path}")
     outcome = call(train, *flags)
     assert outcome.status == 0, outcome
     assert "note: about 30.0% of the examples of train (320 of 1065) are not trained on" in (
@@ -275,11 +275,11 @@ def test_the_toy_task_draws_its_figure(call_that_draws, folder):
     [
         ["--algorithm=fed_avg"],
         ["--algorithm=fed_avg_target_only", "--target_domain=center -1.0"],
-        ["--domain_weight_update=projected_gradient", "--absent_domains=zero"],
-        ["--domain_weight_update=cvar", "--domain_conformity=0.4", "--absent_domains=zero"],
-        ["--domain_weight_update=cvar", "--cvar_rate=0.5", "--aggregation=secure", "--runtime=tff"],
-        ["--initial_domain_weights=0.5,0.2,0.1,0.1,0.1", "--noshuffle", "--window=2"],
-        ["--server_optimizer=yogi", "--server_epsilon=0.1", "--batch_normalizer=batch"],
+        ["--lambda_update=projected_gradient", "--lambda_absent=zero"],
+        ["--lambda_update=cvar", "--domain_conformity=0.4", "--lambda_absent=zero"],
+        ["--lambda_update=cvar", "--cvar_rate=0.5", "--aggregation=secure", "--runtime=tff"],
+        ["--lambda_initial=0.5,0.2,0.1,0.1,0.1", "--noclient_shuffle", "--window=2"],
+        ["--server_optimizer=yogi", "--server_epsilon=0.1", "--client_normalizer=batch"],
         ["--aggregation=secure", "--secure_bits=30"],
         ["--max_examples=3"],
         ["--runtime=tff"],
@@ -294,7 +294,7 @@ def test_settings_reach_the_run(call, folder, arguments):
     for argument in arguments:
         name, _, value = argument.lstrip("-").partition("=")
         if name == "noshuffle":
-            assert config["shuffle"] is False
+            assert config["client_shuffle"] is False
         elif value:
             found = config[name]
             text = ",".join(map(str, found)) if isinstance(found, list) else str(found)

@@ -25,7 +25,7 @@ _DATA = ("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2
 # What is searched changes nothing that clients do: they are traced once.
 _FLAGS = (
     *_DATA,
-    *("--clients_per_round=2", "--batch_size=100", "--rounds=2", "--evaluate_every=1"),
+    *("--clients_per_round=2", "--client_batch_size=100", "--rounds=2", "--evaluate_every=1"),
     *("--algorithms=fed_avg", "--preset=paper", "--seed=7"),
     "--search=server_learning_rate=log:0.1..2;server_optimizer=choice:sgd,adam",
     "--objective=0.5*worst+0.5*overall",
@@ -84,7 +84,7 @@ def test_the_table_of_trials_is_what_the_runs_found(searched):
         assert float(row["server_learning_rate"]) == config["server_learning_rate"]
         # What is searched comes before the preset, what is not after it.
         assert row["server_optimizer"] == config["server_optimizer"]
-        assert config["batch_normalizer"] == "batch"
+        assert config["client_normalizer"] == "batch"
         assert config["digits_heldout_share"] == 0.25
     # What the task has without a search.
     assert (rows[0]["server_learning_rate"], rows[0]["server_optimizer"]) == ("1.0", "sgd")
@@ -124,9 +124,9 @@ def test_the_best_trial_and_its_flags(searched, folder):
         "server_learning_rate": float(best["server_learning_rate"]),
         "server_optimizer": best["server_optimizer"],
         "preset": "paper",
-        "batch_normalizer": "batch",
+        "client_normalizer": "batch",
         "rounds": 2,
-        "batch_size": 100,
+        "client_batch_size": 100,
         "clients_per_round": 2,
     }
     file = f"--flagfile={path / 'fed_avg' / 'best.flags'}"
@@ -197,7 +197,7 @@ def test_of_two_stages_the_second_is_searched_and_the_first_is_trained_once(call
     for row in _rows(folder / "search"):
         second = folder / "search" / "last_layer" / f"trial_00{row['trial']}" / "seed_7"
         config = json.loads((second / "config.json").read_text())
-        assert (config["domain_weight_update"], config["rounds"]) == ("fixed", 1)
+        assert (config["lambda_update"], config["rounds"]) == ("fixed", 1)
         assert config["server_learning_rate"] == float(row["server_learning_rate"])
         assert (second / "initial_model.npz").read_bytes() == trained
     assert "./run compare --flagfile=search/last_layer/best.flags" in outcome.out
@@ -205,7 +205,7 @@ def test_of_two_stages_the_second_is_searched_and_the_first_is_trained_once(call
     (trials,) = compared_specs("--flagfile=search/last_layer/best.flags").values()
     config = trials[0].settings()
     assert config["server_learning_rate"] == float(best["best"]["settings"]["server_learning_rate"])
-    assert (config["domain_weight_update"], config["rounds"]) == ("fixed", 3)
+    assert (config["lambda_update"], config["rounds"]) == ("fixed", 3)
 
 
 @pytest.mark.nightly
@@ -247,7 +247,10 @@ _TWO_CLIENTS = ("--adult_num_clients=2", "--adult_num_test_clients=2")
     ("further", "found"),
     [
         (["--task=adult", "--data_dir=.", *_TWO_CLIENTS], "task was 'digits' there"),
-        (["--batch_size=50"], "settings: fed_avg: batch_size was 100 there, and is 50 here"),
+        (
+            ["--client_batch_size=50"],
+            "settings: fed_avg: client_batch_size was 100 there, and is 50 here",
+        ),
         (["--objective=worst"], "objective"),
         (["--search=server_learning_rate=0.1..1"], "search: fed_avg: server_learning_rate"),
         (["--seed=8"], "seeds"),
@@ -281,7 +284,12 @@ def test_a_store_without_the_split_is_told_what_mends_it(call, folder):
         [("train", image("a", "x", 1)), ("test", image("b", "x", 1))],
         "features",
     )
-    arguments = ("--task=emnist", "--data=s.sqlite", "--search=batch_size=1..9", "--output_dir=s")
+    arguments = (
+        "--task=emnist",
+        "--data=s.sqlite",
+        "--search=client_batch_size=1..9",
+        "--output_dir=s",
+    )
     assert call.refused(folder, tune, *arguments) == (
         "--data: expected a store with clients in the split heldout, to choose settings by, found "
         "the splits test, train in s.sqlite: import the data again with a share for it "

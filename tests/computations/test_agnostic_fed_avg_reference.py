@@ -36,14 +36,14 @@ _SERVERS = {
 def _options(server: str = "sgd", **settings: Any) -> AgnosticFedAvgOptions:
     chosen = {
         "client_learning_rate": 0.3,
-        "batch_size": 4,
-        "shuffle": False,
+        "client_batch_size": 4,
+        "client_shuffle": False,
         "server_optimizer": server,
-        "domain_learning_rate": 0.1,
+        "lambda_learning_rate": 0.1,
         "window": 2,
-        "initial_domain_weights": _LAMBDA_0,
+        "lambda_initial": _LAMBDA_0,
         "initial_domain_counts": _N_0,
-        "absent_domains": "zero",
+        "lambda_absent": "zero",
     }
     return AgnosticFedAvgOptions(**{**chosen, **_SERVERS[server], **settings})
 
@@ -54,20 +54,20 @@ def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:
         w=[np.zeros([4, 3]), np.zeros([3])],
         lambda_=np.array(_LAMBDA_0),
         window=[np.array(_N_0)] * options.window,
-        gamma_lambda=options.domain_learning_rate,
+        gamma_lambda=options.lambda_learning_rate,
         client_params=reference.ClientParams(
             options.client_learning_rate,
             options.client_epochs,
-            options.batch_size,
-            options.batch_normalizer,
+            options.client_batch_size,
+            options.client_normalizer,
         ),
         optimizer={
             "sgd": reference.Sgd(0.7),
             "adam": reference.Adam(0.02, 0.8, 0.999, 1e-3),
         }[options.server_optimizer],
-        lambda_update=options.domain_weight_update,
-        freeze_absent=options.absent_domains == "freeze",
-        baselines=None if options.domain_baselines is None else np.array(options.domain_baselines),
+        lambda_update=options.lambda_update,
+        freeze_absent=options.lambda_absent == "freeze",
+        baselines=None if options.lambda_baselines is None else np.array(options.lambda_baselines),
     )
 
 
@@ -121,12 +121,12 @@ def _assert_pure_functions_follow(options: AgnosticFedAvgOptions, seed: int = 0)
     ("window", "normalizer"), [(1, "client"), (2, "batch"), (3, "client"), (4, "batch")]
 )
 def test_windows_and_normalizers(window, normalizer):
-    _assert_pure_functions_follow(_options(window=window, batch_normalizer=normalizer))
+    _assert_pure_functions_follow(_options(window=window, client_normalizer=normalizer))
 
 
 @pytest.mark.parametrize(("epochs", "normalizer"), [(2, "client"), (3, "batch")])
 def test_several_epochs(epochs, normalizer):
-    options = _options(client_epochs=epochs, batch_normalizer=normalizer)
+    options = _options(client_epochs=epochs, client_normalizer=normalizer)
     _assert_pure_functions_follow(options, seed=1)
 
 
@@ -139,7 +139,7 @@ def test_several_epochs(epochs, normalizer):
     ),
 )
 def test_updates_of_the_domain_weights(update, absent):
-    options = _options(domain_weight_update=update, absent_domains=absent)
+    options = _options(lambda_update=update, lambda_absent=absent)
     _assert_pure_functions_follow(options, seed=2)
 
 
@@ -151,13 +151,13 @@ def test_cvar_over_domains(theta, monkeypatch):
         "cvar",
         lambda lambda_, L, gamma: cvar_lambda(np.float32(L), np.ones(_DOMAINS), theta),
     )
-    options = _options(domain_weight_update="cvar", domain_conformity=theta, cvar_rate=1.0)
+    options = _options(lambda_update="cvar", domain_conformity=theta, cvar_rate=1.0)
     _assert_pure_functions_follow(options, seed=2)
 
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_server_adam(window):
-    options = _options("adam", window=window, batch_normalizer="batch")
+    options = _options("adam", window=window, client_normalizer="batch")
     _assert_pure_functions_follow(options, seed=3)
 
 
@@ -171,21 +171,21 @@ _BASELINES = (0.9, 1.15, 2.0, 0.0)
 )
 def test_lambda_follows_excess_losses(update, absent):
     options = _options(
-        domain_weight_update=update,
-        absent_domains=absent,
-        domain_baselines=_BASELINES,
+        lambda_update=update,
+        lambda_absent=absent,
+        lambda_baselines=_BASELINES,
     )
     _assert_pure_functions_follow(options, seed=5)
 
 
 _ADAM = {"window": 3, "client_epochs": 2, "server": "adam"}
-_EXCESS = {**_ADAM, "absent_domains": "freeze", "domain_baselines": _BASELINES}
+_EXCESS = {**_ADAM, "lambda_absent": "freeze", "lambda_baselines": _BASELINES}
 _PROJECTED = {
     "window": 1,
-    "batch_normalizer": "batch",
-    "domain_weight_update": "projected_gradient",
-    "absent_domains": "freeze",
-    "domain_baselines": _BASELINES,
+    "client_normalizer": "batch",
+    "lambda_update": "projected_gradient",
+    "lambda_absent": "freeze",
+    "lambda_baselines": _BASELINES,
 }
 
 

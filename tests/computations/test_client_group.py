@@ -178,7 +178,7 @@ def test_what_does_not_depend_on_the_client_gets_an_axis_of_clients_too():
 
 
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5), (7,), (0, 0)])
-@pytest.mark.parametrize("batch_size", [3, 100])
+@pytest.mark.parametrize("client_batch_size", [3, 100])
 def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
     weights = _weights()

@@ -108,7 +108,7 @@ def _noise(x, *, seed=_SEED, epochs=1) -> float:
         seed,
         client_learning_rate=1.0,
         client_epochs=epochs,
-        batch_size=1,
+        client_batch_size=1,
     )
     return float(output.weighted_delta[0][0])
 
@@ -245,7 +245,7 @@ def test_the_regularizer_is_in_the_gradient():
 def _trained(client, *, seed=_SEED_OF_LOCAL_TRAINING, **options):
     return local_sgd(
         logistic_regression(4, 3),
-        LocalTrainingOptions(client_learning_rate=1.0, batch_size=4, **options),
+        LocalTrainingOptions(client_learning_rate=1.0, client_batch_size=4, **options),
         _weights(),
         single(client, seed),
         np.full([4], 0.25, np.float32),
@@ -260,7 +260,7 @@ def test_shuffling_is_a_function_of_the_seed():
     assert_identical(_trained(client), first)
     other = _trained(client, seed=tf.constant(13, tf.int64))
     assert not np.array_equal(first[0], other[0])
-    assert not np.array_equal(first[0], _trained(client, shuffle=False)[0])
+    assert not np.array_equal(first[0], _trained(client, client_shuffle=False)[0])
 
 
 @pytest.mark.slow
@@ -270,7 +270,9 @@ def test_each_epoch_visits_every_example_once():
     for epochs in (1, 2, 3):
         trained, _ = local_sgd(
             linear_model(initial=0.0),
-            LocalTrainingOptions(client_learning_rate=1.0, batch_size=2, client_epochs=epochs),
+            LocalTrainingOptions(
+                client_learning_rate=1.0, client_batch_size=2, client_epochs=epochs
+            ),
             ModelWeights([np.array([0.0], np.float32)], []),
             single(client, _SEED_OF_LOCAL_TRAINING),
             np.ones([1], np.float32),
@@ -287,7 +289,7 @@ def test_epochs_have_different_orders():
     first = ModelWeights(_trained(client, client_epochs=1), [])
     same_order_again = local_sgd(
         logistic_regression(4, 3),
-        LocalTrainingOptions(client_learning_rate=1.0, batch_size=4),
+        LocalTrainingOptions(client_learning_rate=1.0, client_batch_size=4),
         first,
         single(client, _SEED_OF_LOCAL_TRAINING),
         np.full([4], 0.25, np.float32),
@@ -332,7 +334,7 @@ def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
         assert accuracy.denominator[i] == in_domain.sum()
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 24])
+@pytest.mark.parametrize("client_batch_size", [1, 2, 7, 22, 23, 24])
 def test_domain_pass_does_not_depend_on_its_batch_size(batch_size):
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
     sums = domain_sums(model, 4, weights, single(client), batch_size=batch_size)

@@ -53,9 +53,9 @@ def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
     settings = {
         "client_learning_rate": 1.0,
         "client_epochs": epochs,
-        "batch_size": 1,
-        "batch_normalizer": "batch",
-        "shuffle": False,
+        "client_batch_size": 1,
+        "client_normalizer": "batch",
+        "client_shuffle": False,
     }
     model = linear_model(initial=4.0)
     training = _uniform(model, 3, **settings)
@@ -78,7 +78,7 @@ def _measured_before_steps(name: str, batch_size: int) -> Any:
     """What a round with a learning rate of almost nothing measures."""
     rng = np.random.default_rng(5)
     cohort = [random_client(rng, n, range(3)) for n in (4, 2, 0, 1)]
-    settings = {"client_learning_rate": 1e-12, "client_epochs": 1, "batch_size": batch_size}
+    settings = {"client_learning_rate": 1e-12, "client_epochs": 1, "client_batch_size": batch_size}
     # Of FedAvg-Sub the whole cohort.
     training = EagerTraining(build(name, **settings, cohort_share=1.0))
     return training.next(training.initialize(), cohort)[1]["client_work"]["train"]
@@ -104,8 +104,8 @@ def test_target_only_trains_on_its_domain_only():
         {key: column[client["domain_id"] == 2] for key, column in client.items()}
         for client in cohort
     ]
-    target_only = _target_only("2", 3, batch_size=100)
-    uniform = _uniform(model, 3, batch_size=100)
+    target_only = _target_only("2", 3, client_batch_size=100)
+    uniform = _uniform(model, 3, client_batch_size=100)
     state, metrics = run_rounds(target_only, [cohort] * 3)
     expected, _ = run_rounds(uniform, [only_target] * 3)
     assert_all_close(state.algorithm, expected.algorithm)
@@ -116,7 +116,7 @@ def test_target_only_trains_on_its_domain_only():
 
 @pytest.mark.parametrize("normalizer", ["client", "batch"])
 def test_target_only_ignores_a_client_without_the_target_domain(normalizer):
-    training = _target_only("0", 2, batch_size=2, batch_normalizer=normalizer)
+    training = _target_only("0", 2, client_batch_size=2, client_normalizer=normalizer)
     rng = np.random.default_rng(2)
     with_target, without = random_client(rng, 5, [0]), random_client(rng, 7, [1])
     state, metrics = training.next(training.initialize(), [with_target, without])

@@ -22,13 +22,13 @@ _ALGORITHM = agnostic_fed_avg(
     AgnosticFedAvgOptions(
         client_learning_rate=1.0,
         client_epochs=1,
-        batch_size=3,
+        client_batch_size=3,
         server_learning_rate=0.1,
-        domain_learning_rate=0.01,
+        lambda_learning_rate=0.01,
         window=2,
-        initial_domain_weights=_LAMBDA_0,
+        lambda_initial=_LAMBDA_0,
         initial_domain_counts=_N_0,
-        absent_domains="zero",
+        lambda_absent="zero",
     ),
 )
 
@@ -96,7 +96,7 @@ def test_local_training_alone(client, beta, delta):
     """Alpha differs between domains here: an indexing mistake cannot pass."""
     trained, _ = local_sgd(
         linear_model(),
-        LocalTrainingOptions(client_learning_rate=1.0, client_epochs=1, batch_size=3),
+        LocalTrainingOptions(client_learning_rate=1.0, client_epochs=1, client_batch_size=3),
         ModelWeights([np.array([4.0], np.float32)], []),
         single(client, tf.constant(0, tf.int64)),
         alpha=np.array(_LAMBDA_0, np.float32),
@@ -107,7 +107,9 @@ def test_local_training_alone(client, beta, delta):
 
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
-    options = LocalTrainingOptions(client_learning_rate=0.5, client_epochs=epochs, batch_size=2)
+    options = LocalTrainingOptions(
+        client_learning_rate=0.5, client_epochs=epochs, client_batch_size=2
+    )
     trained, _ = local_sgd(
         linear_model(),
         options,
@@ -122,7 +124,10 @@ def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
 
 def test_batch_normalizer_steps_by_the_weighted_mean_of_each_batch():
     options = LocalTrainingOptions(
-        client_learning_rate=1.0, batch_size=4, batch_normalizer="batch", shuffle=False
+        client_learning_rate=1.0,
+        client_batch_size=4,
+        client_normalizer="batch",
+        client_shuffle=False,
     )
     trained, _ = local_sgd(
         linear_model(),

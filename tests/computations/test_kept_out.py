@@ -116,8 +116,8 @@ def test_without_a_share_nothing_depends_on_the_seed():
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_a_share_out_of_range_is_refused(share):
-    with pytest.raises(UserError, match="--domain_loss_share: expected"):
-        HoldoutOptions(domain_loss_share=share)
+    with pytest.raises(UserError, match="--measured_share: expected"):
+        HoldoutOptions(measured_share=share)
 
 
 # Lambda
@@ -129,7 +129,7 @@ def _f32(*values: float) -> np.ndarray:
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight(freeze):
-    options = LambdaOptions(domain_learning_rate=0.5, absent_domains="freeze" if freeze else "zero")
+    options = LambdaOptions(lambda_learning_rate=0.5, lambda_absent="freeze" if freeze else "zero")
     lambda_, losses = _f32(0.1, 0.2, 0.3, 0.4), _f32(2.0, 0.0, 1.0, 0.0)
     # The second is trained on only, the third measured only, the last absent.
     steps = lambda_ascent(options, "abcd")
@@ -141,7 +141,7 @@ def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight(freeze):
 
 
 def test_in_a_box_a_loss_that_nobody_knows_is_taken_for_the_mean():
-    box = LambdaOptions(lambda_set="box", lambda_upper=(0.6,), domain_learning_rate=0.5)
+    box = LambdaOptions(lambda_set="box", lambda_upper=(0.6,), lambda_learning_rate=0.5)
     lambda_, losses = _f32(0.1, 0.4, 0.5), _f32(2.0, 0.0, 1.0)
     steps = lambda_ascent(box, "abc")
     found = steps.next(lambda_, losses, _f32(5, 2, 3), measured=_f32(3, 0, 1))
@@ -219,12 +219,12 @@ def _kind_of_round(cohort: list[dict[str, np.ndarray]], domain: int) -> tuple[bo
 def test_rounds_are_those_of_the_reference(streaming_runtime, update):
     algorithm = build(
         "agnostic_fed_avg",
-        domain_loss_share=SHARE,
-        shuffle=False,
-        domain_weight_update=update,
+        measured_share=SHARE,
+        client_shuffle=False,
+        lambda_update=update,
         initial_domain_counts=(9.0, 3.0, 6.0),
-        initial_domain_weights=(0.5, 0.2, 0.3),
-        absent_domains="zero",
+        lambda_initial=(0.5, 0.2, 0.3),
+        lambda_absent="zero",
     )
     server = _ServerApart(
         model=reference.SOFTMAX_REGRESSION,
@@ -258,7 +258,7 @@ def test_rounds_are_those_of_the_reference(streaming_runtime, update):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["q_ffl", "term"])
 def test_a_client_of_one_example_weighs_as_one_of_the_usual_loss(name):
-    algorithm = build(name, domain_loss_share=SHARE, shuffle=False)
+    algorithm = build(name, measured_share=SHARE, client_shuffle=False)
     training = EagerTraining(algorithm)
     rng = np.random.default_rng(10)
     state, _ = run_rounds(training, [[random_client(rng, n, range(3)) for n in (9, 14)]] * 2)
@@ -280,7 +280,7 @@ def test_a_client_of_one_example_weighs_as_one_of_the_usual_loss(name):
 
 
 def _everywhere(name: str) -> Any:
-    return build(name, domain_loss_share=SHARE, shuffle=True)
+    return build(name, measured_share=SHARE, client_shuffle=True)
 
 
 _EVERYWHERE = [
@@ -366,7 +366,7 @@ def test_secure_sums_carry_both_counts(streaming_runtime, streamed_rounds):
 @pytest.mark.slow
 def test_without_a_share_nothing_more_is_sent_or_reported(streaming_runtime):
     plain, apart = (
-        streaming_runtime.training(build("agnostic_fed_avg", domain_loss_share=share), PlainSum())
+        streaming_runtime.training(build("agnostic_fed_avg", measured_share=share), PlainSum())
         for share in (0.0, SHARE)
     )
     names = [set(t.quantities["client_work"]["train"]) for t in (plain, apart)]
@@ -375,4 +375,4 @@ def test_without_a_share_nothing_more_is_sent_or_reported(streaming_runtime):
     training = EagerTraining(algorithm)
     output = training.client_output(training.initialize(), _EVERYWHERE[0][0])
     assert tf.nest.flatten(output.trained_counts) == []
-    assert dataclasses.asdict(HoldoutOptions()) == {"domain_loss_share": 0.0}
+    assert dataclasses.asdict(HoldoutOptions()) == {"measured_share": 0.0}

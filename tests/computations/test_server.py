@@ -27,7 +27,7 @@ from tff_agnostic.models import Metric, logistic_regression
 
 def _options(server_optimizer: str) -> AgnosticFedAvgOptions:
     return AgnosticFedAvgOptions(
-        batch_size=4, server_optimizer=server_optimizer, server_learning_rate=0.1
+        client_batch_size=4, server_optimizer=server_optimizer, server_learning_rate=0.1
     )
 
 

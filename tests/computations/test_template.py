@@ -66,7 +66,7 @@ def test_every_further_exchange_is_a_broadcast_and_a_sum_more(aggregation, uri):
 
 
 def test_settings_that_do_not_fit_the_domains_are_refused():
-    options = AgnosticFedAvgOptions(initial_domain_weights=(0.5, 0.5))
+    options = AgnosticFedAvgOptions(lambda_initial=(0.5, 0.5))
     with pytest.raises(UserError, match="expected 3 numbers, one per domain, found 2"):
         build_agnostic_fed_avg(logistic_regression(4, 3), 3, options)
 

@@ -32,9 +32,9 @@ _BATCH, _RATE, _ROUNDS, _DOMAINS = 4, 0.3, 5, 2
 _OPTIONS = FedAvgOptions(
     client_learning_rate=_RATE,
     client_epochs=2,
-    batch_size=_BATCH,
-    batch_normalizer="batch",
-    shuffle=False,
+    client_batch_size=_BATCH,
+    client_normalizer="batch",
+    client_shuffle=False,
 )
 
 
@@ -142,7 +142,7 @@ _FOUR = {
 def _agnostic(aggregation: Any = PlainSum()) -> Any:
     problem = Problem.of_numbered_domains(_softmax(), _DOMAINS)
     options = AgnosticFedAvgOptions(
-        client_learning_rate=_RATE, batch_size=_BATCH, domain_learning_rate=0.1, window=2
+        client_learning_rate=_RATE, client_batch_size=_BATCH, lambda_learning_rate=0.1, window=2
     )
     return build_process(ALGORITHMS["agnostic_fed_avg"].build(problem, options), aggregation)
 
@@ -233,7 +233,7 @@ def test_only_secure_takes_the_secure_aggregator_and_no_other(tff_runtime, name)
 @pytest.mark.slow
 def test_losses_and_counts_are_in_secure_sums_beside_any_factory(tff_runtime):
     report = security_report(_under("robust").next)
-    assert any("domain_losses" in name for name in report.secure)
+    assert any("loss_estimate" in name for name in report.secure)
     assert any("domain_counts" in name for name in report.secure)
     assert not any("domain" in name for name in report.plain)
 

@@ -104,7 +104,7 @@ def make_request(
 ) -> ExportRequest:
     """Returns a request whose clients take several steps in batches that do not divide them.
 
-    `threshold` and `conformity` are for Delta-FL: by default it has two steps a round. `schedule`
+    `threshold` and `theta` are for Delta-FL: by default it has two steps a round. `schedule`
     is of every learning rate that may have one.
     """
     schedules: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def make_request(
         server_optimizer=server_optimizer,
         server_learning_rate=0.5,
         threshold=threshold,
-        conformity=conformity,
+        theta=conformity,
         **schedules,
         initial_domain_counts=(5.0,) * NUM_DOMAINS,
     )

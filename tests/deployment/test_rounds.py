@@ -112,9 +112,9 @@ def test_without_a_limit_the_state_is_another(cohort_runtime, expected):
     [
         ("daf", {}, None),
         ("daf", {"max_examples": 8}, 8),
-        ("secure", {"secure_max_examples": 5}, 5),
-        ("secure", {"secure_max_examples": 5, "max_examples": 8}, 5),
-        ("secure", {"secure_max_examples": 9, "max_examples": 8}, 8),
+        ("secure", {"limit_examples": 5}, 5),
+        ("secure", {"limit_examples": 5, "max_examples": 8}, 5),
+        ("secure", {"limit_examples": 9, "max_examples": 8}, 8),
     ],
 )
 def test_a_device_reads_no_more_than_a_run_would_use(profile, settings, max_examples):
@@ -160,7 +160,7 @@ def test_every_algorithm(exported, algorithm, profile):
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", usually(["daf"], PROFILES))
 def test_a_family_of_models(exported, profile):
-    how = {"algorithm": "delta_fl", "threshold": "tracked", "conformity": (0.5, 1.0)}
+    how = {"algorithm": "delta_fl", "threshold": "tracked", "theta": (0.5, 1.0)}
     _assert_up_to_rounding(exported(profile, **how))
 
 

@@ -13,14 +13,14 @@ PAGE, DEFAULTS = _REFERENCE / "tasks.md", _REFERENCE / "task_defaults.md"
 _SETTINGS = {
     "rounds": "rounds",
     "clients": "clients_per_round",
-    "batch": "batch_size",
+    "batch": "client_batch_size",
     "epochs": "client_epochs",
     "client lr": "client_learning_rate",
     "server": "server_optimizer",
     "server lr": "server_learning_rate",
-    "lambda lr": "domain_learning_rate",
+    "lambda lr": "lambda_learning_rate",
     "window": "window",
-    "divided by": "batch_normalizer",
+    "divided by": "client_normalizer",
 }
 
 

@@ -38,7 +38,7 @@ def _assert_on_simplex(lambda_) -> None:
 
 def _steps(conformity: float = 0.5, mixture=_ALPHA, **settings) -> LambdaAscent:
     settings = {"cvar_rate": 1.0, "domain_conformity": conformity, **settings}
-    options = LambdaOptions(domain_weight_update="cvar", **settings)
+    options = LambdaOptions(lambda_update="cvar", **settings)
     return lambda_ascent(options, "abcdefgh"[: len(mixture)], mixture)
 
 
@@ -98,21 +98,21 @@ def test_a_rate_goes_a_part_of_the_way():
 def test_it_starts_at_the_training_mixture_or_where_it_is_told_to():
     np.testing.assert_allclose(_steps(mixture=(1, 2, 3, 4)).initial, _ALPHA)
     given = (0.7, 0.1, 0.1, 0.1)
-    np.testing.assert_allclose(_steps(initial_domain_weights=given).initial, given)
+    np.testing.assert_allclose(_steps(lambda_initial=given).initial, given)
 
 
 def test_the_loss_of_an_absent_domain_is_0():
-    steps = _steps(absent_domains="zero")
+    steps = _steps(lambda_absent="zero")
     lambda_ = steps.next(_f32(*_ALPHA), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.2, 0.2, 0.6, 0.0], atol=1e-7)
     # Unless it has to share: two thirds of the training mixture are in it.
-    steps = _steps(mixture=(1, 1, 4), absent_domains="zero")
+    steps = _steps(mixture=(1, 1, 4), lambda_absent="zero")
     lambda_ = steps.next(_f32(0, 0, 1), _f32(2, 1, 0), _f32(5, 5, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
 
 
 def test_an_absent_domain_that_is_frozen_keeps_its_weight():
-    steps = _steps(absent_domains="freeze")
+    steps = _steps(lambda_absent="freeze")
     lambda_ = steps.next(_f32(0.2, 0.2, 0.1, 0.5), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.0, 0.0, 0.5, 0.5], atol=1e-7)
     # What the last one leaves is more than the level allows the others, who share it by alpha.
@@ -125,7 +125,7 @@ def test_an_absent_domain_that_is_frozen_keeps_its_weight():
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 def test_it_stays_on_the_simplex_whoever_is_there(freeze, rate):
     rng = np.random.default_rng(5)
-    steps = _steps(0.3, cvar_rate=rate, absent_domains="freeze" if freeze else "zero")
+    steps = _steps(0.3, cvar_rate=rate, lambda_absent="freeze" if freeze else "zero")
     lambda_ = _f32(*steps.initial)
     for _ in range(100):
         counts = (rng.integers(0, 3, 4) * rng.integers(0, 2, 4)).astype(np.float32)
@@ -138,7 +138,7 @@ def test_it_stays_on_the_simplex_whoever_is_there(freeze, rate):
 
 def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight():
     counts, measured = _f32(5, 5, 5, 0), _f32(2, 0, 2, 0)
-    steps = _steps(absent_domains="zero")
+    steps = _steps(lambda_absent="zero")
     lambda_ = steps.next(_f32(0.2, 0.3, 0.1, 0.4), _f32(2, 0, 3, 0), counts, measured)
     np.testing.assert_allclose(lambda_, [0.1, 0.3, 0.6, 0.0], atol=1e-7)
 
@@ -152,5 +152,5 @@ def test_settings_that_do_not_go_with_it_are_refused(case):
 
 
 def test_stochastic_afl_refuses_it():
-    with pytest.raises(UserError, match="--domain_weight_update: Stochastic-AFL steps along"):
-        StochasticAflOptions(domain_weight_update="cvar")
+    with pytest.raises(UserError, match="--lambda_update: Stochastic-AFL steps along"):
+        StochasticAflOptions(lambda_update="cvar")

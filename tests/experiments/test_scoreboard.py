@@ -184,7 +184,7 @@ def test_what_each_data_set_gives_is_a_run_of_every_row():
         options = options_of_task(of.task, of.of_task)
         for row in (row for row in PORTFOLIO if row not in IF_NAMED):
             arm = dict(WORDS[row].settings) if row in WORDS else {"algorithm": row}
-            arm.pop("domain_baselines", None)
+            arm.pop("lambda_baselines", None)
             spec = resolve(of.task, arm, options, shared=dict(of.settings))
             assert spec.config.rounds == of.settings.get("rounds", spec.config.rounds), name
 

@@ -334,8 +334,8 @@ def test_a_round_is_sgd_on_the_plain_model(algorithm, mode):
     cohort = [_sentences(7, seed=1), _sentences(3, seed=2), _sentences(10, seed=3)]
     for client in cohort:
         client["domain_id"][:] = 0
-    settings = {"client_learning_rate": 0.5, "client_epochs": 1, "batch_normalizer": "batch"}
-    built = build(algorithm, _small(), 1, shuffle=False, **settings)
+    settings = {"client_learning_rate": 0.5, "client_epochs": 1, "client_normalizer": "batch"}
+    built = build(algorithm, _small(), 1, client_shuffle=False, **settings)
     with CohortRuntime(RuntimeOptions(client_mode=mode)) as runtime:
         training = runtime.training(built, PlainSum())
         state = training.initialize()

@@ -62,7 +62,7 @@ def test_small_gradients_survive_in_float16():
         model = logistic_regression(1, 2)
     assert model.loss_scale > 1
     tiny = dataclasses.replace(model, loss=lambda y, s: 1e-7 * tf.reduce_sum(s, axis=-1))
-    settings = {"client_learning_rate": 1.0, "client_epochs": 1, "batch_size": 20}
+    settings = {"client_learning_rate": 1.0, "client_epochs": 1, "client_batch_size": 20}
     client = {
         "x": np.ones([1, 1], np.float32),
         "y": np.zeros([1], np.int32),

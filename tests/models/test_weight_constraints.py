@@ -100,9 +100,9 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
     options = LocalTrainingOptions(
         client_learning_rate=_RATE,
         client_epochs=_EPOCHS,
-        batch_size=_BATCH,
-        batch_normalizer="batch",
-        shuffle=False,
+        client_batch_size=_BATCH,
+        client_normalizer="batch",
+        client_shuffle=False,
     )
 
     @tf.function
@@ -136,9 +136,9 @@ def test_rounds_of_one_client_equal_plain_keras(name, algorithm):
             1,
             client_learning_rate=_RATE,
             client_epochs=_EPOCHS,
-            batch_size=_BATCH,
-            batch_normalizer="batch",
-            shuffle=False,
+            client_batch_size=_BATCH,
+            client_normalizer="batch",
+            client_shuffle=False,
         )
     )
     client = _client(kind, 10)

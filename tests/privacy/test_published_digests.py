@@ -24,8 +24,8 @@ _PRIVATE = (
     "--privacy=central",
     "--noise_multiplier=1",
     "--cohort_sampling=poisson",
-    "--secure_max_examples=10",
-    "--secure_max_loss=10",
+    "--limit_examples=10",
+    "--limit_loss=10",
     "--delta=0.001",
 )
 # Everything that a run, or a command after it, writes.

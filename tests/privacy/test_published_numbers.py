@@ -35,7 +35,7 @@ _PRIVATE = (
     *("--task=custom", "--model=model.py", "--data=shop.sqlite"),
     *("--algorithm=agnostic_fed_avg", "--clients_per_round=3", "--cohort_sampling=poisson"),
     *("--privacy=central", "--noise_multiplier=0.1", "--noise_seed=5"),
-    *("--secure_max_examples=1000", "--secure_max_loss=9"),
+    *("--limit_examples=1000", "--limit_loss=9"),
     *("--private_evaluation", "--evaluation_noise_multiplier=0.1", "--rounds=2"),
 )
 

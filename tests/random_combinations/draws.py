@@ -47,9 +47,9 @@ _SUMS = {
 _POOL: Mapping[str, Sequence[Any]] = {
     "client_learning_rate": (0.05, 0.3),
     "client_epochs": (1, 2),
-    "batch_size": (2, 3, 100),
-    "batch_normalizer": ("client", "batch"),
-    "shuffle": (False, False, True),
+    "client_batch_size": (2, 3, 100),
+    "client_normalizer": ("client", "batch"),
+    "client_shuffle": (False, False, True),
     "client_schedule": ("inverse_time", "inverse_sqrt", "exponential", "cosine"),
     "client_schedule_rounds": ((1,), (3,)),
     "client_schedule_factors": ((0.5,),),
@@ -60,12 +60,12 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "server_schedule_rounds": ((1,),),
     "server_schedule_factors": ((0.3,),),
     "client_weighting": ("equal",),
-    "domain_loss_share": (0.4,),
-    "domain_weight_update": ("exponentiated_gradient", "projected_gradient", "cvar", "fixed"),
-    "domain_learning_rate": (0.1, 1.0),
+    "measured_share": (0.4,),
+    "lambda_update": ("exponentiated_gradient", "projected_gradient", "cvar", "fixed"),
+    "lambda_learning_rate": (0.1, 1.0),
     "domain_conformity": (0.4, 1.0),
     "cvar_rate": (1.0,),
-    "absent_domains": ("freeze", "zero"),
+    "lambda_absent": ("freeze", "zero"),
     "chi2_weight": (0.2,),
     "chi2_sign": ("pessimism",),
     "lambda_set": ("box", "hull", "ball"),
@@ -73,11 +73,11 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "lambda_upper": ((0.6,), (0.5, 0.4, 0.9)),
     "lambda_radius": (0.05, 0.5, 5.0),
     "mixtures": (_MIXTURES,),
-    "initial_domain_weights": ((0.5, 0.2, 0.3), (0.0, 0.4, 0.6)),
+    "lambda_initial": ((0.5, 0.2, 0.3), (0.0, 0.4, 0.6)),
     "initial_domain_counts": ((4.0, 1.0, 2.5),),
-    "domain_baselines": ((0.4, 1.0, 0.1),),
+    "lambda_baselines": ((0.4, 1.0, 0.1),),
     "window": (2,),
-    "domain_losses": ("ratio", "unbiased"),
+    "loss_estimate": ("ratio", "unbiased"),
     "weights_gradient": ("weighted",),
     "lambda_gradient": ("one_domain",),
     "step_decay": ("inverse_sqrt", "inverse"),
@@ -89,7 +89,7 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "tilt": (-1.0, 0.0, 2.0),
     "cohort_share": (0.6, 1.0),
     "target_domain": ("0", "1"),
-    "conformity": ((1.0,), (0.3,), (0.6, 1.0, 0.1)),
+    "theta": ((1.0,), (0.3,), (0.6, 1.0, 0.1)),
     "threshold": ("lagged", "tracked", "refined"),
     "rounds_per_threshold": (2,),
     "boundary": ("paper", "smooth"),
@@ -104,10 +104,10 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "alpha_schedule": ("inverse_sqrt",),
     "example_weight": ("cohort",),
 }
-_REQUIRED = ("shuffle", "target_domain", "mixtures", "q", "tilt", "conformity")
+_REQUIRED = ("client_shuffle", "target_domain", "mixtures", "q", "tilt", "theta")
 _PER_DOMAIN = (
-    *("lambda_lower", "lambda_upper", "initial_domain_weights", "initial_domain_counts"),
-    *("domain_baselines", "lambda_set"),
+    *("lambda_lower", "lambda_upper", "lambda_initial", "initial_domain_counts"),
+    *("lambda_baselines", "lambda_set"),
 )
 
 

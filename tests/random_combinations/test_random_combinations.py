@@ -188,8 +188,8 @@ def _check_shift(bench: Bench, run: Run, tolerance: float) -> None:
     is_binned = getattr(combination.options, "threshold", "refined") != "refined"
     shift = 2.0 if combination.sums == "secure" or is_binned else -3.0
     settings = dict(combination.settings)
-    if "domain_baselines" in settings:
-        settings["domain_baselines"] = tuple(b + shift for b in settings["domain_baselines"])
+    if "lambda_baselines" in settings:
+        settings["lambda_baselines"] = tuple(b + shift for b in settings["lambda_baselines"])
     shifted = dataclasses.replace(combination, settings=settings, shift=shift)
 
     def moved(field: ReportField, value: np.ndarray, of_round: Any) -> Any:
@@ -210,7 +210,7 @@ def _measured(of_round: Mapping[str, tuple[ReportField, np.ndarray]]) -> np.ndar
 def _check_factor(bench: Bench, run: Run, tolerance: float) -> None:
     combination = run.combination
     options, settings = combination.options, dict(combination.settings)
-    divided = ["client_learning_rate", "domain_learning_rate", "tilt"]
+    divided = ["client_learning_rate", "lambda_learning_rate", "tilt"]
     if combination.algorithm == "stochastic_afl":
         divided.append("server_learning_rate")
     for name in divided:
@@ -219,8 +219,8 @@ def _check_factor(bench: Bench, run: Run, tolerance: float) -> None:
     for name in ("mu", "chi2_weight", "smoothing"):
         if name in settings:
             settings[name] *= _FACTOR
-    if "domain_baselines" in settings:
-        settings["domain_baselines"] = tuple(_FACTOR * b for b in settings["domain_baselines"])
+    if "lambda_baselines" in settings:
+        settings["lambda_baselines"] = tuple(_FACTOR * b for b in settings["lambda_baselines"])
     scaled = dataclasses.replace(combination, settings=settings, factor=_FACTOR)
 
     def multiplied(field: ReportField, value: np.ndarray, _: Any) -> Any:
@@ -236,7 +236,7 @@ def _check_domain_order(bench: Bench, run: Run, tolerance: float) -> None:
     order, to_new = [2, 0, 1], np.array([1, 2, 0], np.int32)
     settings = {
         name: tuple(value[k] for k in order)
-        if isinstance(value, tuple) and len(value) == 3 and name != "conformity"
+        if isinstance(value, tuple) and len(value) == 3 and name != "theta"
         else value
         for name, value in combination.settings.items()
     }
@@ -290,11 +290,11 @@ def _check_fixed_weights(bench: Bench, run: Run, tolerance: float) -> None:
     settings = {
         name: value
         for name, value in run.combination.settings.items()
-        if name not in ("domain_conformity", "cvar_rate", "domain_baselines")
+        if name not in ("domain_conformity", "cvar_rate", "lambda_baselines")
     }
-    settings["domain_weight_update"] = "fixed"
+    settings["lambda_update"] = "fixed"
     expected = run.combination.expected_counts()
-    settings["initial_domain_weights"] = tuple((expected / expected.sum()).tolist())
+    settings["lambda_initial"] = tuple((expected / expected.sum()).tolist())
     fixed = dataclasses.replace(run.combination, settings=settings)
     _assert_same_models(bench.run(fixed), run, tolerance)
 
@@ -321,8 +321,8 @@ def _reads_no_order(run: Run) -> bool:
     """Whether nothing is drawn by a hash of a client's examples, which has the domains' ids."""
     options = run.combination.options
     return not (
-        getattr(options, "shuffle", False)
-        or getattr(options, "domain_loss_share", 0.0)
+        getattr(options, "client_shuffle", False)
+        or getattr(options, "measured_share", 0.0)
         or getattr(options, "sample_size", None)
         or getattr(options, "cohort_share", 1.0) < 1.0
     )
@@ -339,11 +339,11 @@ def _draws_no_domain(run: Run) -> bool:
 def _tells_losses_apart(run: Run) -> bool:
     """Whether Delta-FL orders the clients by their losses, and by shifted ones too."""
     options = run.combination.options
-    if options.conformity == (1.0,):
+    if options.theta == (1.0,):
         return True
     if options.threshold not in ("survey", "refined"):
         return False
-    if options.boundary == "smooth" or options.domain_loss_share:
+    if options.boundary == "smooth" or options.measured_share:
         return False
     for state, cohort in zip(run.states, run.cohorts):
         for level in state.algorithm.levels:
@@ -371,15 +371,15 @@ def _ignores_shift(run: Run) -> bool:
         return _tells_losses_apart(run)
     if combination.algorithm == "q_ffl":
         return options.q == 0
-    if getattr(options, "domain_weight_update", "fixed") == "fixed":
+    if getattr(options, "lambda_update", "fixed") == "fixed":
         return True
     if combination.algorithm == "stochastic_afl" and (
-        options.domain_losses != "ratio" or options.lambda_gradient != "every_domain"
+        options.loss_estimate != "ratio" or options.lambda_gradient != "every_domain"
     ):
         return False
     # An absent domain's loss of 0 is not shifted.
     is_everywhere = all(np.all(_measured(of_round) > 0) for of_round in run.columns)
-    return is_everywhere or options.absent_domains == "freeze"
+    return is_everywhere or options.lambda_absent == "freeze"
 
 
 def _ignores_factor(run: Run) -> bool:
@@ -397,22 +397,22 @@ def _is_fed_avg(run: Run) -> bool:
     combination, options = run.combination, run.combination.options
     if (
         not _is_mean(run)
-        or getattr(options, "domain_loss_share", 0.0)
+        or getattr(options, "measured_share", 0.0)
         or getattr(options, "client_weighting", "examples") != "examples"
     ):
         return False
     if len(combination.domains) == 1 and Trait.ONE_DOMAIN_IS_FED_AVG in combination.spec.traits:
         return combination.algorithm != "fed_avg"
-    identity = {"q": 0.0, "tilt": 0.0, "mu": 0.0, "cohort_share": 1.0, "conformity": (1.0,)}
+    identity = {"q": 0.0, "tilt": 0.0, "mu": 0.0, "cohort_share": 1.0, "theta": (1.0,)}
     return any(getattr(options, name, None) == value for name, value in identity.items())
 
 
 def _is_fixed(run: Run) -> bool:
     options = run.combination.options
     return (
-        getattr(options, "domain_weight_update", "") == "cvar"
+        getattr(options, "lambda_update", "") == "cvar"
         and options.domain_conformity == 1.0
-        and options.initial_domain_weights is None
+        and options.lambda_initial is None
     )
 
 

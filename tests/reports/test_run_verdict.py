@@ -129,7 +129,7 @@ def test_a_trial_finds_the_baselines_beside_the_rows_that_have_its_numbers(tmp_p
     assert not read_run(trial).trivial_losses
     config = json.loads((trial / "config.json").read_text())
     for loss, expected in ((0.5, dict.fromkeys(_NAMES, 0.5)), (0.4, {})):
-        config["domain_baselines"] = [loss] * len(_NAMES)
+        config["lambda_baselines"] = [loss] * len(_NAMES)
         (trial / "config.json").write_text(json.dumps(config))
         assert read_run(trial).trivial_losses == expected
 

@@ -224,7 +224,7 @@ def test_defaults_are_those_that_hold(page, task):
     text = page("train", f"--task={task}", "--algorithm=stochastic_afl")
     assert float(_default(text, "server_learning_rate")) == float(expected)
     text = page("train", f"--task={task}", "--algorithm=delta_fl", "--preset=paper")
-    assert (_default(text, "boundary"), _default(text, "batch_normalizer")) == ("paper", "batch")
+    assert (_default(text, "boundary"), _default(text, "client_normalizer")) == ("paper", "batch")
 
 
 def test_a_comparison_shows_the_flags_of_all_its_algorithms(page):

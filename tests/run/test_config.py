@@ -142,7 +142,7 @@ def test_numbers_below_their_range(flag):
 
 def test_ranges_with_an_upper_end():
     assert {flag for flag in _BY_FLAG if _with(flag, "below")} == {
-        *("server_momentum", "domain_loss_share", "delta", "update_share", "uniform_share"),
+        *("server_momentum", "measured_share", "delta", "update_share", "uniform_share"),
         "evaluation_clients_share",
     }
     _made("server_momentum", 0.0)
@@ -196,10 +196,10 @@ def _arms(text: str) -> dict[str, Arm]:
 
 
 def test_an_arm_has_a_label_an_algorithm_and_settings():
-    arms = _arms("mild=q_ffl:q=0.1;strong=q_ffl:q=5,batch_size=3;agnostic_fed_avg")
+    arms = _arms("mild=q_ffl:q=0.1;strong=q_ffl:q=5,client_batch_size=3;agnostic_fed_avg")
     assert arms == {
         "mild": Arm("mild", {"algorithm": "q_ffl", "q": 0.1}),
-        "strong": Arm("strong", {"algorithm": "q_ffl", "q": 5.0, "batch_size": 3}),
+        "strong": Arm("strong", {"algorithm": "q_ffl", "q": 5.0, "client_batch_size": 3}),
         "agnostic_fed_avg": Arm(
             ALGORITHMS["agnostic_fed_avg"].label, {"algorithm": "agnostic_fed_avg"}
         ),
@@ -208,10 +208,10 @@ def test_an_arm_has_a_label_an_algorithm_and_settings():
 
 
 def test_a_value_may_have_commas_and_spaces_are_no_matter():
-    arms = _arms(" half = agnostic_fed_avg:initial_domain_weights=0.5,0.5,window=3 ; fed_avg; ")
+    arms = _arms(" half = agnostic_fed_avg:lambda_initial=0.5,0.5,window=3 ; fed_avg; ")
     assert arms["half"].settings == {
         "algorithm": "agnostic_fed_avg",
-        "initial_domain_weights": (0.5, 0.5),
+        "lambda_initial": (0.5, 0.5),
         "window": 3,
     }
     assert list(arms) == ["half", "fed_avg"]
@@ -255,7 +255,7 @@ def test_a_file_cannot_be_called_as_what_stands_beside_the_runs(tmp_path):
 
 def test_of_all_mixtures_no_set_is_built_and_no_client_is_read():
     """Another task's domains, for which lambda_0 may not fit, are then nothing to speak of."""
-    spec = resolve("toy_regression", {"initial_domain_weights": (0.5, 0.5)}, {})
+    spec = resolve("toy_regression", {"lambda_initial": (0.5, 0.5)}, {})
     unreadable = dataclasses.replace(spec.load_task(), train=None)
     assert build_lambda_set(spec, unreadable) is None
 
@@ -269,9 +269,9 @@ def test_an_algorithm_without_lambda_has_no_set():
     ("settings", "cut"),
     [
         ({"max_examples": 4}, 4),
-        ({"aggregation": "secure", "secure_max_examples": 3}, 3),
-        ({"privacy": "central", "noise_multiplier": 1.0, "secure_max_examples": 3}, 3),
-        ({"aggregation": "secure", "secure_max_examples": 3, "max_examples": 4}, 3),
+        ({"aggregation": "secure", "limit_examples": 3}, 3),
+        ({"privacy": "central", "noise_multiplier": 1.0, "limit_examples": 3}, 3),
+        ({"aggregation": "secure", "limit_examples": 3, "max_examples": 4}, 3),
         ({"aggregation": "secure"}, None),
         ({}, None),
     ],
@@ -302,7 +302,7 @@ def test_cohorts_in_turns_are_expected_to_have_the_clients_that_they_have():
 
 def test_of_small_clients_fewer_examples_are_expected_to_be_kept_out():
     """As many as the clients' own splits keep out, over many seeds; they have one or two."""
-    given = {"domain_loss_share": 0.5, "clients_per_round": 10}
+    given = {"measured_share": 0.5, "clients_per_round": 10}
     spec = resolve("toy_regression", given, {"num_clients": 700})
     task = spec.load_task()
     problem = build_algorithm(spec, task).problem

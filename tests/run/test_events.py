@@ -84,9 +84,9 @@ def test_one_client_whose_numbers_were_finite_is_enough():
 
 
 def test_rounds_that_were_skipped_name_the_learning_rates_that_a_run_has():
-    message = skipped_rounds(["rounds", "client_learning_rate", "domain_learning_rate", "window"])
+    message = skipped_rounds(["rounds", "client_learning_rate", "lambda_learning_rate", "window"])
     assert message.startswith("skipped, as if no client had taken part: ")
-    assert message.endswith("; lower --client_learning_rate or --domain_learning_rate")
+    assert message.endswith("; lower --client_learning_rate or --lambda_learning_rate")
     assert skipped_rounds(["rounds"]).endswith("was not")
 
 
@@ -95,7 +95,7 @@ def test_rounds_that_were_skipped_name_the_learning_rates_that_a_run_has():
 
 _EARLIER = resolve(
     "digits",
-    {"seed": 3, "window": 4, "rounds": 7, "aggregation": "secure", "secure_max_examples": 50},
+    {"seed": 3, "window": 4, "rounds": 7, "aggregation": "secure", "limit_examples": 50},
     {"num_clients": 9},
 )
 
@@ -132,11 +132,11 @@ def test_paths_are_as_they_were_unless_they_are_given(tmp_path):
 
 def test_all_that_may_not_be_otherwise_is_told():
     other = _inheriting(
-        {"window": 5, "seed": 4, "rounds": 8, "secure_max_examples": 60}, {"num_clients": 10}
+        {"window": 5, "seed": 4, "rounds": 8, "limit_examples": 60}, {"num_clients": 10}
     )
     assert differences(_EARLIER, other, {}) == [
         "--digits_num_clients is 9 there and 10 here",
-        "--secure_max_examples is 50 there and 60 here",
+        "--limit_examples is 50 there and 60 here",
         "--seed is 3 there and 4 here",
         "--window is 4 there and 5 here",
     ]
@@ -261,7 +261,7 @@ def test_the_price_of_examples_that_are_kept_out_is_said():
     ]
     assert found.text == (
         "about 19.8% of the examples of train (24 of 121) are not trained on: losses are measured "
-        "on them, by --domain_loss_share=0.2. 1 of 4 clients have a single example, train on it "
+        "on them, by --measured_share=0.2. 1 of 4 clients have a single example, train on it "
         "and measure nothing."
     )
     beside, *_ = data_remarks(task, RunConfig(max_examples=10), kept_out=0.5)[1:]

@@ -13,9 +13,9 @@ from tff_agnostic.run.spec import resolve
 
 _RUNS = [
     (),
-    ("--rounds=7", "--seed=3", "--shuffle=false", "--digits_keep=8:0.5"),
+    ("--rounds=7", "--seed=3", "--client_shuffle=false", "--digits_keep=8:0.5"),
     ("--algorithm=q_ffl", "--q=2.5", "--client_percentiles=5,99.5"),
-    ("--algorithm=delta_fl", "--conformity=1,0.5", "--worst_min_examples=1"),
+    ("--algorithm=delta_fl", "--theta=1,0.5", "--worst_min_examples=1"),
     ("--aggregation=secure", "--secure_bits=24", "--privacy=central", "--noise_multiplier=1.5"),
 ]
 
@@ -43,7 +43,7 @@ def test_files_are_named_without_their_folders(tmp_path):
 
 
 def test_what_has_no_effect_on_a_run_is_left_out():
-    shared = {"domain_learning_rate": 0.5, "rounds": 3}
+    shared = {"lambda_learning_rate": 0.5, "rounds": 3}
     spec = resolve("digits", {"algorithm": "fed_avg"}, {}, shared=shared)
     assert own_flags(spec) == {"algorithm": "fed_avg", "rounds": 3}
 
@@ -56,7 +56,7 @@ def test_what_has_no_effect_on_a_run_is_left_out():
             ("--arms=fed_avg;a=q_ffl:q=0.5,client_learning_rate=0.5;b=q_ffl:q=2.0", "--rounds=5"),
             "--arms=fed_avg;a=q_ffl:client_learning_rate=0.5,q=0.5;b=q_ffl:q=2.0",
         ),
-        (("--seed=4", "--batch_size=7"), "--algorithms=fed_avg,agnostic_fed_avg"),
+        (("--seed=4", "--client_batch_size=7"), "--algorithms=fed_avg,agnostic_fed_avg"),
     ],
 )
 def test_the_command_of_a_comparison_makes_its_trials_again(arguments, expected):

@@ -96,8 +96,8 @@ def test_a_config_that_is_none(tmp_path, content):
 
 
 def test_the_run_of_a_folder_is_read(tmp_path):
-    folder = _claimed(tmp_path, window=3, initial_domain_weights=(0.1,) * 10)
-    assert folder.spec() == _spec(window=3, initial_domain_weights=(0.1,) * 10)
+    folder = _claimed(tmp_path, window=3, lambda_initial=(0.1,) * 10)
+    assert folder.spec() == _spec(window=3, lambda_initial=(0.1,) * 10)
 
 
 def _change(folder: RunFolder, removed: Collection[str], **changed: Any) -> None:

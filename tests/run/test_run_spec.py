@@ -58,7 +58,7 @@ def test_a_run_has_the_settings_of_what_was_chosen(algorithm, aggregation):
 
 
 def test_the_aggregation_has_its_settings():
-    given = {"aggregation": "secure", "secure_max_examples": 7, "secure_bits": 20}
+    given = {"aggregation": "secure", "limit_examples": 7, "secure_bits": 20}
     aggregation = resolve("digits", given, {}).build_aggregation()
     assert (aggregation.limits.max_examples, aggregation.min_clients) == (7, 2)
     assert aggregation.options.bits == 20
@@ -83,10 +83,10 @@ def test_what_an_earlier_run_had_is_inherited_unless_it_is_given():
 
 _GIVEN: list[dict[str, Any]] = [
     {},
-    {"initial_domain_weights": (0.25, 0.75), "shuffle": False, "seed": 5},
+    {"lambda_initial": (0.25, 0.75), "client_shuffle": False, "seed": 5},
     {"algorithm": "fed_avg_target_only", "target_domain": 'with "quotes"\n'},
     {"algorithm": "q_ffl", "q": 0.0, "client_weighting": "equal"},
-    {"algorithm": "fed_prox", "mu": 2.0, "aggregation": "secure", "secure_max_beta": 0.1},
+    {"algorithm": "fed_prox", "mu": 2.0, "aggregation": "secure", "limit_weight": 0.1},
 ]
 
 
@@ -169,7 +169,7 @@ def test_flags_of_the_first_release_mean_what_was_done_then():
     """It had every setting of every algorithm and of secure sums, but not the later ones."""
     given = {"algorithm": "fed_avg", "aggregation": "secure"}
     flags = resolve("digits", given, {}).flags()
-    others = {"window": 10, "target_domain": None, "domain_learning_rate": 0.1}
+    others = {"window": 10, "target_domain": None, "lambda_learning_rate": 0.1}
     del flags["secure_min_clients"]
     spec = from_flags({**flags, **others})
     assert spec.aggregation.min_clients == 1
@@ -230,16 +230,16 @@ def test_without_flags_a_run_is_the_default_tasks_own():
 
 def test_what_is_given_is_told_from_what_is_a_default():
     default = AgnosticFedAvgOptions().client_epochs
-    found = given(train, f"--client_epochs={default}", "--noshuffle")
-    assert found.settings == {"client_epochs": default, "shuffle": False}
+    found = given(train, f"--client_epochs={default}", "--noclient_shuffle")
+    assert found.settings == {"client_epochs": default, "client_shuffle": False}
     spec = found.spec()
-    assert spec == resolve("digits", {"shuffle": False}, {})
+    assert spec == resolve("digits", {"client_shuffle": False}, {})
 
 
 @pytest.mark.parametrize("task", list(TASKS))
 def test_every_run_can_be_given_by_its_flags(task):
     """What config.json holds, written out as flags, is the same run again."""
-    spec = resolve(task, {"seed": 3, "initial_domain_weights": (0.25, 0.75)}, {})
+    spec = resolve(task, {"seed": 3, "lambda_initial": (0.25, 0.75)}, {})
     defaults = resolve(task, {}, {}).settings()
     arguments = []
     for name, value in spec.flags().items():
@@ -252,8 +252,8 @@ def test_every_run_can_be_given_by_its_flags(task):
 
 
 def test_lists_of_numbers():
-    spec = _parse("--initial_domain_weights=0.5, 0.25,0.25", "--initial_domain_counts=1,2,3")
-    assert spec.algorithm.initial_domain_weights == (0.5, 0.25, 0.25)
+    spec = _parse("--lambda_initial=0.5, 0.25,0.25", "--initial_domain_counts=1,2,3")
+    assert spec.algorithm.lambda_initial == (0.5, 0.25, 0.25)
     assert spec.algorithm.initial_domain_counts == (1.0, 2.0, 3.0)
 
 
@@ -279,7 +279,7 @@ def _check_help() -> None:
     rounds = TASKS["digits"].defaults["rounds"]
     assert f"[digits: {rounds};" in text("rounds")
     assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
-    assert text("shuffle").endswith("[true]")
+    assert text("client_shuffle").endswith("[true]")
     assert text("q").endswith("Of: q_ffl. [1.0]")
     with_optimizer = [
         name
@@ -287,7 +287,7 @@ def _check_help() -> None:
         if issubclass(spec.options, ServerOptimizerOptions)
     ]
     assert f"Of: {', '.join(with_optimizer)}." in text("server_optimizer")
-    assert "stochastic_afl" not in text("shuffle")
+    assert "stochastic_afl" not in text("client_shuffle")
     assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")
     assert "Of: secure." in text("secure_bits")
     assert text("digits_num_clients").endswith("[50]")

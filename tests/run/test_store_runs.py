@@ -110,7 +110,7 @@ def test_a_comparison_builds_a_users_model_once_a_seed_and_trains_as_one_run_doe
     log = "    open('built', 'a').write('.')\n    x = tf.keras.Input"
     Path("logged.py").write_text(_MODEL.replace("    x = tf.keras.Input", log))
     flags = [flag for flag in _TEXTS if not flag.startswith("--model=")] + ["--model=logged.py"]
-    arms = "--arms=fed_avg;agnostic_fed_avg;slow=agnostic_fed_avg:domain_learning_rate=0.001"
+    arms = "--arms=fed_avg;agnostic_fed_avg;slow=agnostic_fed_avg:lambda_learning_rate=0.001"
     outcome = call(compare, *flags, arms, "--trials=2", "--output_dir=compared")
     assert outcome.status == 0, outcome
     assert Path("built").read_text() == ".."

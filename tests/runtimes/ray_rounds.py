@@ -30,7 +30,7 @@ _ALGORITHMS = {
     ("streamed", "plain"): "stochastic_afl",
 }
 # Excess losses, above and below the losses.
-_SETTINGS: Mapping[str, Any] = {"agnostic_fed_avg": {"domain_baselines": (0.9, 0.0, 2.0)}}
+_SETTINGS: Mapping[str, Any] = {"agnostic_fed_avg": {"lambda_baselines": (0.9, 0.0, 2.0)}}
 CASES = tuple((*of, algorithm) for of, algorithm in _ALGORITHMS.items())
 # Messages of another form, and as clients' model an ensemble.
 ENSEMBLE_CASES = (

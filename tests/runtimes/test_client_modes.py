@@ -43,7 +43,7 @@ class _Work:
         built: Any = None,
         grouping: Grouping = ON_CPU,
     ) -> None:
-        options = FedAvgOptions(client_learning_rate=0.5, client_epochs=2, batch_size=4)
+        options = FedAvgOptions(client_learning_rate=0.5, client_epochs=2, client_batch_size=4)
         algorithm = built or fed_avg(Problem.of_numbered_domains(model, 3), options)
         (step,) = algorithm.steps
         step = dataclasses.replace(step, client_work=change(step.client_work))

@@ -265,7 +265,7 @@ def test_memory_that_runs_out_is_one_line_that_says_what_to_lower():
     with pytest.raises(ExecutionError) as error:
         training.next(training.initialize(), _cohort())
     assert str(error.value) == (
-        "out of memory: lower --lanes, --max_clients_in_step, --batch_size or "
+        "out of memory: lower --lanes, --max_clients_in_step, --client_batch_size or "
         "--max_examples: OOM when allocating tensor with shape[20,4096]"
     )
 

@@ -306,7 +306,7 @@ def test_rates_of_lambda_share_a_trace():
     lambdas, counts = [], []
     with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
         for rate in (0.1, 0.4):
-            algorithm = build("agnostic_fed_avg", model, domain_learning_rate=rate)
+            algorithm = build("agnostic_fed_avg", model, lambda_learning_rate=rate)
             training = runtime.training(algorithm, PlainSum())
             state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
             lambdas.append(state.algorithm.memory.lambda_)
@@ -324,7 +324,7 @@ def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
 
         def weights_and_traces(**settings: Any) -> tuple[Any, int]:
             before = len(traces)
-            algorithm = build(name, model, shuffle=False, cohort_share=1.0, **settings)
+            algorithm = build(name, model, client_shuffle=False, cohort_share=1.0, **settings)
             training = runtime.training(algorithm, PlainSum())
             state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
             return state.algorithm.weights, len(traces) - before

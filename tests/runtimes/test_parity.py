@@ -58,7 +58,7 @@ _USUAL_RUNS = [
     ("agnostic_fed_avg", "plain", "next_word", ("streamed",)),
 ]
 # Excess losses, above and below the losses.
-_SETTINGS = {("agnostic_fed_avg", "secure"): {"domain_baselines": (0.9, 0.0, 2.0)}}
+_SETTINGS = {("agnostic_fed_avg", "secure"): {"lambda_baselines": (0.9, 0.0, 2.0)}}
 
 
 class _RuntimeOfLanes(CohortRuntime):

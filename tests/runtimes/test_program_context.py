@@ -65,7 +65,7 @@ class _Source(tff.program.FederatedDataSource):
 
 @functools.cache
 def _process() -> tff.learning.templates.LearningProcess:
-    options = AgnosticFedAvgOptions(domain_learning_rate=0.1, window=2)
+    options = AgnosticFedAvgOptions(lambda_learning_rate=0.1, window=2)
     return build_agnostic_fed_avg(logistic_regression(4, 3), 2, options)
 
 

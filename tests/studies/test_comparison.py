@@ -255,7 +255,10 @@ def test_a_file_is_left_alone(tmp_path):
 
 def test_other_trials_are_noticed_before_the_first_one_runs(tmp_path):
     # The last of all trials.
-    _claim(tmp_path / "agnostic_fed_avg" / "trial_01", _specs(batch_size=3)["agnostic_fed_avg"][1])
-    message = _error(tmp_path, resume=True, batch_size=4)
-    assert message.endswith("holds another run: --batch_size is 3 there and 4 here")
+    _claim(
+        tmp_path / "agnostic_fed_avg" / "trial_01",
+        _specs(client_batch_size=3)["agnostic_fed_avg"][1],
+    )
+    message = _error(tmp_path, resume=True, client_batch_size=4)
+    assert message.endswith("holds another run: --client_batch_size is 3 there and 4 here")
     assert "agnostic_fed_avg/trial_01" in message

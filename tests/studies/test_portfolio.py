@@ -24,7 +24,7 @@ _MOST = Schedule(8, 5)
 def test_every_row_has_as_many_settings_and_the_first_is_what_was_given():
     for row in PORTFOLIO:
         arm = dict(WORDS[row].settings) if row in WORDS else {"algorithm": row}
-        arm.pop("domain_baselines", None)
+        arm.pop("lambda_baselines", None)
         first = resolve("digits", {**arm, "client_learning_rate": 0.5}, {})
         found = settings_of(row, first, len(FACTORS))
         assert len(found) == len(FACTORS)

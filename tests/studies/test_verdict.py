@@ -64,7 +64,7 @@ def test_noise_is_no_gain_and_what_would_tell_is_said():
     # t of 30 degrees is 2.042: (0.7 e^2) / ((0.03 / 2.042)^2 - 0.3 e^2) = 2.9 times the clients.
     assert "2.9 times as many test clients of a would tell a difference of this size" in text
     assert "about 120, not 40" in text
-    assert "`./run frontier`" in text and "--domain_baselines" in text
+    assert "`./run frontier`" in text and "--lambda_baselines" in text
 
 
 def test_a_loss_is_told_as_one():

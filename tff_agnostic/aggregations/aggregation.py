@@ -58,23 +58,21 @@ class ClientLimits(Settings):
     max_examples: int = setting(
         1000,
         "Bound of a client's examples; a client with more uses the first ones.",
-        flag="secure_max_examples",
+        flag="limit_examples",
         at_least=1,
     )
-    max_loss: float = setting(
-        20.0, "Bound of an example's loss.", flag="secure_max_loss", positive=True
-    )
+    max_loss: float = setting(20.0, "Bound of an example's loss.", flag="limit_loss", positive=True)
     max_delta: float = setting(
         1.0,
         "Bound of a coordinate of a client's model delta.",
-        flag="secure_max_delta",
+        flag="limit_update",
         positive=True,
     )
     max_beta: Optional[float] = setting(
         None,
         "Bound of a client's weight; if not given, the algorithm's own: 10 where weights are "
-        "shares of a round, --secure_max_examples where they count examples.",
-        flag="secure_max_beta",
+        "shares of a round, --limit_examples where they count examples.",
+        flag="limit_weight",
         positive=True,
     )
 

@@ -232,11 +232,11 @@ ALGORITHM = core.AlgorithmSpec(
     ),
     paper_settings={
         **core.AVERAGE,  # line 9
-        "batch_normalizer": "client",  # CLIENT line 10
-        "domain_loss_share": 0.0,
-        "domain_weight_update": "exponentiated_gradient",  # line 12
+        "client_normalizer": "client",  # CLIENT line 10
+        "measured_share": 0.0,
+        "lambda_update": "exponentiated_gradient",  # line 12
         "lambda_set": "simplex",
-        "absent_domains": "zero",  # section 4: "we set L to zero for that round"
+        "lambda_absent": "zero",  # section 4: "we set L to zero for that round"
         "chi2_weight": 0.0,
     },
 )

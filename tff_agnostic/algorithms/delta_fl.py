@@ -92,7 +92,7 @@ class DeltaFlOptions(
     """Settings of Delta-FL.
 
     Attributes:
-        conformity: The levels theta, each in (0, 1], all different; the first one's model is what
+        theta: The levels theta, each in (0, 1], all different; the first one's model is what
             tables and plots of a single model show.
         threshold: Member of `THRESHOLDS`.
         boundary: Member of `BOUNDARIES`.
@@ -101,7 +101,7 @@ class DeltaFlOptions(
         rounds_per_threshold: Number of rounds that train with a surveyed threshold.
     """
 
-    conformity: tuple[float, ...] = setting(
+    theta: tuple[float, ...] = setting(
         (0.5,),
         "Levels theta of Delta-FL, comma-separated: the part of the clients, by weight, those with "
         "the largest losses, that a model is trained for; 1 is FedAvg. Each level has a model.",
@@ -153,20 +153,20 @@ class DeltaFlOptions(
                 f"--rounds_per_threshold: expected 1 with --threshold={self.threshold}, which has "
                 f"no survey, found {self.rounds_per_threshold}"
             )
-        if not self.conformity:
-            raise UserError("--conformity: expected levels in (0, 1], found none")
-        for theta in self.conformity:
+        if not self.theta:
+            raise UserError("--theta: expected levels in (0, 1], found none")
+        for theta in self.theta:
             if not 0 < theta <= 1:
-                raise UserError(f"--conformity: expected levels in (0, 1], found {theta:g}")
+                raise UserError(f"--theta: expected levels in (0, 1], found {theta:g}")
         # Models, columns and plots have these names, so levels must not round to the same one.
-        names = [f"{theta:g}" for theta in self.conformity]
+        names = [f"{theta:g}" for theta in self.theta]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise UserError(f"--conformity: expected different levels, found {twice} twice")
+            raise UserError(f"--theta: expected different levels, found {twice} twice")
 
     def thresholds(self) -> tuple[Threshold, ...]:
         """Returns the threshold of each level."""
-        return tuple(THRESHOLDS[self.threshold].threshold(theta, self) for theta in self.conformity)
+        return tuple(THRESHOLDS[self.threshold].threshold(theta, self) for theta in self.theta)
 
 
 class Level(NamedTuple):
@@ -473,7 +473,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
     def models(state: DeltaFlState) -> core.Models:
         return {
             core.MAIN_MODEL if len(state.levels) == 1 else _name(theta): level.weights
-            for theta, level in zip(options.conformity, state.levels)
+            for theta, level in zip(options.theta, state.levels)
         }
 
     def with_weights(state: DeltaFlState, weights: core.ModelWeights) -> DeltaFlState:
@@ -489,7 +489,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
             # Without a survey the server does not learn the cohort's weight.
             return tf.where(has_survey(r.before), kept, np.nan)
 
-        name = _name(options.conformity[k])
+        name = _name(options.theta[k])
         suffix = "" if len(thresholds) == 1 else f"/{name}"
         return [
             core.Column(
@@ -576,7 +576,7 @@ def _check_thresholds(options: DeltaFlOptions, report: Mapping[str, Any]) -> Non
     mean_loss = (
         float(np.asarray(train["loss"])[present] @ counts[present]) if present.any() else 0.0
     )
-    for theta, threshold in zip(options.conformity, options.thresholds()):
+    for theta, threshold in zip(options.theta, options.thresholds()):
         loss = float(report["levels"][_name(theta)]["threshold"])
         if theta < 1 and threshold.is_unordered(loss, mean_loss):
             raise UserError(
@@ -610,7 +610,7 @@ def _output_bounds(
 
     return TailOutput(
         levels=tuple(level(k, threshold) for k, threshold in enumerate(thresholds)),
-        sums=core.domain_sums_bounds(model, limits, options.domain_loss_share > 0),
+        sums=core.domain_sums_bounds(model, limits, options.measured_share > 0),
         clients=core.client_counts_bounds(),
     )
 
@@ -627,7 +627,7 @@ ALGORITHM = core.AlgorithmSpec(
         "rounds_per_threshold": 1,
         "boundary": "paper",  # line 6: F_k >= eta_t counts in full
         "client_weighting": "examples",  # alpha_k
-        "batch_normalizer": "batch",  # line 12
-        "domain_loss_share": 0.0,
+        "client_normalizer": "batch",  # line 12
+        "measured_share": 0.0,
     },
 )

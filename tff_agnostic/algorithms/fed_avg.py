@@ -41,7 +41,7 @@ _SHARE = core.ReportField(
     formerly=("lambda",),
 )
 # McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
-_PAPER = {**core.AVERAGE, "batch_normalizer": "batch"}
+_PAPER = {**core.AVERAGE, "client_normalizer": "batch"}
 # This use of a client's seed; its shuffling has those from 0.
 _DRAW = -2
 
@@ -200,7 +200,7 @@ class FedProxOptions(FedAvgOptions):
 
     Attributes:
         mu: Weight of the proximal term; with 0 it is FedAvg. A batch has its share of the term:
-            all of it with `batch_normalizer` "batch", and with "client" the share of the client's
+            all of it with `client_normalizer` "batch", and with "client" the share of the client's
             examples that it holds, as of the client's loss.
     """
 

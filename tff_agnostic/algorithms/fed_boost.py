@@ -148,21 +148,21 @@ class AflBoostOptions(BoostOptions, LambdaOptions, LossEstimatorOptions):
     def __post_init__(self) -> None:
         """Refuses CVaR, and estimates and baselines that do not fit the other settings."""
         super().__post_init__()
-        if self.domain_weight_update == "cvar":
+        if self.lambda_update == "cvar":
             raise UserError(
-                "--domain_weight_update: AFLBoost steps along estimates of the losses, and cvar "
+                "--lambda_update: AFLBoost steps along estimates of the losses, and cvar "
                 "has no step: expected another, or --algorithm=agnostic_fed_avg"
             )
-        if self.example_weight == "cohort" and self.domain_losses != "unbiased":
+        if self.example_weight == "cohort" and self.loss_estimate != "unbiased":
             raise UserError(
-                f"--domain_losses={self.domain_losses} has no effect with --example_weight=cohort, "
+                f"--loss_estimate={self.loss_estimate} has no effect with --example_weight=cohort, "
                 "which divides all losses by the cohort's examples: it needs "
                 "--example_weight=domain"
             )
         self.check_baselines("AFLBoost")
-        if self.domain_baselines == OWN and self.ensemble_loss == "squared":
+        if self.lambda_baselines == OWN and self.ensemble_loss == "squared":
             raise UserError(
-                f"--domain_baselines: expected numbers or trivial with --ensemble_loss=squared, "
+                f"--lambda_baselines: expected numbers or trivial with --ensemble_loss=squared, "
                 f"found {OWN}, whose reference runs have the task's own loss"
             )
 
@@ -200,7 +200,7 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
     lambdas = lambda_ascent(options, problem.domain_names, problem.expected_counts)
     # N_k
     expected = np.asarray(problem.expected_counts or (1.0,) * p, np.float32)
-    domain_losses = DOMAIN_LOSSES[options.domain_losses]
+    domain_losses = DOMAIN_LOSSES[options.loss_estimate]
     baselines = options.baselines(p)
 
     def initialize() -> AflBoostState:
@@ -267,8 +267,8 @@ AFL_BOOST = core.AlgorithmSpec(
         **_PAPER,
         "example_weight": "cohort",  # lines 4 and 5
         "lambda_set": "simplex",
-        "domain_losses": "unbiased",
-        "absent_domains": "zero",  # line 5: a domain without examples has a gradient of 0
+        "loss_estimate": "unbiased",
+        "lambda_absent": "zero",  # line 5: a domain without examples has a gradient of 0
         "chi2_weight": 0.0,
     },
 )

@@ -210,8 +210,8 @@ ALGORITHM = core.AlgorithmSpec(
     ),
     paper_settings={
         **core.AVERAGE,
-        "batch_normalizer": "batch",
+        "client_normalizer": "batch",
         "client_weighting": "equal",
-        "domain_loss_share": 0.0,
+        "measured_share": 0.0,
     },
 )

@@ -83,12 +83,12 @@ class LossEstimatorOptions(BaselineOptions):
     """How losses of domains are estimated, and their baselines.
 
     Attributes:
-        domain_losses: Member of `DOMAIN_LOSSES`. "unbiased": sums of losses over the counts that a
+        loss_estimate: Member of `DOMAIN_LOSSES`. "unbiased": sums of losses over the counts that a
             round is expected to have; "ratio": over those that it has. An absent domain counts as 0
             in both, unless its lambda stays as it is.
     """
 
-    domain_losses: str = setting(
+    loss_estimate: str = setting(
         "unbiased",
         "What sums of losses are divided by in the games of weights and lambda: counts that are "
         "expected (unbiased), or those of the round (ratio).",
@@ -98,20 +98,20 @@ class LossEstimatorOptions(BaselineOptions):
 
     def check_baselines(self, algorithm: str) -> None:
         """Refuses baselines of losses that are not means."""
-        if self.domain_baselines is not None and self.domain_losses != "ratio":
+        if self.lambda_baselines is not None and self.loss_estimate != "ratio":
             raise UserError(
-                f"--domain_baselines: expected --domain_losses=ratio with it in {algorithm}, since "
+                f"--lambda_baselines: expected --loss_estimate=ratio with it in {algorithm}, since "
                 "a domain's baseline is a mean and the others are no means, found "
-                f"{self.domain_losses}"
+                f"{self.loss_estimate}"
             )
 
     def absent_by_estimate(self) -> str:
-        """Returns a default of --absent_domains.
+        """Returns a default of --lambda_absent.
 
         An unbiased loss is 0 where a domain is absent, and too large where it is there: a lambda
         that moved only where it is there would climb. With "ratio" lambda may stay.
         """
-        return ZERO if self.domain_losses == "unbiased" else FREEZE
+        return ZERO if self.loss_estimate == "unbiased" else FREEZE
 
 
 @dataclasses.dataclass(frozen=True)

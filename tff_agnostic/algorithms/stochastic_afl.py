@@ -80,9 +80,9 @@ class StochasticAflOptions(
     def __post_init__(self) -> None:
         """Refuses CVaR too: the largest of unbiased estimates is no unbiased estimate of it."""
         super().__post_init__()
-        if self.domain_weight_update == "cvar":
+        if self.lambda_update == "cvar":
             raise UserError(
-                "--domain_weight_update: Stochastic-AFL steps along estimates of the losses, and "
+                "--lambda_update: Stochastic-AFL steps along estimates of the losses, and "
                 "cvar has no step: expected another, or --algorithm=agnostic_fed_avg"
             )
         self.check_baselines("Stochastic-AFL")
@@ -166,7 +166,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
     decay = STEP_DECAYS[options.step_decay]
     weights_gradient = WEIGHTS_GRADIENTS[options.weights_gradient]
     lambda_gradient = LAMBDA_GRADIENTS[options.lambda_gradient]
-    domain_losses = DOMAIN_LOSSES[options.domain_losses]
+    domain_losses = DOMAIN_LOSSES[options.loss_estimate]
     baselines = options.baselines(p)
 
     def initialize() -> StochasticAflState:
@@ -215,7 +215,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         directions = found
         if options.optimistic:
             last = before.gradients
-            if options.absent_domains == FREEZE:
+            if options.lambda_absent == FREEZE:
                 # As in the first step, g_{t-2} is g_{t-1} at a domain's first loss.
                 losses = tf.where(before.is_known > 0, last.losses, found.losses)
                 last = last._replace(losses=losses)
@@ -228,7 +228,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
             trainable = project_to_ball(trainable, options.weights_radius)
         # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
         counts = sums.trained_and_measured()
-        if options.domain_losses == "unbiased" and options.absent_domains == ZERO:
+        if options.loss_estimate == "unbiased" and options.lambda_absent == ZERO:
             # The 0 of a domain that is trained on, and not measured, belongs to the mean, too.
             counts = tf.cast(sums.counts, tf.float32), None
         lambda_ = steps.next(state.lambda_, directions.losses, *counts, factor)
@@ -239,7 +239,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         mean_lambda = running_mean(state.mean_lambda, steps.mixture(lambda_), t, has_examples)
         if options.optimistic:
             is_measured = sums.counts > 0
-            if options.absent_domains == FREEZE:
+            if options.lambda_absent == FREEZE:
                 # Nothing was taken back of a loss whose domain stayed away since: it is the last.
                 losses = tf.where(is_measured, found.losses, before.gradients.losses)
                 found = found._replace(losses=losses)
@@ -318,14 +318,14 @@ ALGORITHM = core.AlgorithmSpec(
     paper_settings={
         # Figure 3, with the per-domain gradient of its section 4.
         "server_optimizer": "sgd",
-        "domain_weight_update": "projected_gradient",
-        "domain_losses": "unbiased",
+        "lambda_update": "projected_gradient",
+        "loss_estimate": "unbiased",
         "weights_gradient": "per_domain",
         "lambda_gradient": "every_domain",
         "step_decay": "none",
         "optimistic": False,
-        "absent_domains": "zero",
+        "lambda_absent": "zero",
         "chi2_weight": 0.0,
-        "domain_loss_share": 0.0,
+        "measured_share": 0.0,
     },
 )

@@ -186,8 +186,8 @@ ALGORITHM = core.AlgorithmSpec(
     ),
     paper_settings={
         **core.AVERAGE,
-        "batch_normalizer": "batch",
+        "client_normalizer": "batch",
         "client_weighting": "examples",
-        "domain_loss_share": 0.0,
+        "measured_share": 0.0,
     },
 )

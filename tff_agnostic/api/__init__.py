@@ -68,7 +68,7 @@ def train(
     """Trains one model with one algorithm on one task, as `./run train` does.
 
     Every flag of that command is an argument: settings of runs and of the algorithm (`rounds=200`,
-    `algorithm="fed_avg"`, `domain_learning_rate=0.1`), options of the task
+    `algorithm="fed_avg"`, `lambda_learning_rate=0.1`), options of the task
     (`digits_num_clients=50`, `model="my_model.py"`) and of the runtime (`device="cpu"`).
 
     Args:

@@ -363,10 +363,10 @@ class HoldoutOptions(Settings):
     """On which examples losses are measured; part of the settings of algorithms that need them.
 
     Attributes:
-        domain_loss_share: Share of each client's examples that is kept out of its training.
+        measured_share: Share of each client's examples that is kept out of its training.
     """
 
-    domain_loss_share: float = setting(
+    measured_share: float = setting(
         0.0,
         "Share of each client's examples that is kept out of training, to measure on them the "
         "losses that the algorithm follows; with 0 clients train and measure on all.",
@@ -376,7 +376,7 @@ class HoldoutOptions(Settings):
 
     def holdout(self, seed: int) -> Holdout:
         """Returns the holdout of a run; without a share the same for all seeds."""
-        return Holdout(self.domain_loss_share, seed) if self.domain_loss_share else NO_HOLDOUT
+        return Holdout(self.measured_share, seed) if self.measured_share else NO_HOLDOUT
 
 
 NO_HOLDOUT = Holdout()

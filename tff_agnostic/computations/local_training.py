@@ -45,9 +45,9 @@ class LocalTrainingOptions(Settings):
     Attributes:
         client_learning_rate: gamma_w of plain SGD (CLIENT line 10); positive.
         client_epochs: E.
-        batch_size: B; the last batch of an epoch may be smaller.
-        batch_normalizer: Member of `NORMALIZERS`: what the weighted loss of a batch is divided by.
-        shuffle: Draw a new order of the examples for each epoch; otherwise they keep theirs.
+        client_batch_size: B; the last batch of an epoch may be smaller.
+        client_normalizer: Member of `NORMALIZERS`: what the weighted loss of a batch is divided by.
+        client_shuffle: Draw a new order of the examples for each epoch; otherwise they keep theirs.
         client_schedule: How gamma_w falls; a name in `SCHEDULES`, or a function of the round.
         client_schedule_rounds: T of it.
         client_schedule_factors: f of it.
@@ -63,19 +63,21 @@ class LocalTrainingOptions(Settings):
         # A round is not interrupted, and one of more would not end.
         at_most=100_000,
     )
-    batch_size: int = setting(
+    client_batch_size: int = setting(
         20,
         "Examples in an SGD step (B); a client with fewer takes all at once.",
         at_least=1,
     )
-    batch_normalizer: str = setting(
+    client_normalizer: str = setting(
         "client",
         "Divisor of a batch's loss: the weight of the whole client, so that an epoch is about one "
         "step (client; Ro et al. 2021), or of the batch, so that each batch is one (batch; McMahan "
         "et al. 2017).",
         choices=NORMALIZERS,
     )
-    shuffle: bool = setting(True, "Whether clients shuffle their examples before each epoch.")
+    client_shuffle: bool = setting(
+        True, "Whether clients shuffle their examples before each epoch."
+    )
     client_schedule: str = schedule_setting("client", "gamma_w")
     client_schedule_rounds: tuple[int, ...] = rounds_setting("client")
     client_schedule_factors: tuple[float, ...] = factors_setting("client")
@@ -127,7 +129,7 @@ def local_sgd(
             share of the term (FedProx, Li et al. 2020), and all of it where a batch's loss is
             divided by the batch's own weight.
     """
-    normalize = NORMALIZERS[options.batch_normalizer]
+    normalize = NORMALIZERS[options.client_normalizer]
     # gamma_t
     rate = options.client_rate.at(clients.round_num, model.loss_scale)
     proximal_rate = options.client_rate.at(clients.round_num, proximal)
@@ -177,7 +179,7 @@ def local_sgd(
         )
 
     def train_epoch(epoch: tf.Tensor, state: LocalTraining) -> tuple[tf.Tensor, LocalTraining]:
-        order = clients.example_order(fold_in(clients.seed, epoch), options.shuffle)
+        order = clients.example_order(fold_in(clients.seed, epoch), options.client_shuffle)
 
         def train_batch(batch: Batch, state: LocalTraining) -> LocalTraining:
             last = clients.capacity - 1
@@ -194,7 +196,7 @@ def local_sgd(
                 sums = add_to_domains(sums, examples["domain_id"], counted, measures)
             return LocalTraining(trained, sums)
 
-        return epoch + 1, clients.fold_batches(options.batch_size, train_batch, state)
+        return epoch + 1, clients.fold_batches(options.client_batch_size, train_batch, state)
 
     initial = LocalTraining(
         clients.map(

@@ -161,7 +161,7 @@ def examples_kept_out(
     text = (
         f"about {share(round(expected), total)} of the examples of train ({round(expected)} of "
         f"{total}) are not trained on: losses are measured on them, by "
-        f"--domain_loss_share={kept_out:g}."
+        f"--measured_share={kept_out:g}."
     )
     if single:
         text += (
@@ -177,7 +177,7 @@ def examples_kept_out(
                 "examples_kept_out": round(expected),
                 "clients": len(sizes),
                 "clients_of_one_example": single,
-                "domain_loss_share": kept_out,
+                "measured_share": kept_out,
             },
         )
     ]

@@ -39,8 +39,8 @@ SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
 # Of the total: what sums of bounds that should fill it exactly may leave.
 _ROUNDING = 1e-12
 # For `only_with`: CVaR has no step along the losses, and fixed weights do not follow the losses.
-_STEPS = ("domain_weight_update", ("exponentiated_gradient", "projected_gradient"))
-MOVING = ("domain_weight_update", (*_STEPS[1], "cvar"))
+_STEPS = ("lambda_update", ("exponentiated_gradient", "projected_gradient"))
+MOVING = ("lambda_update", (*_STEPS[1], "cvar"))
 # What mu chi2(lambda || m_bar) is to the objective: equation (6) of Mohri et al. adds it within the
 # maximum, which is the pessimism of their bound, and a convex function of lambda; taken away, it is
 # the penalty of distributionally robust optimisation, and keeps lambda near m_bar.
@@ -216,7 +216,7 @@ def _always(update: DomainWeightUpdate) -> _UpdateRule:
 
 
 def _check_cvar(options: LambdaOptions) -> None:
-    flag = f"--domain_weight_update={options.domain_weight_update}"
+    flag = f"--lambda_update={options.lambda_update}"
     if options.lambda_set != "simplex":
         raise UserError(
             f"--lambda_set: expected simplex with {flag}, whose --domain_conformity is a set of "
@@ -261,28 +261,28 @@ class LambdaOptions(LambdaSetOptions):
     """How lambda moves, and where; part of the settings of algorithms that have it.
 
     Attributes:
-        domain_weight_update: Name of a member of `DOMAIN_WEIGHT_UPDATES`; made with None, it is
+        lambda_update: Name of a member of `DOMAIN_WEIGHT_UPDATES`; made with None, it is
             `own_update`.
-        domain_learning_rate: gamma_lambda; positive.
+        lambda_learning_rate: gamma_lambda; positive.
         domain_conformity: theta of CVaR, in (0, 1].
         cvar_rate: How far lambda goes to CVaR's worst mixture in a round, in (0, 1]. A setting of
             its own: tasks set gamma_lambda for steps along losses, to 0.03 and less.
-        initial_domain_weights: lambda_0, p numbers on the simplex; if None, uniform, or in a ball
+        lambda_initial: lambda_0, p numbers on the simplex; if None, uniform, or in a ball
             and for CVaR the training mixture. A weight of 0 stays 0 under exponentiated gradient.
             A hull starts from the mean of its mixtures.
-        absent_domains: Member of `ABSENT_DOMAINS`; made with None, it is `own_absent_domains`.
+        lambda_absent: Member of `ABSENT_DOMAINS`; made with None, it is `own_absent_domains`.
         freeze_absent_domains: An earlier name: true is "freeze", false is "zero".
         chi2_weight: mu of a term mu chi2(lambda || m_bar) of the objective, at least 0.
         chi2_sign: Member of `CHI2_SIGNS`.
     """
 
-    domain_weight_update: Optional[str] = setting(
+    lambda_update: Optional[str] = setting(
         None,
         "How lambda moves; if not given, as in the algorithm's paper: exponentiated_gradient in "
         "AgnosticFedAvg, projected_gradient in Stochastic-AFL.",
         choices=DOMAIN_WEIGHT_UPDATES,
     )
-    domain_learning_rate: float = setting(
+    lambda_learning_rate: float = setting(
         0.01,
         "Learning rate of lambda (gamma_lambda).",
         positive=True,
@@ -294,7 +294,7 @@ class LambdaOptions(LambdaSetOptions):
         "mixture in any domain; 1 is the training mixture, a small theta the worst domain.",
         positive=True,
         at_most=1.0,
-        only_with=("domain_weight_update", ("cvar",)),
+        only_with=("lambda_update", ("cvar",)),
     )
     cvar_rate: float = setting(
         0.1,
@@ -302,15 +302,15 @@ class LambdaOptions(LambdaSetOptions):
         "the way.",
         positive=True,
         at_most=1.0,
-        only_with=("domain_weight_update", ("cvar",)),
+        only_with=("lambda_update", ("cvar",)),
     )
-    initial_domain_weights: Optional[tuple[float, ...]] = setting(
+    lambda_initial: Optional[tuple[float, ...]] = setting(
         None,
         "lambda_0, comma-separated; if not given, uniform, or in a ball and for CVaR the training "
         "mixture.",
         only_with=("lambda_set", ("simplex", "box", "ball")),
     )
-    absent_domains: Optional[str] = setting(
+    lambda_absent: Optional[str] = setting(
         None,
         "What becomes of lambda of a domain that is absent from a round: it stays as it is, or in "
         "other sets than the simplex the domain has the mean loss of the others (freeze); or its "
@@ -323,8 +323,8 @@ class LambdaOptions(LambdaSetOptions):
     )
     freeze_absent_domains: Optional[bool] = setting(
         None,
-        "Until the next release another name of --absent_domains=freeze.",
-        alias=("absent_domains", types.MappingProxyType({True: FREEZE, False: ZERO})),
+        "Until the next release another name of --lambda_absent=freeze.",
+        alias=("lambda_absent", types.MappingProxyType({True: FREEZE, False: ZERO})),
         is_stored=False,
     )
     chi2_weight: float = setting(
@@ -344,11 +344,11 @@ class LambdaOptions(LambdaSetOptions):
 
     def __post_init__(self) -> None:
         """Puts what the algorithm has of its own where nothing is given; see `Settings`."""
-        if self.domain_weight_update is None:
-            object.__setattr__(self, "domain_weight_update", self.own_update)
+        if self.lambda_update is None:
+            object.__setattr__(self, "lambda_update", self.own_update)
         resolve_aliases(self)
-        if self.absent_domains is None:
-            object.__setattr__(self, "absent_domains", self.own_absent_domains)
+        if self.lambda_absent is None:
+            object.__setattr__(self, "lambda_absent", self.own_absent_domains)
         super().__post_init__()
         self.update_rule().check(self)
 
@@ -359,8 +359,8 @@ class LambdaOptions(LambdaSetOptions):
 
     def update_rule(self) -> _UpdateRule:
         """Returns how lambda moves."""
-        assert self.domain_weight_update is not None
-        return DOMAIN_WEIGHT_UPDATES[self.domain_weight_update]
+        assert self.lambda_update is not None
+        return DOMAIN_WEIGHT_UPDATES[self.lambda_update]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,7 +396,7 @@ class LambdaAscent:
         """Returns the coordinates of lambda_t from those of lambda_{t-1}.
 
         A domain without examples in the round is absent: it keeps its weight, or its loss is 0 with
-        `absent_domains` "zero". One whose examples are all trained on, and none measured, is not
+        `lambda_absent` "zero". One whose examples are all trained on, and none measured, is not
         absent, and nobody knows its loss: it keeps its weight. A round without any loss changes
         nothing. A weight that the update leaves positive stays positive: one that were rounded to 0
         could never grow again.
@@ -409,7 +409,7 @@ class LambdaAscent:
                 that are trained on, float32 [p].
             rate_factor: What gamma_lambda is multiplied by in this round; 1 if None.
         """
-        keeps_absent = self.options.absent_domains == FREEZE
+        keeps_absent = self.options.lambda_absent == FREEZE
         known = counts > 0
         if measured is not None:
             known = measured > 0
@@ -417,7 +417,7 @@ class LambdaAscent:
                 known |= tf.equal(counts, 0)
             known &= tf.reduce_sum(measured) > 0
             keeps_absent = True
-        rate = self.options.domain_learning_rate
+        rate = self.options.lambda_learning_rate
         if rate_factor is not None:
             rate = rate * rate_factor
         moved = self._moved(coordinates, losses, known, keeps_absent, rate)
@@ -483,8 +483,8 @@ def lambda_ascent(
     counts = np.ones([p]) if expected_counts is None else np.asarray(expected_counts, np.float64)
     training_mixture = counts / counts.sum()
     lambda_set = options.build_lambda_set(domain_names, training_mixture)
-    flag = "--initial_domain_weights"
-    given = options.initial_domain_weights
+    flag = "--lambda_initial"
+    given = options.lambda_initial
     update_rule = options.update_rule()
     update = update_rule.build(options, tuple(training_mixture.tolist()))
     if given is None and (options.lambda_set == "ball" or update_rule.starts_at_training_mixture):
@@ -494,7 +494,7 @@ def lambda_ascent(
     if np.any(weights < 0) or abs(weights.sum() - 1) > _SUM_TOLERANCE:
         raise UserError(
             f"{flag}: expected non-negative numbers that sum to 1, found "
-            f"{list(options.initial_domain_weights or ())}, which sum to {weights.sum():g}"
+            f"{list(options.lambda_initial or ())}, which sum to {weights.sum():g}"
         )
     initial = lambda_set.start(weights / weights.sum())
     return LambdaAscent(

@@ -59,7 +59,7 @@ class Ball:
         distance = _chi2_of_arrays(initial, np.array(self.center))
         if distance > self.radius + _TOLERANCE:
             raise UserError(
-                f"--initial_domain_weights: expected a lambda_0 within --lambda_radius="
+                f"--lambda_initial: expected a lambda_0 within --lambda_radius="
                 f"{self.radius:g} of the training mixture {np.round(self.center, 6).tolist()}, "
                 f"found one at a chi2 distance of {distance:g}"
             )

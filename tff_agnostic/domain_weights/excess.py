@@ -23,7 +23,7 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
 
 TRAINING, HELDOUT = "training", "heldout"
-# Words of --domain_baselines.
+# Words of --lambda_baselines.
 OWN, TRIVIAL = "own", "trivial"
 BASELINE_LOSSES: Registry[str] = Registry(
     "losses of baselines",
@@ -58,13 +58,13 @@ class BaselineOptions(Settings):
     """What lambda's losses are compared with; part of the settings of algorithms that can.
 
     Attributes:
-        domain_baselines: b, p numbers, one per domain. A text says where commands find the numbers;
+        lambda_baselines: b, p numbers, one per domain. A text says where commands find the numbers;
             what is built has numbers only (`run.baselines`).
         baseline_losses: Member of `BASELINE_LOSSES`: which losses of a run, or of reference runs,
             are the baselines.
     """
 
-    domain_baselines: Union[tuple[float, ...], str, None] = setting(
+    lambda_baselines: Union[tuple[float, ...], str, None] = setting(
         None,
         "b of excess losses: lambda follows L - b in place of L. One number per domain, comma-"
         "separated; a complete run's folder, for its losses; own (train, compare): a reference run "
@@ -84,7 +84,7 @@ class BaselineOptions(Settings):
 
     def baselines(self, num_domains: int) -> Optional[tuple[float, ...]]:
         """Returns b, p numbers; None where lambda follows the losses themselves."""
-        found, flag = self.domain_baselines, "--domain_baselines"
+        found, flag = self.lambda_baselines, "--lambda_baselines"
         if found is None:
             return None
         if isinstance(found, str):

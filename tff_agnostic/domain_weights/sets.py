@@ -234,7 +234,7 @@ class Box:
         lower, upper = np.array(self.lower), np.array(self.upper)
         if np.any(initial < lower - _TOLERANCE) or np.any(initial > upper + _TOLERANCE):
             raise UserError(
-                "--initial_domain_weights: expected a lambda_0 between --lambda_lower="
+                "--lambda_initial: expected a lambda_0 between --lambda_lower="
                 f"{lower.tolist()} and --lambda_upper={upper.tolist()}, found {initial.tolist()}"
             )
         return initial

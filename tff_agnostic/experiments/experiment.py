@@ -172,7 +172,7 @@ def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
         ),
         # Section 4: "we set L to zero for that round".
         "agnostic_fed_avg": Arm(
-            "AgnosticFedAvg", {"algorithm": "agnostic_fed_avg", "absent_domains": "zero"}
+            "AgnosticFedAvg", {"algorithm": "agnostic_fed_avg", "lambda_absent": "zero"}
         ),
     }
 

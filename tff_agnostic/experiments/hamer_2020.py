@@ -92,7 +92,7 @@ def _of_site(site: str) -> Arm:
 def _mixture(label: str, algorithm: str, sampling: str) -> Arm:
     sampled: dict[str, Any] = {} if sampling == "none" else {"budget": 2, "uniform_share": 0.0}
     if algorithm == "afl_boost":
-        sampled["absent_domains"] = "zero"
+        sampled["lambda_absent"] = "zero"
     return Arm(
         label,
         {
@@ -120,8 +120,8 @@ STACKEXCHANGE = Experiment(
             {
                 **_TRAINED,
                 "algorithm": "agnostic_fed_avg",
-                "absent_domains": "zero",
-                "domain_learning_rate": 0.1,
+                "lambda_absent": "zero",
+                "lambda_learning_rate": 0.1,
                 "window": 10,
             },
         ),

@@ -32,8 +32,8 @@ def _arm(label: str, algorithm: str, **settings: Any) -> Arm:
     shared: Mapping[str, Any] = {
         "rounds": 200,
         "clients_per_round": 50,
-        "batch_size": 20,
-        "batch_normalizer": "batch",
+        "client_batch_size": 20,
+        "client_normalizer": "batch",
         "client_learning_rate": 0.1,
         "server_optimizer": "sgd",
         "server_learning_rate": 1.0,
@@ -44,7 +44,7 @@ def _arm(label: str, algorithm: str, **settings: Any) -> Arm:
 def _delta_fl(theta: float, **settings: Any) -> Arm:
     how = f", {settings['threshold']}" if "threshold" in settings else ""
     label = f"Delta-FL, theta = {theta:g}{how}"
-    return _arm(label, "delta_fl", conformity=(theta,), **settings)
+    return _arm(label, "delta_fl", theta=(theta,), **settings)
 
 
 DELTA_FL = Experiment(
@@ -67,14 +67,14 @@ DELTA_FL = Experiment(
                 "clients_per_round": 50,
                 "server_optimizer": "sgd",
                 "server_learning_rate": 1.0,
-                "domain_learning_rate": 0.1,
+                "lambda_learning_rate": 0.1,
             },
         ),
         "agnostic_fed_avg": _arm(
             "AgnosticFedAvg of writer groups",
             "agnostic_fed_avg",
-            domain_learning_rate=0.1,
-            absent_domains="zero",
+            lambda_learning_rate=0.1,
+            lambda_absent="zero",
         ),
         "theta_08": _delta_fl(0.8),
         "theta_05": _delta_fl(0.5),

@@ -8,7 +8,7 @@ from tff_agnostic.studies.comparison import OVERALL, WORST
 from tff_agnostic.studies.methods import Arm
 
 _DOCTORATE, _OTHERS = "doctorate", "non-doctorate"
-_FIXED = {"algorithm": "stochastic_afl", "domain_weight_update": "fixed"}
+_FIXED = {"algorithm": "stochastic_afl", "lambda_update": "fixed"}
 ADULT = Experiment(
     title="Adult: doctorate or not",
     summary="UCI Adult (files in --data_dir); table 1 of Mohri et al. 2019",
@@ -17,13 +17,13 @@ ADULT = Experiment(
     arms={
         "doctorate": Arm(
             f"L {_DOCTORATE}",
-            {**_FIXED, "initial_domain_weights": (1.0, 0.0), "server_learning_rate": 0.04},
+            {**_FIXED, "lambda_initial": (1.0, 0.0), "server_learning_rate": 0.04},
         ),
         "non_doctorate": Arm(
             f"L {_OTHERS}",
             {
                 **_FIXED,
-                "initial_domain_weights": (0.0, 1.0),
+                "lambda_initial": (0.0, 1.0),
                 "server_optimizer": "adagrad",
                 "server_learning_rate": 0.8,
             },
@@ -34,9 +34,9 @@ ADULT = Experiment(
             "L agnostic",
             {
                 "algorithm": "stochastic_afl",
-                "initial_domain_weights": (0.5, 0.5),
+                "lambda_initial": (0.5, 0.5),
                 "server_learning_rate": 2.9,
-                "domain_learning_rate": 0.0053,
+                "lambda_learning_rate": 0.0053,
             },
         ),
         "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg", "client_learning_rate": 2.1}),
@@ -44,9 +44,9 @@ ADULT = Experiment(
             "AgnosticFedAvg",
             {
                 "algorithm": "agnostic_fed_avg",
-                "absent_domains": "zero",
+                "lambda_absent": "zero",
                 "client_learning_rate": 0.3,
-                "domain_learning_rate": 0.1,
+                "lambda_learning_rate": 0.1,
             },
         ),
     },
@@ -97,11 +97,11 @@ FASHION_MNIST = Experiment(
     arms={
         "uniform": Arm(
             "L uniform",
-            {**_STOCHASTIC_AFL, "domain_weight_update": "fixed", "server_learning_rate": 0.027},
+            {**_STOCHASTIC_AFL, "lambda_update": "fixed", "server_learning_rate": 0.027},
         ),
         "stochastic_afl": Arm(
             "L agnostic",
-            {**_STOCHASTIC_AFL, "server_learning_rate": 0.016, "domain_learning_rate": 0.026},
+            {**_STOCHASTIC_AFL, "server_learning_rate": 0.016, "lambda_learning_rate": 0.026},
         ),
         "fed_avg": Arm(
             "FedAvg",
@@ -115,10 +115,10 @@ FASHION_MNIST = Experiment(
             "AgnosticFedAvg",
             {
                 "algorithm": "agnostic_fed_avg",
-                "absent_domains": "zero",
+                "lambda_absent": "zero",
                 "client_learning_rate": 0.023,
                 "server_learning_rate": 0.0011,
-                "domain_learning_rate": 0.044,
+                "lambda_learning_rate": 0.044,
             },
         ),
     },
@@ -176,7 +176,7 @@ TWO_DOMAIN_LM = Experiment(
         "fed_avg_conversations": _target(_CONVERSATIONS),
         "fed_avg": Arm("L uniform", {"algorithm": "fed_avg"}),
         "agnostic_fed_avg": Arm(
-            "L agnostic", {"algorithm": "agnostic_fed_avg", "absent_domains": "zero"}
+            "L agnostic", {"algorithm": "agnostic_fed_avg", "lambda_absent": "zero"}
         ),
     },
     paper=PaperTable(

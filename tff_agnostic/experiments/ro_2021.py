@@ -44,7 +44,7 @@ _STEPS = {"client_learning_rate": 0.086, "server_learning_rate": 0.019}
 _TUNED = {
     "fed_avg": _STEPS,
     "fed_avg_target_only": _STEPS,
-    "agnostic_fed_avg": {**_STEPS, "domain_learning_rate": 0.05, "window": 15},
+    "agnostic_fed_avg": {**_STEPS, "lambda_learning_rate": 0.05, "window": 15},
 }
 MNIST_BY_WRITER = dataclasses.replace(
     EMNIST,

@@ -210,7 +210,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             settings={
                 "rounds": 200,
                 "clients_per_round": 10,
-                "batch_size": 20,
+                "client_batch_size": 20,
                 "client_learning_rate": 1.0,
                 "window": 10,
             },
@@ -258,7 +258,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             "spanish_keyboard",
             ("activ_es",),
             "ACTIV-ES, texts by country",
-            settings={**_TRAINED_ON_WORDS, "clients_per_round": 20, "batch_size": 16},
+            settings={**_TRAINED_ON_WORDS, "clients_per_round": 20, "client_batch_size": 16},
             of_task={"spanish_keyboard_projection": 24}
             | {f"spanish_keyboard_{name}": value for name, value in _WORDS.items()},
             raw=EXPERIMENTS["spanish_keyboard"].raw_data,

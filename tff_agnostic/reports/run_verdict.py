@@ -147,7 +147,7 @@ def _not_known(run: RunRecord) -> str:
     else:
         how = (
             "Its labels were not counted. With an algorithm that follows losses of domains, "
-            "--domain_baselines=trivial counts the labels of the training clients before the first "
+            "--lambda_baselines=trivial counts the labels of the training clients before the first "
             "round"
         )
     return (

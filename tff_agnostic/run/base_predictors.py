@@ -19,7 +19,7 @@ _SETTINGS = (
     "runtime",
     "aggregation",
     "max_examples",
-    "secure_max_examples",
+    "limit_examples",
     "secure_bits",
     "secure_min_clients",
 )
@@ -99,7 +99,7 @@ def _show(predictors: Predictors) -> None:
     if made.about["examples_cut"]:
         print(
             "note: examples left out, of clients with more than "
-            f"--secure_max_examples={predictors.max_examples}: {made.about['examples_cut']}"
+            f"--limit_examples={predictors.max_examples}: {made.about['examples_cut']}"
         )
     print(
         f"{counted(len(made.names), 'base predictor')} over {predictors.num_outcomes} outcomes, of "

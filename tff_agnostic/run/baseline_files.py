@@ -20,7 +20,7 @@ from tff_agnostic.tasks.task import HELDOUT_SPLIT
 BASELINES = "baselines"
 FILE_NAME = f"{BASELINES}.json"
 _FORMAT = 1
-_FLAG = "--domain_baselines"
+_FLAG = "--lambda_baselines"
 _MAX_NAMES = 5
 # The loss in training is the mean over this fraction of the rounds, the last ones.
 _LAST_ROUNDS = 0.1
@@ -39,7 +39,7 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
         algorithm: Settings of the algorithm.
         privacy: Privacy of the run, which baselines from its clients' data would break.
     """
-    found = algorithm.domain_baselines if isinstance(algorithm, BaselineOptions) else None
+    found = algorithm.lambda_baselines if isinstance(algorithm, BaselineOptions) else None
     if not isinstance(found, str):
         return algorithm, ()
     if privacy != "none":
@@ -47,16 +47,16 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
             f"{_FLAG}: expected numbers with --privacy={privacy}, whose account has no rounds but "
             f"the run's own, found {found!r}, of losses or counts of its clients"
         )
-    kept_out = isinstance(algorithm, HoldoutOptions) and algorithm.domain_loss_share > 0
+    kept_out = isinstance(algorithm, HoldoutOptions) and algorithm.measured_share > 0
     if kept_out and found != TRIVIAL and algorithm.baseline_losses == TRAINING:
         raise UserError(
-            "--baseline_losses: expected heldout with --domain_loss_share, whose losses are not of "
+            "--baseline_losses: expected heldout with --measured_share, whose losses are not of "
             "examples that are trained on, found training"
         )
     if found in (OWN, TRIVIAL):
         return algorithm, ()
     numbers = read_baselines(Path(found), task, algorithm.baseline_losses)
-    of_domains = dataclasses.replace(algorithm, domain_baselines=tuple(numbers.values()))
+    of_domains = dataclasses.replace(algorithm, lambda_baselines=tuple(numbers.values()))
     return of_domains, tuple(numbers)
 
 

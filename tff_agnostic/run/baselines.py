@@ -75,7 +75,7 @@ def with_baselines(
     found = []
     for spec in specs:
         options = spec.algorithm
-        word = options.domain_baselines if isinstance(options, BaselineOptions) else None
+        word = options.lambda_baselines if isinstance(options, BaselineOptions) else None
         if word not in (OWN, TRIVIAL):
             found.append(spec)
             continue
@@ -93,7 +93,7 @@ def with_baselines(
         if line not in said:
             print(line)
             said.add(line)
-        algorithm = dataclasses.replace(options, domain_baselines=tuple(numbers.values()))
+        algorithm = dataclasses.replace(options, lambda_baselines=tuple(numbers.values()))
         found.append(dataclasses.replace(spec, algorithm=algorithm))
     return found
 
@@ -147,7 +147,7 @@ def _reference(spec: RunSpec, has_heldout: bool) -> RunSpec:
         wanted = {}
     elif not wanted:
         raise UserError(
-            f"--domain_baselines={OWN}: expected a task with held-out clients, by which references "
+            f"--lambda_baselines={OWN}: expected a task with held-out clients, by which references "
             f"are stopped early, found --task={spec.task}"
         )
     for name, value in wanted.items():
@@ -221,8 +221,8 @@ def _check_all_there(task: Task, totals: np.ndarray) -> None:
     absent = [name for name, total in zip(task.domain_names, totals) if total == 0]
     if absent:
         raise UserError(
-            f"--domain_baselines: expected training examples of every domain, found none of "
-            f"{', '.join(absent)}: give one number per domain, --domain_baselines=B1,B2,..."
+            f"--lambda_baselines: expected training examples of every domain, found none of "
+            f"{', '.join(absent)}: give one number per domain, --lambda_baselines=B1,B2,..."
         )
 
 
@@ -319,7 +319,7 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     """
     spec = model.example_spec["y"]
     if isinstance(spec, Mapping):
-        raise UserError(f"--domain_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found a mapping")
+        raise UserError(f"--lambda_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found a mapping")
     if isinstance(model.loss, SentenceLoss):
         return _unigram_loss(entropy, model.loss.expected_length, [c["y"] for c in clients])
     labels = np.concatenate([c["y"] for c in clients])
@@ -334,7 +334,7 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     )
     if outputs.dtype.kind != "f" or outputs.ndim > 2 or labels.ndim > 2:
         raise UserError(
-            f"--domain_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found labels of shape "
+            f"--lambda_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found labels of shape "
             f"{list(labels.shape[1:])} and outputs of shape {list(outputs.shape[1:])}"
         )
     values, counts = np.unique(labels, axis=0, return_counts=True)

@@ -274,7 +274,7 @@ def _of_a_round(spec: RunSpec, task: Task, counts: np.ndarray) -> tuple[float, .
 
 
 def _as_summed(spec: RunSpec, task: Task) -> ClientDataset:
-    """Returns the training clients with the examples that --secure_max_examples leaves them."""
+    """Returns the training clients with the examples that --limit_examples leaves them."""
     for part in (spec.privacy, spec.update_aggregator, spec.aggregation):
         if isinstance(part, ClientLimits):
             return FirstExamples(task.train, part.max_examples)
@@ -305,7 +305,7 @@ def rare_domains(task: Task, spec: RunSpec) -> list[Remark]:
     counts, config = training_counts(task).counts, spec.config
     if counts is None or not moves_lambda(spec.algorithm):
         return []
-    keeps = spec.algorithm.absent_domains == FREEZE
+    keeps = spec.algorithm.lambda_absent == FREEZE
     return rarely_present(
         counts,
         task.domain_names,
@@ -318,7 +318,7 @@ def rare_domains(task: Task, spec: RunSpec) -> list[Remark]:
 
 def share_kept_out(algorithm: Any) -> float:
     """Returns the share of examples that an algorithm measures on only, from its settings."""
-    return algorithm.domain_loss_share if isinstance(algorithm, HoldoutOptions) else 0.0
+    return algorithm.measured_share if isinstance(algorithm, HoldoutOptions) else 0.0
 
 
 def _of_domains(counts: np.ndarray, task: Task, split: str, fewest: int) -> list[Remark]:

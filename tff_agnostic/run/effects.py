@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # At level 1 every client trains.
 _OF_THRESHOLDS = ("boundary", "smoothing", "threshold_rate", "rounds_per_threshold")
 # At level 1 lambda goes to the training mixture, whatever the losses, and starts there by default.
-_OF_CVAR = ("cvar_rate", "absent_domains", "domain_baselines")
+_OF_CVAR = ("cvar_rate", "lambda_absent", "lambda_baselines")
 
 
 class _Ignored(NamedTuple):
@@ -51,14 +51,12 @@ def check_effect(flag: str, run: RunSpec) -> None:
 
 def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
     if isinstance(algorithm, DeltaFlOptions):
-        if flag in _OF_THRESHOLDS and algorithm.conformity == (1.0,):
-            return _Ignored("with --conformity=1", "a level below 1")
+        if flag in _OF_THRESHOLDS and algorithm.theta == (1.0,):
+            return _Ignored("with --theta=1", "a level below 1")
     elif isinstance(algorithm, LambdaOptions) and flag in _OF_CVAR:
-        stays = algorithm.domain_conformity == 1 and algorithm.initial_domain_weights is None
-        if algorithm.domain_weight_update == "cvar" and stays:
-            return _Ignored(
-                "with --domain_conformity=1", "a level below 1, or --initial_domain_weights"
-            )
+        stays = algorithm.domain_conformity == 1 and algorithm.lambda_initial is None
+        if algorithm.lambda_update == "cvar" and stays:
+            return _Ignored("with --domain_conformity=1", "a level below 1, or --lambda_initial")
     return None
 
 
@@ -71,23 +69,23 @@ def _ignored_by_chi2(flag: str, algorithm: Any) -> Optional[_Ignored]:
 def _ignored_by_baselines(flag: str, run: RunSpec) -> Optional[_Ignored]:
     if flag != "baseline_losses" or not isinstance(run.algorithm, BaselineOptions):
         return None
-    baselines = run.algorithm.domain_baselines
+    baselines = run.algorithm.lambda_baselines
     if baselines == OWN or run.baselines_of:
         return None
     if baselines is None:
-        by = "without --domain_baselines"
+        by = "without --lambda_baselines"
     elif isinstance(baselines, str):
-        by = f"with --domain_baselines={baselines}"
+        by = f"with --lambda_baselines={baselines}"
     else:
-        by = "with numbers in --domain_baselines"
-    return _Ignored(by, f"--domain_baselines={OWN}, or a file or a run there")
+        by = "with numbers in --lambda_baselines"
+    return _Ignored(by, f"--lambda_baselines={OWN}, or a file or a run there")
 
 
 def _ignored_by_noise(flag: str, config: RunConfig) -> Optional[_Ignored]:
     # Private updates are clipped by their norm. The bound of a coordinate only sets the rounding of
     # secure sums without noise of the clients, and maybe bounds of a user's algorithm.
     rounds = config.aggregation == "secure" and config.privacy != "distributed"
-    if flag != "secure_max_delta" or config.privacy == "none" or rounds:
+    if flag != "limit_update" or config.privacy == "none" or rounds:
         return None
     if is_user_file(config.algorithm):
         return None

@@ -35,12 +35,12 @@ _FIXED = "fixed"
 
 def moves_lambda(algorithm: Any) -> bool:
     """Returns whether domains' losses move a lambda, from the settings of an algorithm."""
-    return isinstance(algorithm, LambdaOptions) and algorithm.domain_weight_update != _FIXED
+    return isinstance(algorithm, LambdaOptions) and algorithm.lambda_update != _FIXED
 
 
 def keeping_absent(algorithm: LambdaOptions) -> list[str]:
     """Returns how to keep lambda of a domain in rounds without it; empty if it is kept already."""
-    return [] if algorithm.absent_domains == FREEZE else ["--absent_domains=freeze keeps it"]
+    return [] if algorithm.lambda_absent == FREEZE else ["--lambda_absent=freeze keeps it"]
 
 
 def last_lambda(
@@ -69,7 +69,7 @@ def without_say(
         algorithm: The run's settings.
     """
     limit = _NEAR_ZERO / len(domain_names)
-    given = algorithm.initial_domain_weights or (1.0,) * len(domain_names)
+    given = algorithm.lambda_initial or (1.0,) * len(domain_names)
     return {
         name: float(weight)
         for name, weight, start in zip(domain_names, lambda_, given)
@@ -112,11 +112,11 @@ def given_up(
 
 def mending(algorithm: LambdaOptions) -> str:
     """Returns advice on how to keep a domain's lambda from vanishing in a run of these settings."""
-    rate = "cvar_rate" if algorithm.domain_weight_update == "cvar" else "domain_learning_rate"
+    rate = "cvar_rate" if algorithm.lambda_update == "cvar" else "lambda_learning_rate"
     ways = [
         *keeping_absent(algorithm),
         f"a --{rate} below {getattr(algorithm, rate):g} moves it less",
-        "--domain_weight_update=fixed keeps lambda where it begins",
+        "--lambda_update=fixed keeps lambda where it begins",
     ]
     return "; ".join(ways)
 
@@ -188,7 +188,7 @@ def never_above(baselines: Mapping[str, float], largest: Mapping[str, float]) ->
         Remark(
             UNMOVED,
             "lambda did not move, because no domain's loss was above its baseline in any round: "
-            f"{some_of(listed, _MAX_NAMES)}. Lower --domain_baselines.",
+            f"{some_of(listed, _MAX_NAMES)}. Lower --lambda_baselines.",
             {
                 "domains": {
                     name: {"baseline": b, "largest_loss": finite_or_none(largest[name])}

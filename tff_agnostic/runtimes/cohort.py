@@ -193,7 +193,7 @@ class SumOnLanes:
         except (tf.errors.ResourceExhaustedError, MemoryError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0]
             raise ExecutionError(
-                "out of memory: lower --lanes, --max_clients_in_step, --batch_size or "
+                "out of memory: lower --lanes, --max_clients_in_step, --client_batch_size or "
                 f"--max_examples: {reason}"
             ) from e
         return ClientResult(total, in_cohort_order(states, shards))

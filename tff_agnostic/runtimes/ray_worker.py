@@ -97,7 +97,7 @@ class RayWorker:
         except tf.errors.ResourceExhaustedError as e:
             raise ExecutionError(
                 "out of memory on a device of a Ray worker: lower --max_clients_in_step, "
-                f"--batch_size or --max_examples: {e.message.splitlines()[0]}"
+                f"--client_batch_size or --max_examples: {e.message.splitlines()[0]}"
             ) from None
 
     def _function(self, work_id: str, packed: Sequence[Any]) -> Callable[..., Any]:

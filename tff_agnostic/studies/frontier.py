@@ -179,13 +179,13 @@ class Frontier:
         if outcome is Outcome.NONE_HELPS:
             return [
                 "Next: where no weights of the domains help, another model, other features or more "
-                "data of the worst domain may; --domain_baselines follows excess losses, so that a "
+                "data of the worst domain may; --lambda_baselines follows excess losses, so that a "
                 "domain that is hard whatever its weight does not take all of it."
             ]
         if outcome in (Outcome.MISSED, Outcome.OPEN):
             return [
                 "Next: `./run tune` looks for settings that get there; the best mixture itself is "
-                "--domain_weight_update=fixed with its weights in --initial_domain_weights."
+                "--lambda_update=fixed with its weights in --lambda_initial."
             ]
         return []
 

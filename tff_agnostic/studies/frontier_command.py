@@ -168,12 +168,11 @@ def _mixture_arms(own: FrontierOptions, points: Sequence[Mixture]) -> Mapping[st
     # Any mixture may be fixed, whatever set the algorithms have in view.
     fixed = {
         "algorithm": own.grid_algorithm,
-        "domain_weight_update": _FIXED,
+        "lambda_update": _FIXED,
         "lambda_set": "simplex",
     }
     return {
-        point.name: Arm(point.label, {**fixed, "initial_domain_weights": point.weights})
-        for point in points
+        point.name: Arm(point.label, {**fixed, "lambda_initial": point.weights}) for point in points
     }
 
 

@@ -52,10 +52,10 @@ class Word:
 
 _UNIFORM = {
     "algorithm": "agnostic_fed_avg",
-    "domain_weight_update": "fixed",
+    "lambda_update": "fixed",
     "lambda_set": "simplex",
     # Whatever the other rows start from.
-    "initial_domain_weights": None,
+    "lambda_initial": None,
 }
 _POOLED = {
     "pooled": True,
@@ -64,7 +64,7 @@ _POOLED = {
     "update_aggregator": "none",
     "cohort_sampling": "uniform",
     # Plain minibatch SGD, of batches that count alike.
-    "batch_normalizer": "batch",
+    "client_normalizer": "batch",
     "server_optimizer": "sgd",
     "server_learning_rate": 1.0,
 }
@@ -72,15 +72,15 @@ WORDS: Mapping[str, Word] = {
     "uniform": Word("uniform lambda", _UNIFORM),
     "frozen": Word(
         "absent domains frozen",
-        {"algorithm": "agnostic_fed_avg", "absent_domains": "freeze"},
+        {"algorithm": "agnostic_fed_avg", "lambda_absent": "freeze"},
     ),
     "excess_own": Word(
         "excess losses over own references",
-        {"algorithm": "agnostic_fed_avg", "domain_baselines": OWN},
+        {"algorithm": "agnostic_fed_avg", "lambda_baselines": OWN},
     ),
     "excess_trivial": Word(
         "excess losses over trivial predictors",
-        {"algorithm": "agnostic_fed_avg", "domain_baselines": TRIVIAL},
+        {"algorithm": "agnostic_fed_avg", "lambda_baselines": TRIVIAL},
     ),
     LAST_LAYER: Word("last layer balanced", _UNIFORM),
     "domain_input": Word("domain as an input", {"algorithm": BASELINE, "domain_input": EMBEDDING}),
@@ -272,7 +272,7 @@ class ArmOptions(TaskOptions):
         "Instead of --algorithms: the same algorithm several times, with settings of their own, as "
         "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a word: "
         "uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains frozen), "
-        "excess_own and excess_trivial (in compare: --domain_baselines=own or trivial), "
+        "excess_own and excess_trivial (in compare: --lambda_baselines=own or trivial), "
         "last_layer (half of the rounds FedAvg, then its last layer alone, as uniform), "
         "domain_input (FedAvg of a model with the domain as an input), or "
         "pooled and pooled_balanced (no federated training: FedAvg's and uniform's model, of all "

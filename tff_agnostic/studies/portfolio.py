@@ -32,7 +32,7 @@ from tff_agnostic.studies.methods import BASELINE, LAST_LAYER
 from tff_agnostic.studies.stages import going_on
 from tff_agnostic.tasks.task import Task
 
-_CLIENT, _DOMAIN = "client_learning_rate", "domain_learning_rate"
+_CLIENT, _DOMAIN = "client_learning_rate", "lambda_learning_rate"
 # Rows by the words of --portfolio, with the learning rates that are searched.
 PORTFOLIO: Mapping[str, tuple[str, ...]] = {
     BASELINE: (_CLIENT,),

@@ -113,7 +113,7 @@ class Rows:
         arms = {row: arm for row, arm in self.arms.items() if row not in names}
         # Also a row that has them by what was given for all.
         options = [self.spec(row, {}, 0).algorithm for row in arms]
-        need = any(isinstance(o, BaselineOptions) and o.domain_baselines == OWN for o in options)
+        need = any(isinstance(o, BaselineOptions) and o.lambda_baselines == OWN for o in options)
         clients = dataclasses.replace(self.clients, is_halved=need)
         return dataclasses.replace(self, arms=arms, clients=clients)
 
@@ -142,7 +142,7 @@ def _fixed(
     if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
         return "its model has one layer, with which it is almost uniform weights"
     options = spec.algorithm
-    if not isinstance(options, BaselineOptions) or options.domain_baselines is None:
+    if not isinstance(options, BaselineOptions) or options.lambda_baselines is None:
         return {}
     path = folder / row
     make_folder(path)
@@ -162,13 +162,13 @@ def _fixed(
                 )
     except UserError as e:
         # Such as that of a task whose trivial predictors nobody knows.
-        if str(e).startswith("--domain_baselines"):
+        if str(e).startswith("--lambda_baselines"):
             return str(e)
         raise
-    numbers = made.settings()["domain_baselines"]
+    numbers = made.settings()["lambda_baselines"]
     if not any(numbers):
         return "its baselines are all 0, with which it is AgnosticFedAvg"
-    return {"domain_baselines": numbers}
+    return {"lambda_baselines": numbers}
 
 
 @dataclasses.dataclass(frozen=True)

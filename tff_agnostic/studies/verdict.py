@@ -284,7 +284,7 @@ def _next(sides: Sides, worst: Gain) -> list[str]:
     if worst.told() < 1:
         steps.append(
             "`./run frontier` tells whether any weights of the domains could help; where the worst "
-            "domain is hard whatever its weight, --domain_baselines follows excess losses"
+            "domain is hard whatever its weight, --lambda_baselines follows excess losses"
         )
     return [f"{_NEXT}{'; '.join(steps)}."] if steps else []
 

@@ -191,11 +191,11 @@ TASK = TaskSpec(
     defaults={
         "rounds": 200,
         "clients_per_round": 10,
-        "batch_size": 50,
+        "client_batch_size": 50,
         "client_learning_rate": 1.0,
-        "domain_learning_rate": 0.1,
+        "lambda_learning_rate": 0.1,
         # The domains' shares of the training rows.
-        "initial_domain_weights": (0.0127, 0.9873),
+        "lambda_initial": (0.0127, 0.9873),
         "window": 5,
         "evaluate_every": 20,
     },

@@ -39,13 +39,13 @@ _SAMPLED_CLIENTS = 100
 # Those of Reddi et al. 2021 for the Stack Overflow LSTM; gamma_lambda is that of Ro et al. 2021.
 NEXT_WORD_DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
     {
-        "batch_size": 16,
+        "client_batch_size": 16,
         "client_learning_rate": 10**-0.5,
         "server_optimizer": "adam",
         "server_learning_rate": 10**-2,
         "server_epsilon": 1e-5,
-        "domain_learning_rate": 0.005,
-        "batch_normalizer": "batch",
+        "lambda_learning_rate": 0.005,
+        "client_normalizer": "batch",
     }
 )
 

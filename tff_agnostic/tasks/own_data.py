@@ -232,7 +232,7 @@ CUSTOM = TaskSpec(
     summary="your Keras model (--model, a Python file) on your client store (--data)",
     options=CustomOptions,
     load=load_custom,
-    defaults={"batch_normalizer": "batch"},
+    defaults={"client_normalizer": "batch"},
     data=Use.REQUIRED,
 )
 

@@ -124,9 +124,9 @@ TASK = TaskSpec(
         # Most of the 50 clients and small steps, so that the noise of sampling cohorts stays far
         # below the distance to the answer that is of interest.
         "clients_per_round": 40,
-        "batch_size": 20,
+        "client_batch_size": 20,
         "client_learning_rate": 0.02,
-        "domain_learning_rate": 0.05,
+        "lambda_learning_rate": 0.05,
         "window": 50,
         "evaluate_every": 50,
         "checkpoint_every": 50,

@@ -22,7 +22,7 @@ SETTINGS = {
     "client_epochs": 2,
     "server_optimizer": "adam",
     "server_learning_rate": 0.1,
-    "domain_learning_rate": 0.5,
+    "lambda_learning_rate": 0.5,
     "window": 3,
     "evaluate_every": 2,
     # Divides neither the rounds nor what the tests stop after.

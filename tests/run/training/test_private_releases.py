@@ -45,8 +45,8 @@ _SETTINGS: dict[str, Any] = {
     "privacy": "central",
     "noise_multiplier": 0.8,
     "delta": _DELTA,
-    "secure_max_examples": 200,
-    "secure_max_loss": 10.0,
+    "limit_examples": 200,
+    "limit_loss": 10.0,
     "private_evaluation": True,
     "evaluation_noise_multiplier": _Z,
     "evaluation_clients_share": 0.0,
@@ -437,7 +437,7 @@ def test_checkpoints_of_private_runs_are_for_their_owner(cohort_runtime, crashed
     # A run without noise may start from it, and has the key in its folder then.
     (newest,) = (folder / "checkpoints").glob("*5.npz")
     other = folder.parent / "other"
-    of_privacy = ("privacy", "noise_multiplier", "delta", "secure_max_examples", "secure_max_loss")
+    of_privacy = ("privacy", "noise_multiplier", "delta", "limit_examples", "limit_loss")
     settings = {**_TRAINING_ONLY, **dict.fromkeys(of_privacy), "rounds": 1}
     _train(cohort_runtime, other, initial_model=str(newest), **settings)
     assert (other / "initial_model.npz").read_bytes() == newest.read_bytes()

@@ -100,7 +100,7 @@ ALGORITHM = dataclasses.replace(fed_avg.ALGORITHM, build=build)
 def test_every_model_of_an_algorithm_is_evaluated_and_saved(cohort_runtime, tmp_path):
     (tmp_path / "two.py").write_text(_TWO_MODELS)
     path = tmp_path / "run"
-    settings = {k: v for k, v in SETTINGS.items() if k not in ("domain_learning_rate", "window")}
+    settings = {k: v for k, v in SETTINGS.items() if k not in ("lambda_learning_rate", "window")}
     spec = resolve(
         "toy_regression",
         {**settings, "algorithm": str(tmp_path / "two.py")},
@@ -134,7 +134,7 @@ def test_every_model_of_an_algorithm_is_evaluated_and_saved(cohort_runtime, tmp_
 
 
 def test_what_secure_sums_clipped_in_the_last_evaluation_is_told(cohort_runtime, tmp_path):
-    report = train(cohort_runtime, tmp_path, aggregation="secure", secure_max_examples=3)
+    report = train(cohort_runtime, tmp_path, aggregation="secure", limit_examples=3)
     result = json.loads((tmp_path / "result.json").read_text())
     columns = read_history(tmp_path / "metrics.csv")
     assert result["clipped"]["examples"] > 0
@@ -150,7 +150,7 @@ def test_rounds_whose_update_is_not_finite_are_skipped_counted_and_said(
 ):
     """The clients' updates are about 6, which the server's rate takes out of float32's range."""
     settings = {"server_optimizer": "sgd", "server_learning_rate": 3e38, "rounds": 3}
-    train(cohort_runtime, tmp_path, **settings, client_learning_rate=3.0, batch_size=999)
+    train(cohort_runtime, tmp_path, **settings, client_learning_rate=3.0, client_batch_size=999)
     assert "3 of 3 rounds were skipped, as if no client had taken part" in capsys.readouterr().out
     history = read_history(tmp_path / "metrics.csv")
     assert history["skipped"].tolist() == [1, 1, 1]

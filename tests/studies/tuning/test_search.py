@@ -37,7 +37,7 @@ _SETTINGS = searchable("digits")
         ("client_learning_rate", "choice:0.01,0.1,1", (0.01, 0.1, 1.0)),
         ("freeze_absent_domains", "choice:true,false", (True, False)),
         ("server_optimizer", "choice:sgd, adam", ("sgd", "adam")),
-        ("initial_domain_weights", "choice:0.5,0.5|0.8,0.2", ((0.5, 0.5), (0.8, 0.2))),
+        ("lambda_initial", "choice:0.5,0.5|0.8,0.2", ((0.5, 0.5), (0.8, 0.2))),
         ("digits_concentration", "log:0.1..10", (0.1, 10.0)),
     ],
 )
@@ -196,14 +196,14 @@ def test_another_objective_is_refused(case):
 
 _SEARCH = (
     "client_learning_rate=log:0.01..1;fair:q=0.1..5;agnostic_fed_avg:window=5..20;"
-    "agnostic_fed_avg:initial_domain_weights=choice:0.5,0.5|0.2,0.8;"
+    "agnostic_fed_avg:lambda_initial=choice:0.5,0.5|0.2,0.8;"
     "server_optimizer=choice:sgd,momentum;server_momentum=0.1..0.9"
 )
 _ROWS = {"fair": {"algorithm": "q_ffl", "q": 3.0}, "agnostic_fed_avg": {}, "fed_avg": {}}
 _SHARED = {
     "rounds": 7,
     "clients_per_round": 4,
-    "batch_size": 5,
+    "client_batch_size": 5,
     "window": 12,
     "worst_min_examples": 3,
     "seed": 9,
@@ -234,7 +234,7 @@ _SAMPLED = {
     "agnostic_fed_avg": {
         "client_learning_rate": 0.123456789012345,
         "window": 6,
-        "initial_domain_weights": "0.2,0.8",
+        "lambda_initial": "0.2,0.8",
         "server_optimizer": "momentum",
         "server_momentum": 0.25,
     },
@@ -283,7 +283,10 @@ def test_a_comparison_has_each_algorithm_with_its_own(tmp_path):
     path.write_text(text or "")
     assert _compared(path) == {name: _expected(arm, _SAMPLED[name]) for name, arm in arms.items()}
     # What all share is said once.
-    assert (path.read_text().count("rounds=7"), path.read_text().count("batch_size=5")) == (1, 1)
+    assert (path.read_text().count("rounds=7"), path.read_text().count("client_batch_size=5")) == (
+        1,
+        1,
+    )
 
 
 def test_options_of_the_task_are_those_of_all_rows_or_of_none():
