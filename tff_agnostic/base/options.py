@@ -1,0 +1,246 @@
+"""Options: frozen dataclasses that check their own values.
+
+The annotation of a field says which values it takes: `Annotated[float, Within(above=0)]`,
+`Literal["client", "batch"]`, and, for a choice whose members have fields of their own, a union of
+`Options`: `Union[Simplex, Ball]`. A field whose annotation is another `Options` is a part.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Ball(Options):
+    ...     radius: Annotated[float, Within(above=0)] = 1.0
+    >>> Ball(radius=-1.0)
+    Traceback (most recent call last):
+    OptionError: radius: expected a number above 0, found -1.0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+import numpy as np
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.registry import Registry
+
+# Computations count in int32 and compute in float32. Processors may take a number that is nearer to
+# 0 than the smallest normal float32 for 0.
+_MAX_INT = 2**31 - 1
+_MAX_FLOAT = float(np.finfo(np.float32).max)
+_MIN_FLOAT = float(np.finfo(np.float32).tiny)
+_NOUNS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+}
+_PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+
+
+class OptionError(UserError):
+    """A value that an option does not take.
+
+    Attributes:
+        field: Name of the field.
+        expected: The values that it takes, in words.
+        found: The value, or a text about it.
+        kind: The class of options that has the field, if it is known.
+    """
+
+    def __init__(
+        self, field: str, expected: str, found: Any, kind: Optional[type[Options]] = None
+    ) -> None:
+        super().__init__(f"{field}: expected {expected}, found {_shown(found)}")
+        self.field, self.expected, self.found, self.kind = field, expected, found, kind
+
+
+class Verbatim(str):
+    """A text about a value, which `OptionError` shows without quotes."""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Verbatim):
+        return value
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value)) or "none"
+    return repr(str(value) if isinstance(value, Path) else value)[:100]
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """The range of a number, or of each number of a tuple.
+
+    Attributes:
+        least: Smallest value.
+        most: Largest value.
+        above: Exclusive lower limit.
+        below: Exclusive upper limit.
+        or_zero: Whether 0 is allowed too.
+    """
+
+    least: Optional[float] = None
+    most: Optional[float] = None
+    above: Optional[float] = None
+    below: Optional[float] = None
+    or_zero: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Returns whether a number is in the range."""
+        return (self.or_zero and value == 0) or (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        limits = {"at least": self.least, "at most": self.most}
+        limits |= {"above": self.above, "below": self.below}
+        words = " and ".join(f"{word} {n:.15g}" for word, n in limits.items() if n is not None)
+        return f"0 or {words}" if self.or_zero else words
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """The names of a registry, for a field whose choices others may add to.
+
+    Attributes:
+        registry: The registry, or a function that returns it where it is defined later.
+    """
+
+    registry: Union[Registry, Callable[[], Registry]]
+
+    @property
+    def names(self) -> Registry:
+        """The registry."""
+        return self.registry if isinstance(self.registry, Registry) else self.registry()
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base of all options, which checks each value against its field's annotation.
+
+    Annotations are `bool`, `int`, `float`, `str`, `Path`, a tuple of one of them, `Literal`,
+    `Optional`, `Annotated` with a `Within` or a `OneOf`, another `Options`, or a union of `Options`
+    with each other or with the types before. A check of several fields is an `if` in the
+    `__post_init__` of the class.
+
+    Raises:
+        OptionError: If a value does not match; it names the field.
+    """
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        for name, hint in hints(type(self)).items():
+            check(name, hint, getattr(self, name), type(self))
+
+    def error(self, field: str, expected: str, found: Any = None) -> OptionError:
+        """Returns the error of a field.
+
+        Args:
+            field: Name of the field.
+            expected: The values that it takes, in words.
+            found: The value; the field's if None.
+        """
+        value = getattr(self, field) if found is None else found
+        return OptionError(field, expected, value, type(self))
+
+
+def check(field: str, hint: Any, value: Any, kind: Optional[type[Options]] = None) -> None:
+    """Raises an `OptionError` if a value does not match an annotation."""
+    registry = _registry(hint)
+    if registry is not None and isinstance(value, str) and value not in registry:
+        try:
+            registry[value]
+        except UserError as e:
+            error = OptionError(field, "a name", value, kind)
+            error.args = (f"{field}: {e}",)
+            raise error from None
+    expected = mismatch(hint, value)
+    if expected:
+        raise OptionError(field, expected, value, kind)
+
+
+def _registry(hint: Any) -> Optional[Registry]:
+    for member in alternatives(hint):
+        for extra in getattr(member, "__metadata__", ()):
+            if isinstance(extra, OneOf):
+                return extra.names
+    return None
+
+
+@functools.cache
+def hints(kind: type) -> Mapping[str, Any]:
+    """Returns the annotations of a dataclass by field, with what `Annotated` adds."""
+    annotations = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: annotations[field.name] for field in dataclasses.fields(kind)}
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """Returns the members of a union without None; any other annotation alone."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return tuple(m for m in typing.get_args(hint) if m is not type(None))
+    return (hint,)
+
+
+def is_optional(hint: Any) -> bool:
+    """Returns whether None matches an annotation."""
+    return type(None) in typing.get_args(hint)
+
+
+def is_options(hint: Any) -> bool:
+    """Returns whether an annotation is a class of options."""
+    return isinstance(hint, type) and issubclass(hint, Options)
+
+
+def mismatch(hint: Any, value: Any) -> str:
+    """Returns the values that an annotation takes, in words; "" if `value` is one of them."""
+    members = alternatives(hint)
+    if value is None and is_optional(hint):
+        return ""
+    if len(members) > 1 or members[0] is not hint:
+        expected = [mismatch(member, value) for member in members]
+        return "" if "" in expected else " or ".join(dict.fromkeys(expected))
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return mismatch(arguments[0], value) or _outside(arguments[1:], value)
+    if origin is Literal:
+        is_member = any(value == one and type(value) is type(one) for one in arguments)
+        return "" if is_member else f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return f"a tuple of {_PLURALS.get(arguments[0], 'values')}"
+        return next(filter(None, (mismatch(arguments[0], v) for v in value)), "")
+    if is_options(hint):
+        return "" if isinstance(value, hint) else hint.__name__
+    if hint is float:
+        return _mismatch_of_float(value)
+    if not isinstance(value, hint) or isinstance(value, bool) != (hint is bool):
+        return _NOUNS.get(hint, getattr(hint, "__name__", str(hint)))
+    return f"at most {_MAX_INT}" if hint is int and value > _MAX_INT else ""
+
+
+def _outside(limits: tuple[Any, ...], value: Any) -> str:
+    numbers = value if isinstance(value, tuple) else (value,)
+    for one in limits:
+        if isinstance(one, Within) and not all(map(one.holds, numbers)):
+            return str(one)
+    return ""
+
+
+def _mismatch_of_float(value: Any) -> str:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return _NOUNS[float]
+    if not math.isfinite(value):
+        return "a finite number"
+    if abs(value) > _MAX_FLOAT:
+        return f"at most {_MAX_FLOAT:.8g} in size, in the float32 of rounds"
+    if 0 < abs(value) < _MIN_FLOAT:
+        return f"0 or at least {_MIN_FLOAT:.8g} in size, in the float32 of rounds"
+    return ""

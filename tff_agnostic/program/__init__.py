@@ -1,0 +1,1 @@
+"""The program on top of the library: flags, run folders, commands."""

@@ -1,0 +1,1 @@
+"""Flags, derived from the library's options."""

@@ -1,0 +1,502 @@
+"""Flags from options: every field of a dataclass of options is a flag.
+
+A field of a part is named after the part: `client.learning_rate` is `--client_learning_rate`. A
+union of options is one flag, which names a member and its fields: `--lambda_set=ball:radius=0.5`.
+Help is the attribute's text in the class's docstring.
+
+Values by flag are what config.json, rows of a comparison and trials of a search hold: booleans,
+numbers and texts, tuples of them, and a text for a member of a union. `build` makes options from
+them, `values_of` is its inverse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import re
+import typing
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+from absl import flags as absl_flags
+
+from tff_agnostic.base.options import (
+    OneOf,
+    OptionError,
+    Options,
+    alternatives,
+    check,
+    hints,
+    is_optional,
+    is_options,
+)
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import named_path
+from tff_agnostic.registry import Registry
+
+_DEFINE: Mapping[type, Any] = {
+    bool: absl_flags.DEFINE_bool,
+    int: absl_flags.DEFINE_integer,
+    float: absl_flags.DEFINE_float,
+    tuple: absl_flags.DEFINE_list,
+}
+_NONE = "none"
+# Between numbers within a member of a union, whose fields are separated by commas.
+_SLASH = "/"
+_EXPECTED: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+}
+_ITEMS: Mapping[type, str] = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """A field of options, as a flag.
+
+    Attributes:
+        name: Name of the flag.
+        path: Names of the fields from the options to the value.
+        owner: The class that has the field.
+        hint: Annotation of the field.
+        default: Value of the field by default; `dataclasses.MISSING` if it has to be given.
+        users: What has the flag, as pairs of a kind and a name, where not everything has it.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    owner: type
+    hint: Any
+    default: Any
+    users: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def members(self) -> dict[str, type[Options]]:
+        """Members of a union by name; empty for other flags."""
+        return {member_name(m): m for m in alternatives(self.hint) if is_options(m)}
+
+    @property
+    def kind(self) -> type:
+        """Type of its values: bool, int, float, str, Path or tuple; str for a union."""
+        return str if self.members else _plain_type(_simple(self.hint))
+
+    @property
+    def item(self) -> type:
+        """Type of a tuple's items; the kind itself of other flags."""
+        if self.kind is not tuple:
+            return self.kind
+        return _plain_type(typing.get_args(_unannotated(_simple(self.hint)))[0])
+
+    @property
+    def is_path(self) -> bool:
+        """Whether it names files."""
+        return self.item is Path
+
+    @property
+    def user_names(self) -> str:
+        """Names of what has the flag."""
+        return ", ".join(name for _, name in self.users)
+
+    def define(self, default: str = "", repeated: bool = False) -> None:
+        """Defines the flag for absl, without a default: a value is one that a user gave.
+
+        Args:
+            default: Text of the default, for the help.
+            repeated: Whether it may be given several times.
+        """
+        plain = not self.members and len(alternatives(self.hint)) == 1
+        usual = _DEFINE.get(self.kind, absl_flags.DEFINE_string) if plain else None
+        define = absl_flags.DEFINE_multi_string if repeated else usual or absl_flags.DEFINE_string
+        define(self.name, None, self.help(default))
+
+    def help(self, default: str) -> str:
+        """Returns the text of the help: meaning, choices, what has the flag, and its default."""
+        text = attribute_text(self.owner, self.path[-1])
+        choices = self._choices()
+        # A text that explains every choice names them all.
+        if choices and not all(re.search(rf"\b{re.escape(c)}\b", text) for c in choices):
+            text += f" One of: {', '.join(choices)}."
+        if self.users and self.users[0][0] != "task":
+            text += f" Of: {self.user_names}."
+        return f"{text} [{default}]" if default else text
+
+    def _choices(self) -> tuple[str, ...]:
+        if self.members:
+            none = (_NONE,) if is_optional(self.hint) else ()
+            return (*none, *map(_form, self.members.values()))
+        simple = _simple(self.hint)
+        if typing.get_origin(simple) is Literal:
+            return tuple(map(str, typing.get_args(simple)))
+        for extra in getattr(simple, "__metadata__", ()):
+            if isinstance(extra, OneOf):
+                return tuple(extra.names)
+        return ()
+
+    def default_text(self) -> str:
+        """Returns the default as a flag has it; "" if there is none."""
+        if self.default is dataclasses.MISSING or self.default in (None, "", ()):
+            return ""
+        return flag_text(self.to_value(self.default))
+
+    def parsed(self, text: Any) -> Any:
+        """Returns the value that a text, or what absl made of one, stands for."""
+        return self.to_value(self.from_value(text))
+
+    def checked(self, value: Any) -> Any:
+        """Returns a value of Python as a value of the flag: a list may stand for a tuple."""
+        if isinstance(value, (list, tuple)):
+            value = tuple(map(_from_python, value))
+        return self.to_value(self.from_value(_from_python(value), from_text=isinstance(value, str)))
+
+    def check_type(self, value: Any) -> None:
+        """Checks a value that was read from a file."""
+        self.from_value(value, from_text=bool(self.members) or self.is_path)
+
+    def to_value(self, value: Any) -> Any:
+        """Returns the value of a field as a value of the flag."""
+        if value is None:
+            return _NONE if self.members else None
+        if isinstance(value, Options):
+            return member_text(value)
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, tuple):
+            return tuple(str(v) if isinstance(v, Path) else v for v in value)
+        return value
+
+    def from_value(self, value: Any, from_text: bool = True) -> Any:
+        """Returns the value of the field that a value of the flag stands for.
+
+        Args:
+            value: The value.
+            from_text: Whether a text may stand for a number, as on the command line.
+        """
+        where = f"--{self.name}"
+        if value is None or isinstance(value, Options):
+            return value
+        if self.members and isinstance(value, str):
+            name, _, rest = value.partition(":")
+            if name in self.members:
+                return _member(where, self.members[name], rest)
+            if name == _NONE and is_optional(self.hint):
+                return None
+        simple = [m for m in alternatives(self.hint) if not is_options(m)]
+        if not simple:
+            Registry(_words(self.name), self.members).given(where, value)
+        errors = []
+        for hint in simple:
+            try:
+                return _parse(where, hint, value, "," if from_text else None)
+            except UserError as e:
+                errors.append(e)
+        raise errors[0]
+
+
+def member_name(kind: type) -> str:
+    """Returns the name of a member of a union: `projected_gradient` of `ProjectedGradient`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def member_text(member: Options) -> str:
+    """Returns a member of a union as a text: `ball:radius=0.5`."""
+    fields = [
+        f"{flag.name}={_within(flag.to_value(_get(member, flag.path)))}"
+        for flag in flags_of(type(member))
+        if _get(member, flag.path) is not None
+    ]
+    return f"{member_name(type(member))}{':' * bool(fields)}{','.join(fields)}"
+
+
+def _within(value: Any) -> str:
+    return _SLASH.join(map(str, value)) if isinstance(value, tuple) else flag_text(value)
+
+
+def _form(kind: type[Options]) -> str:
+    names = [f"{flag.name}=.." for flag in flags_of(kind)]
+    return f"{member_name(kind)}{':' * bool(names)}{','.join(names)}"
+
+
+def _member(where: str, kind: type[Options], text: str) -> Options:
+    known = {flag.name: flag for flag in flags_of(kind)}
+    values: dict[str, Any] = {}
+    for part in text.split(",") if text else ():
+        name, equals, value = part.partition("=")
+        if not equals or name not in known or name in values:
+            form = _form(kind) if known else f"{member_name(kind)} alone"
+            raise UserError(f"{where}: expected {form}, found {member_name(kind)}:{text}")
+        values[name] = value.split(_SLASH) if known[name].kind is tuple else value
+    try:
+        return build(kind, values, prefix="")
+    except UserError as e:
+        raise UserError(f"{where}: {str(e).removeprefix('--')}") from None
+
+
+def _parse(where: str, hint: Any, value: Any, separator: Optional[str]) -> Any:
+    kind = _plain_type(hint)
+    if kind is tuple:
+        item = _plain_type(typing.get_args(_unannotated(hint))[0])
+        items = value
+        if isinstance(value, str) and separator:
+            items = value.split(separator) if value else []
+        if not isinstance(items, (list, tuple)):
+            raise UserError(
+                f"{where}: expected {_ITEMS[item]} separated by commas, found {value!r:.100}"
+            )
+        try:
+            parsed = tuple(_scalar(where, item, v, separator is not None) for v in items)
+        except ValueError:
+            shown = ",".join(map(str, items))
+            raise UserError(
+                f"{where}: expected {_ITEMS[item]} separated by commas, found {shown!r:.100}"
+            ) from None
+    else:
+        try:
+            parsed = _scalar(where, kind, value, separator is not None)
+        except ValueError as e:
+            if isinstance(e, UserError):
+                raise
+            raise UserError(f"{where}: expected {_EXPECTED[kind]}, found {value!r:.100}") from None
+    if hint is not kind:
+        check(where, hint, parsed)
+    return parsed
+
+
+def _scalar(where: str, kind: type, value: Any, from_text: bool) -> Any:
+    if kind is Path:
+        return named_path(where, os.fspath(value)) if isinstance(value, (str, Path)) else _no(value)
+    if isinstance(value, str) and from_text and kind is not str:
+        if kind is bool:
+            lower = value.lower()
+            return lower == "true" if lower in ("true", "false") else _no(value)
+        return kind(value)
+    types = (int, float) if kind is float else (kind,)
+    # Python takes True for a number.
+    if not isinstance(value, types) or isinstance(value, bool) != (kind is bool):
+        return _no(value)
+    return kind(value)
+
+
+def _no(value: Any) -> Any:
+    raise ValueError(value)
+
+
+def _from_python(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _simple(hint: Any) -> Any:
+    """Returns the first annotation of a union that is no class of options."""
+    return next(m for m in alternatives(hint) if not is_options(m))
+
+
+def _unannotated(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+
+
+def _plain_type(hint: Any) -> type:
+    hint = _unannotated(hint)
+    if typing.get_origin(hint) is Literal:
+        return type(typing.get_args(hint)[0])
+    plain: type = typing.get_origin(hint) or hint
+    return plain
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def flag_text(value: Any) -> str:
+    """Returns a value as a flag has it."""
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+# Made once for a class: a command asks for them several times.
+@functools.cache
+def flags_of(kind: type, prefix: str = "") -> tuple[Flag, ...]:
+    """Returns the flags of a class of options, those of its parts in their place."""
+    return tuple(_flags_of(kind, prefix, (), _defaults(kind)))
+
+
+def _defaults(kind: type) -> Mapping[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
+def _flags_of(
+    kind: type, prefix: str, path: tuple[str, ...], defaults: Mapping[str, Any]
+) -> Iterator[Flag]:
+    for name, hint in hints(kind).items():
+        default = defaults[name]
+        if is_options(hint):
+            inner = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
+            yield from _flags_of(type(default), _prefix(prefix, name), (*path, name), inner)
+        else:
+            yield Flag(prefix + name, (*path, name), kind, hint, default)
+
+
+def _prefix(prefix: str, field: str) -> str:
+    """Returns the prefix of the flags of a part: `lambda_` may have an underscore for Python."""
+    return f"{prefix}{field.rstrip('_')}_"
+
+
+def build(
+    kind: type[Any], values: Mapping[str, Any], default: Any = None, prefix: str = ""
+) -> Any:
+    """Returns options with values by flag; the flags of others are ignored.
+
+    Args:
+        kind: The class of options.
+        values: Values by flag.
+        default: Options with the values of flags that are missing; those of the class if None.
+        prefix: What the names of its flags begin with.
+
+    Raises:
+        UserError: If a value is wrong; it names the flag.
+    """
+    arguments = {}
+    defaults = _defaults(kind) if default is None else vars(default)
+    known = {flag.path[0]: flag for flag in flags_of(kind, prefix) if len(flag.path) == 1}
+    for name, hint in hints(kind).items():
+        if is_options(hint):
+            part = defaults[name]
+            arguments[name] = build(type(part), values, part, _prefix(prefix, name))
+        elif prefix + name in values:
+            arguments[name] = known[name].from_value(values[prefix + name])
+        elif defaults[name] is not dataclasses.MISSING:
+            arguments[name] = defaults[name]
+        else:
+            raise UserError(f"--{prefix}{name}: expected {attribute_text(kind, name)}, found none")
+    try:
+        return kind(**arguments)
+    except OptionError as e:
+        raise UserError(f"--{prefix}{e}") from None
+
+
+def values_of(options: Any) -> dict[str, Any]:
+    """Returns the values of options by flag."""
+    return {
+        flag.name: flag.to_value(_get(options, flag.path)) for flag in flags_of(type(options))
+    }
+
+
+def _get(options: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        options = getattr(options, name)
+    return options
+
+
+def flag_of_error(error: OptionError, options: Iterable[Any]) -> UserError:
+    """Returns an error with the flag in the place of the field.
+
+    Args:
+        error: The error of a function of the library.
+        options: The options of the run, which have the field.
+    """
+    for one in options:
+        for flag in flags_of(type(one)):
+            if flag.path[-1] == error.field and error.kind in (None, flag.owner):
+                return UserError(f"--{flag.name}{str(error).removeprefix(error.field)}")
+    return error
+
+
+@functools.cache
+def _attributes(kind: type) -> Mapping[str, str]:
+    """Returns the texts under "Attributes:" in the docstring of a class, by name."""
+    lines = inspect.cleandoc(vars(kind).get("__doc__") or "").splitlines()
+    start = next((k for k, line in enumerate(lines) if line.strip() == "Attributes:"), len(lines))
+    texts: dict[str, list[str]] = {}
+    name = ""
+    for line in lines[start + 1 :]:
+        if line and not line.startswith(" "):
+            break
+        entry = re.match(r"    (\w+): (.*)", line)
+        if entry:
+            name = entry[1]
+            texts[name] = [entry[2]]
+        elif name:
+            texts[name].append(line.strip())
+    return {key: " ".join(" ".join(text).split()) for key, text in texts.items()}
+
+
+def attribute_text(kind: type, field: str) -> str:
+    """Returns what the docstring of the class that declares a field says of it."""
+    for base in kind.__mro__:
+        if field in _attributes(base):
+            return _attributes(base)[field].replace("`", "")
+    return ""
+
+
+class FlagTable(Registry[Flag]):
+    """Flags by name: defined for absl, and read from the command line or from Python."""
+
+    @classmethod
+    def join(cls, users: Iterable[tuple[str, str, type]]) -> FlagTable:
+        """Joins the flags of several classes of options; those of one name are one flag.
+
+        Args:
+            users: Kind and name of what has the options, and their class; every run has them if
+                the name is "".
+        """
+        table: dict[str, Flag] = {}
+        for kind, name, options in users:
+            for flag in flags_of(options):
+                known = table.get(flag.name, flag)
+                if (known.kind, known.item) != (flag.kind, flag.item):
+                    raise UserError(
+                        f"{name}: options: expected {flag.name} to be {known.item.__name__}, as "
+                        f"in {known.user_names}, found {flag.item.__name__}"
+                    )
+                user = ((kind, name),) if name else ()
+                table[flag.name] = dataclasses.replace(known, users=(*known.users, *user))
+        return cls("flag", table)
+
+    def define(
+        self,
+        names: Optional[Container[str]] = None,
+        without: Container[str] = (),
+        default_text: Callable[[Flag], str] = Flag.default_text,
+        repeated: Container[str] = (),
+    ) -> None:
+        """Defines flags for absl.
+
+        Args:
+            names: Names of the flags to define; all if None.
+            without: Names of those not to define.
+            default_text: From a flag to the text of its default.
+            repeated: Names of those that may be given several times.
+        """
+        for name, flag in self.items():
+            if (names is not None and name not in names) or name in without:
+                continue
+            if name in absl_flags.FLAGS:
+                raise UserError(
+                    f"{flag.user_names}: options: expected names that no other flag has, found "
+                    f"{name}"
+                )
+            flag.define(default_text(flag), name in repeated)
+
+    def from_flags(self) -> dict[str, Any]:
+        """Returns the values that the command line gives, by flag."""
+        defined = absl_flags.FLAGS
+        return {
+            name: flag.parsed(defined[name].value)
+            for name, flag in self.items()
+            if name in defined and defined[name].present
+        }
+
+    def from_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values that a caller in Python gives, by flag; None is no value."""
+        return {
+            name: self[name].checked(value)
+            for name, value in arguments.items()
+            if value is not None
+        }
