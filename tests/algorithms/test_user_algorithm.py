@@ -10,7 +10,7 @@ import pytest
 from tests.algorithms.user_files import BY_SIZE, write_by_size
 from tests.computations.harness import linear_model
 from tff_agnostic.algorithms import ALGORITHMS, Problem
-from tff_agnostic.algorithms.user_algorithm import (
+from tff_agnostic.program.user_algorithm import (
     algorithm_fingerprint,
     algorithm_label,
     algorithm_named,

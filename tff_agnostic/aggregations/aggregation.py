@@ -11,12 +11,12 @@ import dataclasses
 import enum
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, Optional, Protocol, TypeVar
 
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportFields
-from tff_agnostic.settings import Settings, setting
 
 
 class SecurityProperty(enum.Enum):
@@ -45,40 +45,36 @@ class ClientFacts(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ClientLimits(Settings):
+class ClientLimits(Options):
     """Limits of one client, from which algorithms derive the bounds of its output.
 
     Attributes:
-        max_examples: Largest number of examples; a client with more uses the first ones.
-        max_loss: Loss of one example. Sums of losses are bounded from below by 0, too.
-        max_delta: Absolute value of one coordinate of a client's model delta w - w^k.
-        max_beta: Weight of one client; None for the algorithm's own default.
+        examples: Bound of a client's examples; a client with more uses the first ones.
+        loss: Bound of an example's loss; sums of losses are bounded from below by 0, too.
+        update: Bound of a coordinate of a client's model delta.
+        weight: Bound of a client's weight; if not given, the algorithm's: 10 where weights are
+            shares of a round, the bound of examples where they count examples.
     """
 
-    max_examples: int = setting(
-        1000,
-        "Bound of a client's examples; a client with more uses the first ones.",
-        flag="limit_examples",
-        at_least=1,
-    )
-    max_loss: float = setting(20.0, "Bound of an example's loss.", flag="limit_loss", positive=True)
-    max_delta: float = setting(
-        1.0,
-        "Bound of a coordinate of a client's model delta.",
-        flag="limit_update",
-        positive=True,
-    )
-    max_beta: Optional[float] = setting(
-        None,
-        "Bound of a client's weight; if not given, the algorithm's own: 10 where weights are "
-        "shares of a round, --limit_examples where they count examples.",
-        flag="limit_weight",
-        positive=True,
-    )
+    examples: Annotated[int, Within(least=1)] = 1000
+    loss: Annotated[float, Within(above=0)] = 20.0
+    update: Annotated[float, Within(above=0)] = 1.0
+    weight: Optional[Annotated[float, Within(above=0)]] = None
 
     def beta(self, default: float) -> float:
-        """Returns the bound of a client's weight, or `default` where none is stated."""
-        return default if self.max_beta is None else self.max_beta
+        """Returns the bound of a client's weight, or `default` if it has none."""
+        return default if self.weight is None else self.weight
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitedOptions(Options):
+    """Options of sums of clients with limits.
+
+    Attributes:
+        limit: The limits.
+    """
+
+    limit: ClientLimits = ClientLimits()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +171,7 @@ class Aggregation:
 
     @property
     def cuts_clients(self) -> bool:
-        """Whether no more than `limits.max_examples` examples of a client are used."""
+        """Whether no more than `limits.examples` examples of a client are used."""
         return False
 
     @property

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import (
     Aggregation,
@@ -20,6 +20,7 @@ from tff_agnostic.aggregations.aggregation import (
     ClientFacts,
     ClientLimits,
     FederatedSums,
+    LimitedOptions,
     SecurityProperty,
 )
 from tff_agnostic.aggregations.clipping import (
@@ -37,12 +38,11 @@ from tff_agnostic.aggregations.noise_generators import (
     add_noise,
     check_multipliers,
 )
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.later import tf
-from tff_agnostic.privacy.mechanisms import LEAST_NOISE, update_share_setting
-from tff_agnostic.privacy.sampling import answering_clients_setting, secret_participation_setting
+from tff_agnostic.privacy.mechanisms import LEAST_NOISE
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, ReportFields
-from tff_agnostic.settings import part_of, setting
 
 # Whether the clip norm follows the norms of the updates.
 CLIPPINGS = Registry("clipping", {"fixed": False, "adaptive": True})
@@ -57,74 +57,36 @@ _OF_PLAIN_SUMS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivacyOptions(ClientLimits):
-    """Settings of differential privacy; the unit is a client with all its examples.
+class PrivacyOptions(LimitedOptions):
+    """Options of differential privacy; the unit is a client with all its examples.
 
     Attributes:
-        noise_multiplier: z: the standard deviation of a round's noise as a multiple of the bound of
-            a client's output; None if `target_epsilon` is given.
+        noise_multiplier: z: standard deviation of a round's noise as a multiple of what one client
+            can change; or give --target_epsilon. With 0 nothing is private.
         target_epsilon: The epsilon that the noise is computed for.
-        delta: None for one over ten times the number of training clients.
+        delta: The delta of (epsilon, delta); one over ten times the training clients if not given.
         clip_norm: Bound of the l2 norm of a client's model delta; the first one, if adaptive.
-        clipping: Whether it stays.
-        clip_quantile: The quantile of the clients' norms that an adaptive clip norm tracks.
-        clip_learning_rate: How fast it moves.
+        clipping: Whether the clip norm stays, or follows a quantile of the deltas' norms.
+        clip_quantile: Quantile of the deltas' norms that an adaptive clip norm tracks. Only with
+            clipping adaptive.
+        clip_learning_rate: How fast an adaptive clip norm moves. Only with clipping adaptive.
         update_share: Share of a round's budget for updates.
-        absent_below: Number of standard deviations of its noise below which a denominator, such as
-            a domain's number of examples, counts as zero.
-        noise_seed: Seed in place of a secret key, so that noise can be repeated.
+        absent_below: A denominator, such as a domain's number of examples, counts as zero below so
+            many standard deviations of its noise.
+        noise_seed: For experiments: seeds the noise, which is then not secret; every report warns
+            of it.
     """
 
-    noise_multiplier: Optional[float] = setting(
-        None,
-        "z: standard deviation of a round's noise as a multiple of what one client can change; or "
-        "give --target_epsilon. With 0 nothing is private.",
-        zero_or_at_least=LEAST_NOISE,
-    )
-    target_epsilon: Optional[float] = setting(
-        None, "The epsilon that the noise is computed for.", positive=True
-    )
-    delta: Optional[float] = setting(
-        None,
-        "The delta of (epsilon, delta); one over ten times the training clients if not given.",
-        positive=True,
-        below=1.0,
-    )
-    clip_norm: float = setting(
-        1.0,
-        "Bound of the l2 norm of a client's model delta; the first one, if adaptive.",
-        positive=True,
-    )
-    clipping: str = setting(
-        "fixed",
-        "Whether the clip norm stays, or follows a quantile of the deltas' norms.",
-        choices=CLIPPINGS,
-    )
-    clip_quantile: float = setting(
-        0.5,
-        "Quantile of the deltas' norms that an adaptive clip norm tracks.",
-        at_least=0.0,
-        at_most=1.0,
-        only_with=("clipping", ("adaptive",)),
-    )
-    clip_learning_rate: float = setting(
-        0.2,
-        "How fast an adaptive clip norm moves.",
-        positive=True,
-        only_with=("clipping", ("adaptive",)),
-    )
-    update_share: float = update_share_setting()
-    absent_below: float = setting(
-        2.0,
-        "A denominator, such as a domain's number of examples, counts as zero below so many "
-        "standard deviations of its noise.",
-        at_least=0.0,
-    )
-    noise_seed: Optional[int] = setting(
-        None,
-        "For experiments: seeds the noise, which is then not secret; every report warns of it.",
-        at_least=0,
-    )
+    noise_multiplier: Optional[Annotated[float, Within(least=LEAST_NOISE, or_zero=True)]] = None
+    target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
+    delta: Optional[Annotated[float, Within(above=0, below=1.0)]] = None
+    clip_norm: Annotated[float, Within(above=0)] = 1.0
+    clipping: Annotated[str, OneOf(CLIPPINGS)] = "fixed"
+    clip_quantile: Annotated[float, Within(least=0.0, most=1.0)] = 0.5
+    clip_learning_rate: Annotated[float, Within(above=0)] = 0.2
+    update_share: Annotated[float, Within(above=0, below=1)] = 0.8
+    absent_below: Annotated[float, Within(least=0.0)] = 2.0
+    noise_seed: Optional[Annotated[int, Within(least=0)]] = None
 
     @property
     def generator(self) -> NoiseGenerator:
@@ -137,114 +99,75 @@ _WITH_EVALUATION = ("private_evaluation", (True,))
 
 @dataclasses.dataclass(frozen=True)
 class ServerNoiseOptions(PrivacyOptions):
-    """Settings of noise that a trusted server adds.
+    """Options of noise that a trusted server adds.
 
     Attributes:
-        joint_clipping: Whether all that a client sends is clipped as one vector, in which each
-            group has its part; otherwise each group is clipped alone.
-        private_evaluation: Whether the sums of evaluations have noise, too.
-        evaluation_noise_multiplier: z of each evaluation; None if `evaluation_target_epsilon` is
-            given.
-        evaluation_target_epsilon: Epsilon of all evaluations of a run together.
-        evaluation_clients_share: Share of an evaluation's budget for statistics over clients, such
-            as percentiles; the sums over domains have the rest.
-        evaluation_statistics: Whether answers are counted by class, too, as a part of the rest.
+        joint_clipping: Clip all that a client sends as one vector, in which groups are scaled by
+            their bounds and shares, instead of each group alone: with the same noise and epsilon,
+            clients that do not reach all of their bounds lose less.
+        private_evaluation: Clip and noise the sums of evaluations too, with a budget of their own:
+            test clients then have a guarantee as well.
+        evaluation_noise_multiplier: z of each private evaluation of a model; or give
+            --evaluation_target_epsilon. Only with private_evaluation true.
+        evaluation_target_epsilon: The epsilon of all private evaluations of a run together, for
+            which their noise is computed. Only with private_evaluation true.
+        evaluation_clients_share: Share of a private evaluation's budget for means and percentiles
+            over clients; sums over domains have the rest. With 0 there are no statistics over
+            clients. Only with private_evaluation true.
+        evaluation_statistics: Count answers by class in private evaluations, too: they share the
+            budget of the sums over domains, which get more noise. Only with private_evaluation
+            true.
     """
 
-    joint_clipping: bool = setting(
-        False,
-        "Clip all that a client sends as one vector, in which groups are scaled by their bounds "
-        "and shares, instead of each group alone: with the same noise and epsilon, clients that "
-        "do not reach all of their bounds lose less.",
-    )
-    private_evaluation: bool = setting(
-        False,
-        "Clip and noise the sums of evaluations too, with a budget of their own: test clients then "
-        "have a guarantee as well.",
-    )
-    evaluation_noise_multiplier: Optional[float] = setting(
-        None,
-        "z of each private evaluation of a model; or give --evaluation_target_epsilon.",
-        zero_or_at_least=LEAST_NOISE,
-        only_with=_WITH_EVALUATION,
-    )
-    evaluation_target_epsilon: Optional[float] = setting(
-        None,
-        "The epsilon of all private evaluations of a run together, for which their noise is "
-        "computed.",
-        positive=True,
-        only_with=_WITH_EVALUATION,
-    )
-    evaluation_clients_share: float = setting(
-        0.2,
-        "Share of a private evaluation's budget for means and percentiles over clients; sums over "
-        "domains have the rest. With 0 there are no statistics over clients.",
-        at_least=0.0,
-        below=1.0,
-        only_with=_WITH_EVALUATION,
-    )
-    evaluation_statistics: bool = setting(
-        False,
-        "Count answers by class in private evaluations, too: they share the budget of the sums "
-        "over domains, which get more noise.",
-        only_with=_WITH_EVALUATION,
-    )
+    joint_clipping: bool = False
+    private_evaluation: bool = False
+    evaluation_noise_multiplier: Optional[
+        Annotated[float, Within(least=LEAST_NOISE, or_zero=True)]
+    ] = None
+    evaluation_target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
+    evaluation_clients_share: Annotated[float, Within(least=0.0, below=1.0)] = 0.2
+    evaluation_statistics: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeOptions(ServerNoiseOptions):
-    """Settings of tree aggregation.
+    """Options of tree aggregation.
 
     Attributes:
-        tree_restart_every: Rounds of one tree; None for a single tree over all rounds.
+        tree_restart_every: Rounds after which tree aggregation begins a new tree; never if not
+            given.
     """
 
-    tree_restart_every: Optional[int] = setting(
-        None,
-        "Rounds after which tree aggregation begins a new tree; never if not given.",
-        at_least=1,
-    )
+    tree_restart_every: Optional[Annotated[int, Within(least=1)]] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class DistributedOptions(PrivacyOptions):
-    """Settings of noise that clients add before a secure sum.
+    """Options of noise that clients add before a secure sum.
 
     Attributes:
-        integer_clip: c: steps of the integers in the bound of each group.
+        integer_clip: Steps of the integers that clients send in the bound of each group: with more
+            steps rounding adds less, and integers have more bits.
         secret_participation: With Poisson cohorts, whether clients that the coin leaves out report
-            too, so that it stays secret which clients took part, and how many.
-        answering_clients: M, how many clients report in a round then; None for all.
-        privacy_min_clients: Least number of clients with noise in a round; None for all that
-            report, and c - 2 sqrt(c) for Poisson cohorts of a public size that is c on average.
-        noise_generator: Name of the generator of simulated clients' noise.
+            too, with zeros and their share of the noise, so that it stays secret which clients took
+            part, and how many. Otherwise the number of clients is public, and epsilon is several
+            times as large.
+        answering_clients: M, clients that report in each round of Poisson cohorts, by public turns.
+            Of these, --clients_per_round take part on average, and which ones stays secret. By
+            default all clients; with fewer, less is sent, and epsilon is larger. Only with
+            secret_participation true.
+        privacy_min_clients: Least number of clients with noise in a round: a round of fewer is one
+            without clients. By default all that report; c - 2 sqrt(c) with
+            --nosecret_participation.
+        noise_generator: Generator of simulated clients' noise: philox, TensorFlow's, the faster
+            one; or secure, ChaCha20, a cryptographic one.
     """
 
-    integer_clip: float = setting(
-        2.0**14,
-        "Steps of the integers that clients send in the bound of each group: with more steps "
-        "rounding adds less, and integers have more bits.",
-        positive=True,
-    )
-    secret_participation: bool = secret_participation_setting(
-        # Runs of earlier releases did so, without accounting for it.
-        as_before=False
-    )
-    answering_clients: Optional[int] = answering_clients_setting(
-        only_with=("secret_participation", (True,))
-    )
-    privacy_min_clients: Optional[int] = setting(
-        None,
-        "Least number of clients with noise in a round: a round of fewer is one without clients. "
-        "By default all that report; c - 2 sqrt(c) with --nosecret_participation.",
-        at_least=1,
-    )
-    noise_generator: str = setting(
-        "philox",
-        "Generator of simulated clients' noise: philox, TensorFlow's, the faster one; or secure, "
-        "ChaCha20, a cryptographic one.",
-        choices=NOISE_GENERATORS,
-    )
+    integer_clip: Annotated[float, Within(above=0)] = 2.0**14
+    secret_participation: bool = True
+    answering_clients: Optional[Annotated[int, Within(least=1)]] = None
+    privacy_min_clients: Optional[Annotated[int, Within(least=1)]] = None
+    noise_generator: Annotated[str, OneOf(NOISE_GENERATORS)] = "philox"
 
     @property
     def generator(self) -> NoiseGenerator:
@@ -286,7 +209,7 @@ class PrivateAggregation(Aggregation):
 
     Attributes:
         inner: The sum of clipped outputs.
-        options: Settings.
+        options: Options.
         name: Name in the registry.
         expected_clients: Clients that a round is expected to have; public.
         noise_key: Secret numbers of the generator; equal sums may have different keys.
@@ -314,8 +237,7 @@ class PrivateAggregation(Aggregation):
     @property
     def limits(self) -> ClientLimits:
         """Limits of what one client may send."""
-        limits: ClientLimits = part_of(self.options, ClientLimits)
-        return limits
+        return self.options.limit
 
     def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
         """Returns one for each step, which share the budget of a round."""
@@ -329,7 +251,7 @@ class PrivateAggregation(Aggregation):
 
     def groups(self, bounds: Any) -> tuple[Group, ...]:
         """Returns the groups of values; the bits of adaptive clip norms come last."""
-        groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
+        groups = groups_of(bounds, self.options.limit.update, self.expected_clients)
         if not CLIPPINGS[self.options.clipping]:
             return groups
         num_values = len(tf.nest.flatten(bounds))
@@ -364,7 +286,7 @@ class PrivateAggregation(Aggregation):
             clip_norms: The clip norm of each update, float32 [updates].
             rounding: See `clipping.clip`.
         """
-        groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
+        groups = groups_of(bounds, self.options.limit.update, self.expected_clients)
         is_joint = isinstance(self.options, ServerNoiseOptions) and self.options.joint_clipping
         sent, within = clip(
             tf.nest.flatten(output),

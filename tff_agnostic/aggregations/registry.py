@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 
-from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits, PlainSum
+from tff_agnostic.aggregations.aggregation import Aggregation, LimitedOptions, PlainSum
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.noise import Noise, TreeResidual, gaussian
 from tff_agnostic.aggregations.private_sum import (
@@ -17,30 +17,24 @@ from tff_agnostic.aggregations.private_sum import (
     TreeOptions,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting
 
 # Above this folder: nothing here needs it unless an aggregator of TFF's is at hand.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.aggregators"
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyUpdateOptions(ClientLimits):
-    """Settings of `tff.learning.dp_aggregator`, and the limits of what is summed beside it.
+class NoisyUpdateOptions(LimitedOptions):
+    """Options of `tff.learning.dp_aggregator`, and the limits of what is summed beside it.
 
     Attributes:
-        noise_multiplier: z: the standard deviation of the noise in the sum of the updates, as a
-            multiple of the norm that each is clipped to.
+        update_noise_multiplier: Standard deviation of the noise in the sum of the updates, as a
+            multiple of the norm that each is clipped to; less than a tenth of the clients per
+            round. No epsilon of a round follows from it: losses and counts have no noise.
     """
 
-    noise_multiplier: Optional[float] = setting(
-        None,
-        "Standard deviation of the noise in the sum of the updates, as a multiple of the norm that "
-        "each is clipped to; less than a tenth of --clients_per_round. No epsilon of a round "
-        "follows from it: losses and counts have no noise.",
-        flag="update_noise_multiplier",
-        positive=True,
-    )
+    update_noise_multiplier: Optional[Annotated[float, Within(above=0)]] = None
 
 
 def from_tff(
@@ -65,7 +59,7 @@ def from_tff(
     return aggregation
 
 
-def named(name: str, options: ClientLimits, own: Settings, expected_clients: float) -> Aggregation:
+def named(name: str, options: LimitedOptions, own: Options, expected_clients: float) -> Aggregation:
     """Returns the same with one of the aggregators of `tff.learning`, as runs have it.
 
     An unweighted one is given updates over the weight that a client is expected to have, where the
@@ -74,14 +68,13 @@ def named(name: str, options: ClientLimits, own: Settings, expected_clients: flo
     Args:
         name: Of the aggregator.
         options: Limits of what is summed beside it, and settings of the aggregator if it has any.
-        own: Settings of the run's aggregation. If that is secure, its sums are those beside it, and
+        own: Options of the run's aggregation. If that is secure, its sums are those beside it, and
             rounds are refused in which anything but a secure sum leaves clients.
         expected_clients: The number of clients that a round is expected to have.
     """
     only_secure = isinstance(own, SecureSumOptions)
-    limits = {f.name: getattr(options, f.name) for f in dataclasses.fields(ClientLimits)}
     # Nothing is promised of plain sums: they may be of a single client.
-    sums = own if only_secure else SecureSumOptions(**limits, min_clients=1)
+    sums = own if only_secure else SecureSumOptions(options.limit, secure_min_clients=1)
     bridge = _bridge()
     aggregation: Aggregation = bridge.named_sum(name, options, sums, expected_clients, only_secure)
     return aggregation
@@ -107,7 +100,7 @@ class AggregationSpec:
 AGGREGATIONS: Registry[AggregationSpec] = Registry(
     "aggregation",
     {
-        "plain": AggregationSpec(Settings, lambda options: PlainSum()),
+        "plain": AggregationSpec(Options, lambda options: PlainSum()),
         "secure": AggregationSpec(SecureSumOptions, SecureSum),
     },
 )
@@ -131,11 +124,11 @@ class UpdateAggregatorSpec:
 UPDATE_AGGREGATORS: Registry[UpdateAggregatorSpec] = Registry(
     "update aggregator",
     {
-        "none": UpdateAggregatorSpec(Settings, None),
-        "robust": UpdateAggregatorSpec(ClientLimits, functools.partial(named, "robust")),
-        "compressed": UpdateAggregatorSpec(ClientLimits, functools.partial(named, "compressed")),
+        "none": UpdateAggregatorSpec(Options, None),
+        "robust": UpdateAggregatorSpec(LimitedOptions, functools.partial(named, "robust")),
+        "compressed": UpdateAggregatorSpec(LimitedOptions, functools.partial(named, "compressed")),
         "dp": UpdateAggregatorSpec(NoisyUpdateOptions, functools.partial(named, "dp")),
-        "secure": UpdateAggregatorSpec(ClientLimits, functools.partial(named, "secure")),
+        "secure": UpdateAggregatorSpec(LimitedOptions, functools.partial(named, "secure")),
     },
 )
 
@@ -191,7 +184,7 @@ def _of_clients(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) 
 PRIVACIES: Registry[PrivacySpec] = Registry(
     "privacy",
     {
-        "none": PrivacySpec(Settings, None),
+        "none": PrivacySpec(Options, None),
         "central": PrivacySpec(ServerNoiseOptions, _of_server(lambda options: gaussian)),
         "distributed": PrivacySpec(DistributedOptions, _of_clients),
         "tree": PrivacySpec(

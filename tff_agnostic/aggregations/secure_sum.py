@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from tff_agnostic.aggregations.aggregation import (
     Aggregation,
@@ -13,12 +13,13 @@ from tff_agnostic.aggregations.aggregation import (
     ClientFacts,
     ClientLimits,
     FederatedSums,
+    LimitedOptions,
     SecurityProperty,
 )
 from tff_agnostic.aggregations.clipping import whole_factor
+from tff_agnostic.base.options import Within
 from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportField, ReportFields, Unit
-from tff_agnostic.settings import setting
 
 # TFF sums secure values as int64; this leaves room for 2^22 clients.
 _MAX_BITS = 40
@@ -28,24 +29,16 @@ _EXAMPLES = "examples"
 
 
 @dataclasses.dataclass(frozen=True)
-class SecureSumOptions(ClientLimits):
-    """Settings of secure sums.
+class SecureSumOptions(LimitedOptions):
+    """Options of secure sums.
 
     Attributes:
-        bits: Bits of one quantised real value, at most 40.
-        min_clients: The fewest clients of a sum; a sum over one client hides nothing.
+        secure_bits: Bits of one quantised value.
+        secure_min_clients: Fewest clients of a round or an evaluation; sums of fewer are refused.
     """
 
-    bits: int = setting(
-        32, "Bits of one quantised value.", flag="secure_bits", at_least=2, at_most=_MAX_BITS
-    )
-    min_clients: int = setting(
-        2,
-        "The fewest clients of a round or an evaluation; a sum of fewer is refused.",
-        flag="secure_min_clients",
-        at_least=1,
-        as_before=1,
-    )
+    secure_bits: Annotated[int, Within(least=2, most=_MAX_BITS)] = 32
+    secure_min_clients: Annotated[int, Within(least=1)] = 2
 
 
 class SecureSummand(NamedTuple):
@@ -90,12 +83,12 @@ class SecureSum(Aggregation):
     @property
     def limits(self) -> ClientLimits:
         """Limits of what one client may send."""
-        return self.options
+        return self.options.limit
 
     @property
     def min_clients(self) -> int:
         """The fewest clients of a sum."""
-        return self.options.min_clients
+        return self.options.secure_min_clients
 
     def exact(self) -> SecureSum:
         """Returns it with real sums in float64."""
@@ -155,14 +148,18 @@ class SecureSum(Aggregation):
 
     def bit_width(self, bound: Bound) -> int:
         """Bits of one client's value."""
-        return int(bound.limit).bit_length() if bound.integer else self.options.bits
+        return int(bound.limit).bit_length() if bound.integer else self.options.secure_bits
 
     def step(self, bound: Bound) -> float:
         """Distance of neighbouring values of a real value."""
         return bound.limit / self._levels(bound)
 
     def _levels(self, bound: Bound) -> int:
-        return 2 ** (self.options.bits - 1) - 1 if bound.signed else 2**self.options.bits - 1
+        return (
+            2 ** (self.options.secure_bits - 1) - 1
+            if bound.signed
+            else 2**self.options.secure_bits - 1
+        )
 
     def _quantize(self, value: tf.Tensor, bound: Bound) -> tf.Tensor:
         if bound.integer:

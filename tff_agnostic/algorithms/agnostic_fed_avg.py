@@ -7,12 +7,13 @@ domain. The server averages the deltas and moves lambda towards the domains with
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
 import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import running_mean
+from tff_agnostic.base.options import Within
 from tff_agnostic.domain_weights.ascent import (
     ALPHA,
     LAMBDA,
@@ -24,7 +25,6 @@ from tff_agnostic.domain_weights.ascent import (
 from tff_agnostic.domain_weights.excess import BaselineOptions, excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.settings import setting
 
 # beta^k is the client's share of the round, about 1 / c; it is larger if a domain was rarer in the
 # window than it is on the client.
@@ -38,29 +38,23 @@ class WindowOptions(LambdaOptions):
     """How lambda moves, and its scale.
 
     Attributes:
-        window: r, the number of rounds whose counts scale lambda.
-        initial_domain_counts: N_0, p positive numbers that fill the window before the first round.
-            With r = 1 only their ratios matter, and only in the first round; with r > 1 they stay
-            next to real counts for r - 1 rounds, so that their size matters as well.
+        window: r, rounds whose counts scale lambda.
+        initial_domain_counts: N_0, comma-separated; if not given, the counts that a round is
+            expected to have, from the totals over all training clients.
     """
 
-    window: int = setting(1, "r, rounds whose counts scale lambda.", at_least=1)
-    initial_domain_counts: Optional[tuple[float, ...]] = setting(
-        None,
-        "N_0, comma-separated; if not given, the counts that a round is expected to have, from the "
-        "totals over all training clients.",
-    )
+    window: Annotated[int, Within(least=1)] = 1
+    initial_domain_counts: Optional[tuple[float, ...]] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class AgnosticFedAvgOptions(
-    core.LocalTrainingOptions,
-    core.ServerOptimizerOptions,
+    core.AveragingOptions,
     WindowOptions,
     BaselineOptions,
     core.HoldoutOptions,
 ):
-    """Settings of AgnosticFedAvg."""
+    """Options of AgnosticFedAvg."""
 
 
 class MeanLambda(NamedTuple):
@@ -97,7 +91,7 @@ def client_work(
     *,
     model: core.Model,
     num_domains: int,
-    training: core.LocalTrainingOptions,
+    training: core.ClientTraining,
     holdout: core.Holdout,
 ) -> core.TrainingOutput:
     """CLIENT of Algorithm 1."""
@@ -257,7 +251,7 @@ def build_agnostic_fed_avg(
     Args:
         model: The model to train; see `models.model_from_keras`.
         num_domains: p.
-        options: Settings of the algorithm.
+        options: Options of the algorithm.
         aggregation: How client outputs are summed.
         seed: Seed of local shuffling and dropout.
     """

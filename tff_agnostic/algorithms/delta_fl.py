@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -34,10 +34,10 @@ from tff_agnostic.algorithms.tail_thresholds import (
     exact_share,
     paper_share,
 )
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import part_of, setting
 
 # Quantile of the losses -> how much clients at it count; None for the smoothed objective.
 BOUNDARIES: Registry[Optional[Callable[[Any], tf.Tensor]]] = Registry(
@@ -84,64 +84,37 @@ _SURVEYED = tuple(name for name, choice in THRESHOLDS.items() if choice.surveys)
 
 @dataclasses.dataclass(frozen=True)
 class DeltaFlOptions(
-    core.LocalTrainingOptions,
-    core.ServerOptimizerOptions,
+    core.AveragingOptions,
     core.ClientWeightingOptions,
     core.HoldoutOptions,
 ):
-    """Settings of Delta-FL.
+    """Options of Delta-FL.
 
     Attributes:
-        theta: The levels theta, each in (0, 1], all different; the first one's model is what
-            tables and plots of a single model show.
-        threshold: Member of `THRESHOLDS`.
-        boundary: Member of `BOUNDARIES`.
-        smoothing: nu of the smoothed objective, in the unit of the loss.
-        threshold_rate: r of a tracked threshold.
-        rounds_per_threshold: Number of rounds that train with a surveyed threshold.
+        theta: Levels theta of Delta-FL, comma-separated: the part of the clients, by weight, those
+            with the largest losses, that a model is trained for; 1 is FedAvg. Each level has a
+            model.
+        threshold: How clients learn whether they train: from a survey of the losses, in bins 2.7%
+            wide; from three surveys, which find the quantile exactly (refined); or in one step,
+            from the losses of the round before (lagged), or from a threshold that moves by factors
+            (tracked).
+        boundary: What clients at the threshold count: what is left of theta (exact); all, as
+            printed (paper); or, above it, more with their loss, of the smoothed objective (smooth).
+        smoothing: How far above the threshold a loss is from which on a client counts in full.
+        threshold_rate: How fast a tracked threshold moves.
+        rounds_per_threshold: Number of rounds that train with the threshold of a survey (Algorithm
+            1 of the paper).
     """
 
-    theta: tuple[float, ...] = setting(
-        (0.5,),
-        "Levels theta of Delta-FL, comma-separated: the part of the clients, by weight, those with "
-        "the largest losses, that a model is trained for; 1 is FedAvg. Each level has a model.",
-    )
-    threshold: str = setting(
-        "survey",
-        "How clients learn whether they train: from a survey of the losses, in bins 2.7% wide; "
-        "from three surveys, which find the quantile exactly (refined); or "
-        "in one step, from the losses of the round before (lagged), or from a "
-        "threshold that moves by factors (tracked).",
-        choices=THRESHOLDS,
-    )
-    boundary: str = setting(
-        "exact",
-        "What clients at the threshold count: what is left of theta (exact); all, as printed "
-        "(paper); or, above it, more with their loss, of the smoothed objective (smooth).",
-        choices=BOUNDARIES,
-        only_with=("threshold", (*_SURVEYED, "lagged")),
-    )
-    smoothing: float = setting(
-        0.1,
-        "How far above the threshold a loss is from which on a client counts in full.",
-        positive=True,
-        only_with=("boundary", ("smooth",)),
-    )
-    threshold_rate: float = setting(
-        0.2,
-        "How fast a tracked threshold moves.",
-        positive=True,
-        only_with=("threshold", ("tracked",)),
-    )
-    rounds_per_threshold: int = setting(
-        1,
-        "Number of rounds that train with the threshold of a survey (Algorithm 1 of the paper).",
-        at_least=1,
-        only_with=("threshold", _SURVEYED),
-    )
+    theta: tuple[float, ...] = (0.5,)
+    threshold: Annotated[str, OneOf(THRESHOLDS)] = "survey"
+    boundary: Annotated[str, OneOf(BOUNDARIES)] = "exact"
+    smoothing: Annotated[float, Within(above=0)] = 0.1
+    threshold_rate: Annotated[float, Within(above=0)] = 0.2
+    rounds_per_threshold: Annotated[int, Within(least=1)] = 1
 
     def __post_init__(self) -> None:
-        """Checks the levels, and which settings fit each other; see `Settings`."""
+        """Checks the levels, and which settings fit each other; see `Options`."""
         super().__post_init__()
         if self.threshold == "refined" and BOUNDARIES[self.boundary] is None:
             raise UserError(
@@ -315,7 +288,7 @@ def tail_work(
     *,
     model: core.Model,
     num_domains: int,
-    options: core.LocalTrainingOptions,
+    options: core.ClientTraining,
     thresholds: tuple[Threshold, ...],
     client_weighting: str,
     is_surveyed: bool,
@@ -405,7 +378,7 @@ def _whole_weight(client_weighting: str, sums: core.DomainSums) -> tf.Tensor:
 
 def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
     """Returns Delta-FL, with a step for each survey and one for the training."""
-    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
+    model, optimizer = problem.model, options.server.build(problem.model)
     thresholds = options.thresholds()
     surveys = THRESHOLDS[options.threshold].surveys
     keeps_thresholds = not surveys or options.rounds_per_threshold > 1
@@ -520,7 +493,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
 
     def survey_bounds(limits: core.ClientLimits) -> Survey:
         heaviest = options.largest_weight(limits)
-        return Survey(tuple(t.bounds(heaviest, limits.max_loss) for t in thresholds))
+        return Survey(tuple(t.bounds(heaviest, limits.loss) for t in thresholds))
 
     def survey(name: str) -> core.CommunicationStep:
         is_first = name == surveys[0]
@@ -542,7 +515,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         broadcast=broadcast,
         client_work=core.HashablePartial(
             tail_work,
-            options=part_of(options, core.LocalTrainingOptions),
+            options=options.client,
             is_surveyed=bool(surveys),
             **shared,
         ),
@@ -601,11 +574,11 @@ def _output_bounds(
 
     def level(k: int, threshold: Threshold) -> LevelOutput:
         ratio, weight = f"update {k}", limits.beta(heaviest)
-        delta = core.Bound(weight * limits.max_delta, signed=True, ratio=ratio)
+        delta = core.Bound(weight * limits.update, signed=True, ratio=ratio)
         return LevelOutput(
             delta=[delta for _ in model.initial_weights.trainable],
             weight=core.Bound(weight, ratio=ratio, denominator=True),
-            said=() if surveys else threshold.bounds(heaviest, limits.max_loss),
+            said=() if surveys else threshold.bounds(heaviest, limits.loss),
         )
 
     return TailOutput(

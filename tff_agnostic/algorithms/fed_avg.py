@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Callable, Optional
+from typing import Annotated, Callable, Optional
 
 import numpy as np
 
 from tff_agnostic import computations as core
+from tff_agnostic.base.options import Within
 from tff_agnostic.domain_weights.ascent import ALPHA
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import setting
 from tff_agnostic.stateless_random import uniform
 
 _SHARE = core.ReportField(
@@ -47,8 +47,8 @@ _DRAW = -2
 
 
 @dataclasses.dataclass(frozen=True)
-class FedAvgOptions(core.LocalTrainingOptions, core.ServerOptimizerOptions):
-    """Settings: those of clients' training and of the server's optimizer."""
+class FedAvgOptions(core.AveragingOptions):
+    """Options: those of clients' training and of the server's optimizer."""
 
 
 def client_work(
@@ -57,7 +57,7 @@ def client_work(
     *,
     model: core.Model,
     num_domains: int,
-    training: core.LocalTrainingOptions,
+    training: core.ClientTraining,
     proximal: float = 0.0,
 ) -> core.TrainingOutput:
     """Local training on all examples, each with the scale of its domain.
@@ -94,7 +94,7 @@ def fed_avg(
 
     Args:
         problem: The learning problem.
-        options: Settings.
+        options: Options.
         name: Name of the algorithm or variation.
         alpha: Scale of each domain, p numbers; all 1 if None.
         proximal: mu of FedProx.
@@ -155,13 +155,13 @@ def build_fed_avg(
 
 @dataclasses.dataclass(frozen=True)
 class TargetOnlyOptions(FedAvgOptions):
-    """Settings of FedAvg on one domain.
+    """Options of FedAvg on one domain.
 
     Attributes:
-        target_domain: Name of the domain.
+        target_domain: Name of the only domain that is trained on.
     """
 
-    target_domain: Optional[str] = setting(None, "Name of the only domain that is trained on.")
+    target_domain: Optional[str] = None
 
 
 def fed_avg_target_only(problem: core.Problem, options: TargetOnlyOptions) -> core.Algorithm:
@@ -196,17 +196,13 @@ TARGET_ONLY = core.AlgorithmSpec(
 
 @dataclasses.dataclass(frozen=True)
 class FedProxOptions(FedAvgOptions):
-    """Settings of FedProx.
+    """Options of FedProx.
 
     Attributes:
-        mu: Weight of the proximal term; with 0 it is FedAvg. A batch has its share of the term:
-            all of it with `client_normalizer` "batch", and with "client" the share of the client's
-            examples that it holds, as of the client's loss.
+        mu: Weight of FedProx's proximal term mu / 2 ||w - w^t||^2.
     """
 
-    mu: float = setting(
-        0.1, "Weight of FedProx's proximal term mu / 2 ||w - w^t||^2.", at_least=0.0
-    )
+    mu: Annotated[float, Within(least=0.0)] = 0.1
 
 
 def fed_prox(problem: core.Problem, options: FedProxOptions) -> core.Algorithm:
@@ -233,18 +229,14 @@ FED_PROX = core.AlgorithmSpec(
 
 @dataclasses.dataclass(frozen=True)
 class FedAvgSubOptions(FedAvgOptions):
-    """Settings of FedAvg-Sub.
+    """Options of FedAvg-Sub.
 
     Attributes:
-        cohort_share: theta, the probability with which a client of the cohort takes part.
+        cohort_share: theta: the probability with which each client of a cohort takes part in
+            FedAvg-Sub.
     """
 
-    cohort_share: float = setting(
-        0.5,
-        "theta: the probability with which each client of a cohort takes part in FedAvg-Sub.",
-        positive=True,
-        at_most=1.0,
-    )
+    cohort_share: Annotated[float, Within(above=0, most=1.0)] = 0.5
 
 
 def sub_client_work(

@@ -23,12 +23,13 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import DOMAIN_LOSSES, LossEstimatorOptions, running_mean
+from tff_agnostic.base.options import OneOf
 from tff_agnostic.boosting.alpha import (
     BoostOptions,
     alpha_steps,
@@ -46,7 +47,6 @@ from tff_agnostic.domain_weights.excess import OWN, excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import setting
 
 # Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
 _MAX_BETA = 10.0
@@ -135,15 +135,13 @@ ALGORITHM = core.AlgorithmSpec(
 
 @dataclasses.dataclass(frozen=True)
 class AflBoostOptions(BoostOptions, LambdaOptions, LossEstimatorOptions):
-    """Settings of AFLBoost: both players' settings, and the estimate of the domains' losses.
+    """Options of AFLBoost: both players' settings, and the estimate of the domains' losses.
 
     Attributes:
-        example_weight: Member of `EXAMPLE_WEIGHTS`.
+        example_weight: What an example of domain k counts in AFLBoost.
     """
 
-    example_weight: str = setting(
-        "domain", "What an example of domain k counts in AFLBoost.", choices=EXAMPLE_WEIGHTS
-    )
+    example_weight: Annotated[str, OneOf(EXAMPLE_WEIGHTS)] = "domain"
 
     def __post_init__(self) -> None:
         """Refuses CVaR, and estimates and baselines that do not fit the other settings."""

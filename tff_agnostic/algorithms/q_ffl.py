@@ -14,14 +14,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from tff_agnostic import computations as core
+from tff_agnostic.base.options import Within
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.later import tf
-from tff_agnostic.settings import setting
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.
 _TINY_LOSS = 1e-10
@@ -38,23 +38,17 @@ _MAX_Q = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class QFflOptions(
-    core.LocalTrainingOptions,
-    core.ServerOptimizerOptions,
+    core.AveragingOptions,
     core.ClientWeightingOptions,
     core.HoldoutOptions,
 ):
-    """Settings of q-FedAvg; the paper draws clients with probabilities p_k.
+    """Options of q-FedAvg; the paper draws clients with probabilities p_k.
 
     Attributes:
-        q: How much large losses count.
+        q: How much clients with large losses count in q-FFL; 0 is FedAvg.
     """
 
-    q: float = setting(
-        1.0,
-        "How much clients with large losses count in q-FFL; 0 is FedAvg.",
-        at_least=0.0,
-        at_most=_MAX_Q,
-    )
+    q: Annotated[float, Within(least=0.0, most=_MAX_Q)] = 1.0
 
 
 class QFflSums(NamedTuple):
@@ -77,7 +71,7 @@ def client_work(
     *,
     model: core.Model,
     num_domains: int,
-    training: core.LocalTrainingOptions,
+    training: core.ClientTraining,
     q: float,
     client_weighting: str,
     holdout: core.Holdout,
@@ -96,7 +90,7 @@ def client_work(
         loss = sums.mean_loss(otherwise=unit_loss)
         change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
         # At a rate of 0 nothing changes, and h_k / L is F^q: the limit.
-        lipschitz = training.client_rate.inverse_at(clients.round_num)
+        lipschitz = training.rate.inverse_at(clients.round_num)
         weight = core.CLIENT_WEIGHTINGS[client_weighting](n)
         delta, h, is_capped = weighted_update(change, loss, unit_loss, weight, q, lipschitz)
         is_negative = (loss < 0) & (q > 0)
@@ -162,7 +156,7 @@ def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
         one = core.Bound(1, integer=True)
         return core.training_bounds(problem.model, heaviest, holdout=holdout)(limits)._replace(
             beta=core.Bound(largest_h, ratio="update", denominator=True),
-            extra=QFflSums(core.Bound(heaviest * limits.max_loss, ratio="update"), one, one),
+            extra=QFflSums(core.Bound(heaviest * limits.loss, ratio="update"), one, one),
         )
 
     unit_loss = core.ReportField("unit_loss", "unit of losses, c")

@@ -6,15 +6,15 @@ Source: Mohri, Sivek, Suresh 2019, section 4.2. Pure functions on float32 vector
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, NamedTuple, Optional
+from typing import Annotated, Callable, NamedTuple, Optional
 
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.computations import DomainSums
-from tff_agnostic.domain_weights.ascent import FREEZE, MOVING, ZERO
+from tff_agnostic.domain_weights.ascent import FREEZE, ZERO
 from tff_agnostic.domain_weights.excess import BaselineOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting
 
 # t, counted from 1 -> what both step sizes are multiplied by.
 STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
@@ -83,18 +83,11 @@ class LossEstimatorOptions(BaselineOptions):
     """How losses of domains are estimated, and their baselines.
 
     Attributes:
-        loss_estimate: Member of `DOMAIN_LOSSES`. "unbiased": sums of losses over the counts that a
-            round is expected to have; "ratio": over those that it has. An absent domain counts as 0
-            in both, unless its lambda stays as it is.
+        loss_estimate: What sums of losses are divided by in the games of weights and lambda: counts
+            that are expected (unbiased), or those of the round (ratio).
     """
 
-    loss_estimate: str = setting(
-        "unbiased",
-        "What sums of losses are divided by in the games of weights and lambda: counts that are "
-        "expected (unbiased), or those of the round (ratio).",
-        choices=DOMAIN_LOSSES,
-        only_with=MOVING,
-    )
+    loss_estimate: Annotated[str, OneOf(DOMAIN_LOSSES)] = "unbiased"
 
     def check_baselines(self, algorithm: str) -> None:
         """Refuses baselines of losses that are not means."""
@@ -115,53 +108,33 @@ class LossEstimatorOptions(BaselineOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class GameGradientOptions(Settings):
+class GameGradientOptions(Options):
     """Which estimates of the two players' gradients a round makes.
 
     Attributes:
-        weights_gradient: Member of `WEIGHTS_GRADIENTS`. "per_domain": of all domains, each with its
-            lambda; "weighted": of one domain, which the server draws with probabilities lambda for
-            the round.
-        lambda_gradient: Member of `LAMBDA_GRADIENTS`. "every_domain": the losses of all domains;
-            "one_domain": p times that of one domain, drawn uniformly, and 0 for the others.
+        weights_gradient: Of what the weights' gradient is in Stochastic-AFL: of all domains by
+            their lambda, or of one that is drawn by lambda.
+        lambda_gradient: Of what lambda's gradient is in Stochastic-AFL: of the losses of all
+            domains, or of one that is drawn uniformly.
     """
 
-    weights_gradient: str = setting(
-        "per_domain",
-        "Of what the weights' gradient is in Stochastic-AFL: of all domains by their lambda, or of "
-        "one that is drawn by lambda.",
-        choices=WEIGHTS_GRADIENTS,
-    )
-    lambda_gradient: str = setting(
-        "every_domain",
-        "Of what lambda's gradient is in Stochastic-AFL: of the losses of all domains, or of one "
-        "that is drawn uniformly.",
-        choices=LAMBDA_GRADIENTS,
-        only_with=MOVING,
-    )
+    weights_gradient: Annotated[str, OneOf(WEIGHTS_GRADIENTS)] = "per_domain"
+    lambda_gradient: Annotated[str, OneOf(LAMBDA_GRADIENTS)] = "every_domain"
 
 
 @dataclasses.dataclass(frozen=True)
-class GameStepOptions(Settings):
+class GameStepOptions(Options):
     """How both players step.
 
     Attributes:
-        step_decay: Member of `STEP_DECAYS`, for both players.
-        optimistic: Steps along 2 g_{t-1} - g_{t-2} in place of g_{t-1}, of both players.
-        weights_radius: Norm of the ball around 0 in which w stays; none if None.
+        step_decay: How both players' steps fall in round t: not, by 1 / sqrt(t), or by 1 / t.
+        optimistic: Whether both players step along twice the gradient less the one before.
+        weights_radius: Norm of the ball in which the weights stay; none if not given.
     """
 
-    step_decay: str = setting(
-        "none",
-        "How both players' steps fall in round t: not, by 1 / sqrt(t), or by 1 / t.",
-        choices=STEP_DECAYS,
-    )
-    optimistic: bool = setting(
-        False, "Whether both players step along twice the gradient less the one before."
-    )
-    weights_radius: Optional[float] = setting(
-        None, "Norm of the ball in which the weights stay; none if not given.", positive=True
-    )
+    step_decay: Annotated[str, OneOf(STEP_DECAYS)] = "none"
+    optimistic: bool = False
+    weights_radius: Optional[Annotated[float, Within(above=0)]] = None
 
 
 class Gradients(NamedTuple):

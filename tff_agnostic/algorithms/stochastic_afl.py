@@ -12,7 +12,7 @@ as the mean loss of a cohort, is not.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Annotated, Any, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from tff_agnostic.algorithms.saddle_point import (
     running_mean,
     scaled_step,
 )
+from tff_agnostic.base.options import Within
 from tff_agnostic.domain_weights.ascent import (
     ALPHA,
     FREEZE,
@@ -43,7 +44,6 @@ from tff_agnostic.domain_weights.ascent import (
 from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.settings import setting
 from tff_agnostic.stateless_random import fold_in, stateless_seed
 
 # Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
@@ -54,23 +54,22 @@ _OF_WEIGHTS, _OF_LAMBDA = 0, 1
 
 @dataclasses.dataclass(frozen=True)
 class StochasticAflOptions(
-    core.ServerOptimizerOptions,
     LambdaOptions,
     GameGradientOptions,
     GameStepOptions,
     LossEstimatorOptions,
     core.HoldoutOptions,
 ):
-    """Settings of Stochastic-AFL; gamma_w is the server's learning rate.
+    """Options of Stochastic-AFL; gamma_w is the server's learning rate.
 
     Attributes:
-        sample_size: Examples that each client draws; all if None.
+        server: How the server steps.
+        sample_size: Examples that each client draws for its gradient; all if not given.
     """
 
     own_update: ClassVar[str] = "projected_gradient"
-    sample_size: Optional[int] = setting(
-        None, "Examples that each client draws for its gradient; all if not given.", at_least=1
-    )
+    server: core.ServerUpdate = core.ServerUpdate()
+    sample_size: Optional[Annotated[int, Within(least=1)]] = None
 
     @property
     def own_absent_domains(self) -> str:
@@ -155,7 +154,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
             "--algorithm=stochastic_afl: expected a model without weight constraints, which its "
             "mean of iterates does not meet, found one with constraints"
         )
-    optimizer = options.build_server_optimizer(model)
+    optimizer = options.server.build(model)
     steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)
     holdout = options.holdout(problem.seed)
     expected = problem.expected_counts or (1.0,) * p

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from tff_agnostic import computations as core
 from tff_agnostic.later import tf
-from tff_agnostic.settings import setting
 
 # In secure sums a client that weighs more than this for each example is scaled down as a whole.
 _MAX_TILT = 20.0
@@ -26,22 +25,18 @@ LOWEST, HIGHEST = -16.0, 50.0
 
 @dataclasses.dataclass(frozen=True)
 class TermOptions(
-    core.LocalTrainingOptions,
-    core.ServerOptimizerOptions,
+    core.AveragingOptions,
     core.ClientWeightingOptions,
     core.HoldoutOptions,
 ):
-    """Settings of TERM.
+    """Options of TERM.
 
     Attributes:
-        tilt: t; negative for the clients with small losses.
+        tilt: t of TERM: how much clients with large losses count; 0 is FedAvg, and with negative
+            numbers those with small losses count.
     """
 
-    tilt: float = setting(
-        1.0,
-        "t of TERM: how much clients with large losses count; 0 is FedAvg, and with negative "
-        "numbers those with small losses count.",
-    )
+    tilt: float = 1.0
 
 
 class TermMemory(NamedTuple):
@@ -76,7 +71,7 @@ def client_work(
     *,
     model: core.Model,
     num_domains: int,
-    training: core.LocalTrainingOptions,
+    training: core.ClientTraining,
     client_weighting: str,
     holdout: core.Holdout,
 ) -> core.TrainingOutput:
@@ -119,7 +114,7 @@ def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
 
     def bounds(limits: core.ClientLimits) -> core.TrainingOutput:
         heaviest = limits.beta(options.largest_weight(limits) * _MAX_TILT)
-        weighted_loss = core.Bound(heaviest * limits.max_loss, ratio="update")
+        weighted_loss = core.Bound(heaviest * limits.loss, ratio="update")
         return core.training_bounds(problem.model, heaviest, holdout=holdout)(limits)._replace(
             extra=TermSums(weighted_loss, core.Bound(1, integer=True))
         )

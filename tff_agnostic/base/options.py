@@ -106,7 +106,7 @@ class Within:
         return f"0 or {words}" if self.or_zero else words
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class OneOf:
     """The names of a registry, for a field whose choices others may add to.
 
@@ -175,9 +175,13 @@ def _registry(hint: Any) -> Optional[Registry]:
     return None
 
 
+def hints(kind: Any) -> Mapping[str, Any]:
+    """Returns the annotations of a dataclass by field, with those of `Annotated`."""
+    return _hints(kind)
+
+
 @functools.cache
-def hints(kind: type) -> Mapping[str, Any]:
-    """Returns the annotations of a dataclass by field, with what `Annotated` adds."""
+def _hints(kind: Any) -> Mapping[str, Any]:
     annotations = typing.get_type_hints(kind, include_extras=True)
     return {field.name: annotations[field.name] for field in dataclasses.fields(kind)}
 
@@ -221,8 +225,9 @@ def mismatch(hint: Any, value: Any) -> str:
         return "" if isinstance(value, hint) else hint.__name__
     if hint is float:
         return _mismatch_of_float(value)
-    if not isinstance(value, hint) or isinstance(value, bool) != (hint is bool):
-        return _NOUNS.get(hint, getattr(hint, "__name__", str(hint)))
+    plain = origin or hint
+    if not isinstance(value, plain) or isinstance(value, bool) != (hint is bool):
+        return _NOUNS.get(hint, getattr(plain, "__name__", str(hint)))
     return f"at most {_MAX_INT}" if hint is int and value > _MAX_INT else ""
 
 

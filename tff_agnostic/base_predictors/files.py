@@ -33,7 +33,8 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 from tff_agnostic.saving.keras import KERAS_FILES, architecture_text, read_keras
-from tff_agnostic.tasks.registry import load_task, task_of_flags
+from tff_agnostic.run.options import task_in
+from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import DATA, MODEL_CODE, Task, TaskContext
 from tff_agnostic.user_code import in_one_line
 
@@ -337,7 +338,7 @@ class RunPredictors:
             )
         mixing = self._mixing
         try:
-            name, options = task_of_flags(config, is_of_now=False)
+            name, options = task_in({k: tuple(v) if isinstance(v, list) else v for k, v in config.items()})
             code = {key: mixing.task.fingerprint.get(key) for key in MODEL_CODE}
             is_own = (name, options) == (mixing.name, dict(mixing.options))
             # A user's file that has changed since is another model under the same name.
@@ -421,13 +422,12 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
     )
 
 
-def _all_of(mixing: MixingTask, paths: Sequence[str]) -> Mapping[str, BasePredictor]:
+def _all_of(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, BasePredictor]:
     """Returns the predictors that files and folders hold, by their names."""
     runs, of_files = RunPredictors(mixing), dict[str, Architecture]()
     found: dict[str, BasePredictor] = {}
-    names = [Path(text).name for text in paths]
-    for text in paths:
-        path = Path(text)
+    names = [path.name for path in paths]
+    for path in paths:
         if path.suffix in KERAS_FILES and path.is_file():
             predictor = keras_predictor(path, mixing, of_files)
             of_files[predictor.told_apart_by] = predictor.architecture
@@ -440,7 +440,7 @@ def _all_of(mixing: MixingTask, paths: Sequence[str]) -> Mapping[str, BasePredic
         for name, predictor in read.items():
             if name in found:
                 raise UserError(
-                    f"{FLAG}: expected different base predictors, found {name!r} twice, in {text} "
+                    f"{FLAG}: expected different base predictors, found {name!r} twice, in {path} "
                     "for the second time"
                 )
             found[name] = predictor

@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from pathlib import Path
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 from tff_agnostic import computations as core
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import (
@@ -26,7 +28,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting
 from tff_agnostic.stateless_random import fold_in
 
 _FLOAT_BYTES = 4
@@ -61,29 +62,21 @@ def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class EnsembleOptions(Settings):
+class EnsembleOptions(Options):
     """What is mixed, and of which loss; for algorithms whose model is an ensemble.
 
     Attributes:
-        base_predictors: Files and folders of predictors, in the order in which alpha has them.
-        ensemble_loss: Member of `MIXTURE_LOSSES`; what fits the predictions if None.
+        base_predictors: What is mixed, comma-separated: folders of runs, Keras models with the
+            task's inputs and outputs, files of base_predictors.
+        ensemble_loss: Loss of the mixture: log, of classes the cross-entropy of mixed
+            probabilities, or squared; if not given, log of distributions, and squared of numbers.
     """
 
-    base_predictors: Optional[tuple[str, ...]] = setting(
-        None,
-        "What is mixed, comma-separated: folders of runs, Keras models with the task's inputs and "
-        "outputs, files of base_predictors.",
-        is_path=True,
-    )
-    ensemble_loss: Optional[str] = setting(
-        None,
-        "Loss of the mixture: log, of classes the cross-entropy of mixed probabilities, or "
-        "squared; if not given, log of distributions, and squared of numbers.",
-        choices=MIXTURE_LOSSES,
-    )
+    base_predictors: Optional[tuple[Path, ...]] = None
+    ensemble_loss: Optional[Annotated[str, OneOf(MIXTURE_LOSSES)]] = None
 
     def __post_init__(self) -> None:
-        """Refuses paths that are empty too; see `Settings`."""
+        """Refuses paths that are empty too; see `Options`."""
         super().__post_init__()
         if self.base_predictors is not None and not all(self.base_predictors):
             raise UserError("--base_predictors: expected paths, found an empty one")
@@ -91,86 +84,43 @@ class EnsembleOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class BoostOptions(EnsembleOptions):
-    """Settings of FedBoost, and of AFLBoost among others.
+    """Options of FedBoost, and of AFLBoost among others.
 
     Attributes:
-        predictor_sampling: Member of `PREDICTOR_SAMPLINGS`.
-        budget: C, at least 1; half of the predictors, rounded up, if None.
-        uniform_share: Share of uniform sampling in gamma, in [0, 1).
-        predictor_draw: Member of `PREDICTOR_DRAWS`.
-        gradient_estimator: Member of `GRADIENT_ESTIMATORS`; the best known of the ensemble's loss
-            if None.
-        mirror_map: Member of `MIRROR_MAPS`.
-        alpha_learning_rate: eta; positive.
-        repetitions: R, steps of a round, each with predictors of its own and the same clients.
-        returned_alpha: Member of `RETURNED`: which alpha's ensemble is the main model.
-        alpha_schedule: How eta falls; a name in `SCHEDULES`, or a function of the round.
-        alpha_schedule_rounds: T of it.
-        alpha_schedule_factors: f of it.
+        predictor_sampling: Which predictors a round sends: all (none), each with the same
+            probability (uniform), or by its weight (weighted).
+        budget: C, predictors that a round sends; half of them if not given. Only with
+            predictor_sampling uniform or weighted.
+        uniform_share: Share of uniform sampling in the probabilities of weighted sampling, in [0,
+            1): a floor. The paper has none. Only with predictor_sampling weighted.
+        predictor_draw: How predictors are drawn with their probabilities: C at most (systematic),
+            or each by itself, as the paper has it, which makes C a mean (independent). Only with
+            predictor_sampling uniform or weighted.
+        gradient_estimator: Estimate of the gradient from the sampled predictors: as the paper's
+            figures have it (masked), over the probabilities (divided), with its bias taken away
+            (unbiased, squared loss), or of 1 + gradient (centred, log loss); if not given, centred
+            for the log loss and unbiased for the squared.
+        mirror_map: How alpha moves: by exponentiated gradients (entropy), or by projected ones,
+            with F = |x|^2 / 2 (euclidean) or F = |x|^2, as in the paper (squared).
+        alpha_learning_rate: eta, step size of the predictors' weights alpha.
+        repetitions: R, steps of alpha in a round: each sends predictors of its own to the same
+            clients.
+        returned_alpha: Whose ensemble is evaluated first, saved and exported.
     """
 
-    predictor_sampling: str = setting(
-        "weighted",
-        "Which predictors a round sends: all (none), each with the same probability (uniform), or "
-        "by its weight (weighted).",
-        choices=PREDICTOR_SAMPLINGS,
-    )
-    budget: Optional[int] = setting(
-        None,
-        "C, predictors that a round sends; half of them if not given.",
-        at_least=1,
-        only_with=("predictor_sampling", _SAMPLED),
-    )
-    uniform_share: float = setting(
-        0.2,
-        "Share of uniform sampling in the probabilities of weighted sampling, in [0, 1): a floor. "
-        "The paper has none.",
-        as_before=0.0,
-        at_least=0.0,
-        below=1.0,
-        only_with=("predictor_sampling", ("weighted",)),
-    )
-    predictor_draw: str = setting(
-        "systematic",
-        "How predictors are drawn with their probabilities: C at most (systematic), or each by "
-        "itself, as the paper has it, which makes C a mean (independent).",
-        choices=PREDICTOR_DRAWS,
-        only_with=("predictor_sampling", _SAMPLED),
-    )
-    gradient_estimator: Optional[str] = setting(
-        None,
-        "Estimate of the gradient from the sampled predictors: as the paper's figures have it "
-        "(masked), over the probabilities (divided), with its bias taken away (unbiased, squared "
-        "loss), or of 1 + gradient (centred, log loss); if not given, centred for the log loss and "
-        "unbiased for the squared.",
-        choices=GRADIENT_ESTIMATORS,
-        as_before="masked",
-    )
-    mirror_map: str = setting(
-        "entropy",
-        "How alpha moves: by exponentiated gradients (entropy), or by projected ones, with F = "
-        "|x|^2 / 2 (euclidean) or F = |x|^2, as in the paper (squared).",
-        choices=MIRROR_MAPS,
-    )
-    alpha_learning_rate: float = setting(
-        0.1, "eta, step size of the predictors' weights alpha.", positive=True
-    )
-    repetitions: int = setting(
-        1,
-        "R, steps of alpha in a round: each sends predictors of its own to the same clients.",
-        at_least=1,
-    )
-    returned_alpha: str = setting(
-        "last", "Whose ensemble is evaluated first, saved and exported.", choices=RETURNED
-    )
-    alpha_schedule: str = core.schedule_setting("alpha", "eta")
-    alpha_schedule_rounds: tuple[int, ...] = core.rounds_setting("alpha")
-    alpha_schedule_factors: tuple[float, ...] = core.factors_setting("alpha")
+    predictor_sampling: Annotated[str, OneOf(PREDICTOR_SAMPLINGS)] = "weighted"
+    budget: Optional[Annotated[int, Within(least=1)]] = None
+    uniform_share: Annotated[float, Within(least=0.0, below=1.0)] = 0.2
+    predictor_draw: Annotated[str, OneOf(PREDICTOR_DRAWS)] = "systematic"
+    gradient_estimator: Optional[Annotated[str, OneOf(GRADIENT_ESTIMATORS)]] = None
+    mirror_map: Annotated[str, OneOf(MIRROR_MAPS)] = "entropy"
+    alpha_learning_rate: Annotated[float, Within(above=0)] = 0.1
+    repetitions: Annotated[int, Within(least=1)] = 1
+    returned_alpha: Annotated[str, OneOf(RETURNED)] = "last"
 
     def __post_init__(self) -> None:
-        """Refuses settings that lose predictors for ever; see `Settings`."""
+        """Refuses settings that lose predictors for ever; see `Options`."""
         super().__post_init__()
-        core.check_schedule(self, "alpha")
         if (
             self.mirror_map != "entropy"
             and self.predictor_sampling == "weighted"
@@ -302,7 +252,7 @@ class AlphaSteps:
         mirror_map = MIRROR_MAPS[self.options.mirror_map]
         # [grad F]^{-1}(grad F(alpha_t) - eta delta_t L), projected
         # eta of the round: its repetitions have the same.
-        eta = core.rate_of(self.options, "alpha").at(step // self.options.repetitions)
+        eta = self.options.alpha_learning_rate
         moved = mirror_map(alpha, -delta, eta)
         has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
         return tf.where(has_step, moved, alpha)

@@ -19,7 +19,12 @@ from tff_agnostic.computations.algorithm import (
     RunState,
     Trait,
 )
-from tff_agnostic.computations.averaging import AveragingState, Broadcast, averaging
+from tff_agnostic.computations.averaging import (
+    AveragingOptions,
+    AveragingState,
+    Broadcast,
+    averaging,
+)
 from tff_agnostic.computations.client_output import (
     CLIENT_WEIGHTINGS,
     UNCOUNTED,
@@ -48,20 +53,12 @@ from tff_agnostic.computations.domain_losses import (
     measure_domains,
     zero_sums,
 )
-from tff_agnostic.computations.local_training import LocalTrainingOptions, gradient_pass, local_sgd
-from tff_agnostic.computations.schedules import (
-    Rate,
-    check_schedule,
-    factors_setting,
-    rate_of,
-    rounds_setting,
-    schedule_setting,
-    with_rate_columns,
-)
+from tff_agnostic.computations.local_training import ClientTraining, gradient_pass, local_sgd
+from tff_agnostic.computations.schedules import Rate, tabulated, with_rate_columns
 from tff_agnostic.computations.server import (
     AVERAGE,
     ServerOptimizer,
-    ServerOptimizerOptions,
+    ServerUpdate,
     TrainingState,
     as_tensors,
     average_and_apply,
@@ -87,6 +84,7 @@ __all__ = [
     "Aggregation",
     "Algorithm",
     "AlgorithmSpec",
+    "AveragingOptions",
     "AveragingState",
     "Batch",
     "Bound",
@@ -94,6 +92,7 @@ __all__ = [
     "ClientCounts",
     "ClientLimits",
     "ClientResult",
+    "ClientTraining",
     "ClientWeightingOptions",
     "Clients",
     "Column",
@@ -103,7 +102,6 @@ __all__ = [
     "Holdout",
     "HoldoutOptions",
     "LearningProcess",
-    "LocalTrainingOptions",
     "Model",
     "ModelWeights",
     "Models",
@@ -117,7 +115,7 @@ __all__ = [
     "SecureSum",
     "SecureSumOptions",
     "ServerOptimizer",
-    "ServerOptimizerOptions",
+    "ServerUpdate",
     "TrainingOutput",
     "TrainingState",
     "Trait",
@@ -129,22 +127,18 @@ __all__ = [
     "averaging",
     "build_evaluation",
     "build_learning_process",
-    "check_schedule",
     "client_counts_bounds",
     "client_weight",
     "count_clients",
     "domain_counts",
     "domain_sums_bounds",
     "example_measures",
-    "factors_setting",
     "gradient_pass",
     "initial_model",
     "local_sgd",
     "measure_domains",
-    "rate_of",
-    "rounds_setting",
-    "schedule_setting",
     "security_report",
+    "tabulated",
     "training_bounds",
     "training_columns",
     "training_output",

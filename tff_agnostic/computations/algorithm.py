@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.base.options import Options
 from tff_agnostic.computations.clients import Clients
 from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights, as_model
 from tff_agnostic.report_fields import ReportField, ReportFields, nested
-from tff_agnostic.settings import Settings
 
 MAIN_MODEL = "model"
 
@@ -269,8 +269,8 @@ class AlgorithmSpec:
         label: What tables and plots call it.
         paper: Where it is from.
         build: (problem, options) -> the algorithm; raises a `UserError` if they do not fit.
-        options: A frozen dataclass of settings, all of which become flags: a subclass of
-            `settings.Settings`, mostly of `LocalTrainingOptions` and `ServerOptimizerOptions` too.
+        options: Class of its options, a frozen dataclass and subclass of `base.options.Options`,
+            mostly of `AveragingOptions`.
         traits: Which of the shared property tests hold, beside those that hold for every algorithm.
         paper_settings: Values of settings, by flag, with which it is the algorithm or figure to the
             letter: those of `--preset=paper`. What the paper leaves to whoever runs it, such as a
@@ -280,6 +280,6 @@ class AlgorithmSpec:
     label: str
     paper: str
     build: Callable[[Problem, Any], Algorithm]
-    options: type = Settings
+    options: type = Options
     traits: frozenset[Trait] = frozenset()
     paper_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)

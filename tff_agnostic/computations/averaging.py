@@ -8,10 +8,12 @@ w^k. An algorithm adds its client work, and how the round's sums change its memo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.base.options import Options
 from tff_agnostic.computations.algorithm import (
     Algorithm,
     Column,
@@ -19,15 +21,28 @@ from tff_agnostic.computations.algorithm import (
     HashablePartial,
     Problem,
 )
-from tff_agnostic.computations.local_training import LocalTrainingOptions
+from tff_agnostic.computations.local_training import ClientTraining
 from tff_agnostic.computations.server import (
+    ServerUpdate,
     as_tensors,
     average_and_apply,
     initial_model,
     training_columns,
 )
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.settings import part_of
+
+
+@dataclasses.dataclass(frozen=True)
+class AveragingOptions(Options):
+    """Options of algorithms that average what clients train.
+
+    Attributes:
+        client: How clients train.
+        server: How the server applies the average.
+    """
+
+    client: ClientTraining = ClientTraining()
+    server: ServerUpdate = ServerUpdate()
 
 
 class Broadcast(NamedTuple):
@@ -59,7 +74,7 @@ class AveragingState(NamedTuple):
 def averaging(
     name: str,
     problem: Problem,
-    options: Any,
+    options: AveragingOptions,
     client_work: Callable[..., Any],
     *,
     static: Mapping[str, Any],
@@ -78,7 +93,7 @@ def averaging(
     Args:
         name: Name of the algorithm.
         problem: The learning problem.
-        options: `LocalTrainingOptions` and `ServerOptimizerOptions`.
+        options: How clients train, and how the server applies the average.
         client_work: A function of a module, called with a `Broadcast` and clients, and by name
             with `model`, `num_domains`, `training` and what `static` has; returns a
             `TrainingOutput`, or another named tuple with its `weighted_delta`, `beta`,
@@ -94,7 +109,7 @@ def averaging(
         while_training: Whether losses are those of the first epoch of training.
         more: Further attributes of the `Algorithm`.
     """
-    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
+    model, optimizer = problem.model, options.server.build(problem.model)
 
     def initialize() -> AveragingState:
         return AveragingState(*initial_model(model, optimizer), as_tensors(memory()))
@@ -113,7 +128,7 @@ def averaging(
             client_work,
             model=model,
             num_domains=problem.num_domains,
-            training=part_of(options, LocalTrainingOptions),
+            training=options.client,
             **static,
         ),
         bounds=bounds,

@@ -156,7 +156,7 @@ class ClassCounting:
         An example adds 1 to one entry of a table, whose norm is at most n of n examples then; and
         to one entry of each of the three rows of `by_class`, of which none has a larger norm.
         """
-        shapes, n = self._shapes, limits.max_examples
+        shapes, n = self._shapes, limits.examples
         table = Bound(n, integer=True)
         rows = dataclasses.replace(table, max_norm=math.sqrt(3) * n)
         bounds = ClassSums(confusion=table, by_class=rows, scores=table)

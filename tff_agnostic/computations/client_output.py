@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.base.options import OneOf, Options
 from tff_agnostic.computations.clients import Clients
 from tff_agnostic.computations.domain_losses import (
     NO_HOLDOUT,
@@ -18,7 +19,6 @@ from tff_agnostic.computations.domain_losses import (
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting
 
 # The field `clients` of an output before `zero_if_not_finite` fills it.
 UNCOUNTED: Any = ()
@@ -200,9 +200,9 @@ def training_bounds(
     """
 
     def bounds(limits: ClientLimits) -> TrainingOutput:
-        most = limits.beta(float(limits.max_examples) if max_weight is None else max_weight)
+        most = limits.beta(float(limits.examples) if max_weight is None else max_weight)
         # The two form a ratio, the average.
-        delta = Bound(most * limits.max_delta, signed=True, ratio="update")
+        delta = Bound(most * limits.update, signed=True, ratio="update")
         beta = Bound(
             most,
             ratio="update",
@@ -224,21 +224,15 @@ def client_counts_bounds() -> ClientCounts:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClientWeightingOptions(Settings):
+class ClientWeightingOptions(Options):
     """Part of the settings of algorithms whose objective is one over clients.
 
     Attributes:
-        client_weighting: Member of `CLIENT_WEIGHTINGS`: "examples" where cohorts are drawn
-            uniformly (p_k is then in the weight), "equal" where clients are drawn with
-            probabilities p_k.
+        client_weighting: What a client counts: its number of examples, or equally.
     """
 
-    client_weighting: str = setting(
-        "examples",
-        "What a client counts: its number of examples, or equally.",
-        choices=CLIENT_WEIGHTINGS,
-    )
+    client_weighting: Annotated[str, OneOf(CLIENT_WEIGHTINGS)] = "examples"
 
     def largest_weight(self, limits: ClientLimits) -> float:
         """Returns the most that a client counts within the limits of an aggregation."""
-        return 1.0 if self.client_weighting == "equal" else float(limits.max_examples)
+        return 1.0 if self.client_weighting == "equal" else float(limits.examples)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Annotated, Any, NamedTuple, Optional, Protocol
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.computations.clients import Batch, Clients, client_seeds
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
-from tff_agnostic.settings import Settings, setting
 from tff_agnostic.stateless_random import UNIFORM_BITS, random_order, uniform_bits
 
 _BATCH_SIZE = 256
@@ -98,7 +98,7 @@ def domain_counts(num_domains: int, clients: Clients) -> tf.Tensor:
 
 def domain_sums_bounds(model: Model, limits: ClientLimits, is_held_out: bool = False) -> DomainSums:
     """Returns the bound of every value of a client's `DomainSums`, in its structure."""
-    n = limits.max_examples
+    n = limits.examples
 
     def metric_bounds(name: str, numerator: float, denominator: float) -> MetricSums:
         ratio = f"metric {name}"
@@ -108,7 +108,7 @@ def domain_sums_bounds(model: Model, limits: ClientLimits, is_held_out: bool = F
         )
 
     return DomainSums(
-        losses=Bound(n * limits.max_loss, ratio="loss", entrywise=True),
+        losses=Bound(n * limits.loss, ratio="loss", entrywise=True),
         counts=Bound(n, integer=True, ratio="loss", entrywise=True, denominator=True),
         metric_sums=OrderedDict(
             (m.name, metric_bounds(m.name, m.max_numerator, m.max_denominator))
@@ -359,20 +359,15 @@ def _without_first(order: tf.Tensor, num_first: tf.Tensor, num_examples: tf.Tens
 
 
 @dataclasses.dataclass(frozen=True)
-class HoldoutOptions(Settings):
+class HoldoutOptions(Options):
     """On which examples losses are measured; part of the settings of algorithms that need them.
 
     Attributes:
-        measured_share: Share of each client's examples that is kept out of its training.
+        measured_share: Share of each client's examples that is kept out of training, to measure on
+            them the losses that the algorithm follows; with 0 clients train and measure on all.
     """
 
-    measured_share: float = setting(
-        0.0,
-        "Share of each client's examples that is kept out of training, to measure on them the "
-        "losses that the algorithm follows; with 0 clients train and measure on all.",
-        at_least=0.0,
-        below=1.0,
-    )
+    measured_share: Annotated[float, Within(least=0.0, below=1.0)] = 0.0
 
     def holdout(self, seed: int) -> Holdout:
         """Returns the holdout of a run; without a share the same for all seeds."""

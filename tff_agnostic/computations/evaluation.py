@@ -290,7 +290,7 @@ def evaluation_bounds(
         counting: Counts answers by class.
     """
     one = Bound(1, integer=True)
-    largest = {"loss": limits.max_loss}
+    largest = {"loss": limits.loss}
     largest.update((m.name, m.max_numerator if m.upper is None else m.upper) for m in model.metrics)
     sums = domain_sums_bounds(model, limits)
     resampled: Any = ()
@@ -343,7 +343,7 @@ def measurement_of_outcomes(model: Model, num_domains: int, num_outcomes: int) -
     """Returns the measurement; its sums are an `OutcomeCounts`, and what it measures is nothing."""
 
     def bounds(limits: ClientLimits) -> OutcomeCounts:
-        return OutcomeCounts(Bound(limits.max_examples, integer=True), Bound(1, integer=True))
+        return OutcomeCounts(Bound(limits.examples, integer=True), Bound(1, integer=True))
 
     return Measurement(
         CommunicationStep(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Annotated, Any, Callable, Literal, NamedTuple, Optional
 
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.computations.clients import Batch, ClientMap, Clients
 from tff_agnostic.computations.domain_losses import (
     DomainSums,
@@ -13,18 +15,9 @@ from tff_agnostic.computations.domain_losses import (
     example_measures,
     zero_sums,
 )
-from tff_agnostic.computations.schedules import (
-    Rate,
-    check_schedule,
-    factors_setting,
-    rate_of,
-    rounds_setting,
-    schedule_setting,
-)
+from tff_agnostic.computations.schedules import Constant, Rate, Schedule
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
-from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting
 from tff_agnostic.stateless_random import fold_in, stateless_seed
 
 _BATCH_SIZE = 256
@@ -32,65 +25,38 @@ _BATCH_SIZE = 256
 # (beta^k, sum of alpha over the batch) -> divisor of the batch's weighted loss. "client" is line 10
 # as printed: one epoch is about one step on the client's mean loss. "batch" is the mean over the
 # batch, as in McMahan et al. 2017: as many such steps as there are batches.
-NORMALIZERS: Registry[Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = Registry(
-    "batch normalizer",
-    {"client": lambda beta, batch_weight: beta, "batch": lambda beta, batch_weight: batch_weight},
-)
+_NORMALIZERS: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "client": lambda beta, batch_weight: beta,
+    "batch": lambda beta, batch_weight: batch_weight,
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalTrainingOptions(Settings):
-    """How a client trains; part of the settings of every algorithm whose clients train.
+class ClientTraining(Options):
+    """How clients train.
 
     Attributes:
-        client_learning_rate: gamma_w of plain SGD (CLIENT line 10); positive.
-        client_epochs: E.
-        client_batch_size: B; the last batch of an epoch may be smaller.
-        client_normalizer: Member of `NORMALIZERS`: what the weighted loss of a batch is divided by.
-        client_shuffle: Draw a new order of the examples for each epoch; otherwise they keep theirs.
-        client_schedule: How gamma_w falls; a name in `SCHEDULES`, or a function of the round.
-        client_schedule_rounds: T of it.
-        client_schedule_factors: f of it.
+        learning_rate: Learning rate of the clients' SGD (gamma_w).
+        epochs: Passes over a client's examples in a round (E).
+        batch_size: Examples in an SGD step (B); a client with fewer takes all at once.
+        normalizer: Divisor of a batch's loss: the weight of the whole client, so that an epoch is
+            about one step (client; Ro et al. 2021), or of the batch, so that each batch is one
+            (batch; McMahan et al. 2017).
+        shuffle: Whether clients shuffle their examples before each epoch.
+        schedule: How gamma_w falls from round to round.
     """
 
-    client_learning_rate: float = setting(
-        0.1, "Learning rate of the clients' SGD (gamma_w).", positive=True
-    )
-    client_epochs: int = setting(
-        1,
-        "Passes over a client's examples in a round (E).",
-        at_least=1,
-        # A round is not interrupted, and one of more would not end.
-        at_most=100_000,
-    )
-    client_batch_size: int = setting(
-        20,
-        "Examples in an SGD step (B); a client with fewer takes all at once.",
-        at_least=1,
-    )
-    client_normalizer: str = setting(
-        "client",
-        "Divisor of a batch's loss: the weight of the whole client, so that an epoch is about one "
-        "step (client; Ro et al. 2021), or of the batch, so that each batch is one (batch; McMahan "
-        "et al. 2017).",
-        choices=NORMALIZERS,
-    )
-    client_shuffle: bool = setting(
-        True, "Whether clients shuffle their examples before each epoch."
-    )
-    client_schedule: str = schedule_setting("client", "gamma_w")
-    client_schedule_rounds: tuple[int, ...] = rounds_setting("client")
-    client_schedule_factors: tuple[float, ...] = factors_setting("client")
-
-    def __post_init__(self) -> None:
-        """Checks the schedule too; see `Settings`."""
-        super().__post_init__()
-        check_schedule(self, "client")
+    learning_rate: Annotated[float, Within(above=0)] = 0.1
+    epochs: Annotated[int, Within(least=1, most=100_000)] = 1
+    batch_size: Annotated[int, Within(least=1)] = 20
+    normalizer: Literal["client", "batch"] = "client"
+    shuffle: bool = True
+    schedule: Schedule = Constant()
 
     @property
-    def client_rate(self) -> Rate:
+    def rate(self) -> Rate:
         """gamma_w by round."""
-        return rate_of(self, "client")
+        return Rate(self.learning_rate, self.schedule)
 
 
 class LocalTraining(NamedTuple):
@@ -108,7 +74,7 @@ class LocalTraining(NamedTuple):
 
 def local_sgd(
     model: Model,
-    options: LocalTrainingOptions,
+    options: ClientTraining,
     weights: ModelWeights,
     clients: Clients,
     alpha: tf.Tensor,
@@ -129,10 +95,10 @@ def local_sgd(
             share of the term (FedProx, Li et al. 2020), and all of it where a batch's loss is
             divided by the batch's own weight.
     """
-    normalize = NORMALIZERS[options.client_normalizer]
+    normalize = _NORMALIZERS[options.normalizer]
     # gamma_t
-    rate = options.client_rate.at(clients.round_num, model.loss_scale)
-    proximal_rate = options.client_rate.at(clients.round_num, proximal)
+    rate = options.rate.at(clients.round_num, model.loss_scale)
+    proximal_rate = options.rate.at(clients.round_num, proximal)
 
     def sgd_step(
         batch: Examples,
@@ -179,7 +145,7 @@ def local_sgd(
         )
 
     def train_epoch(epoch: tf.Tensor, state: LocalTraining) -> tuple[tf.Tensor, LocalTraining]:
-        order = clients.example_order(fold_in(clients.seed, epoch), options.client_shuffle)
+        order = clients.example_order(fold_in(clients.seed, epoch), options.shuffle)
 
         def train_batch(batch: Batch, state: LocalTraining) -> LocalTraining:
             last = clients.capacity - 1
@@ -196,7 +162,7 @@ def local_sgd(
                 sums = add_to_domains(sums, examples["domain_id"], counted, measures)
             return LocalTraining(trained, sums)
 
-        return epoch + 1, clients.fold_batches(options.client_batch_size, train_batch, state)
+        return epoch + 1, clients.fold_batches(options.batch_size, train_batch, state)
 
     initial = LocalTraining(
         clients.map(
@@ -205,7 +171,7 @@ def local_sgd(
         () if measured_domains is None else zero_sums(model, measured_domains, clients),
     )
     _, final = tf.while_loop(
-        lambda epoch, _: epoch < options.client_epochs, train_epoch, (tf.constant(0), initial)
+        lambda epoch, _: epoch < options.epochs, train_epoch, (tf.constant(0), initial)
     )
     return final
 

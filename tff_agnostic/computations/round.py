@@ -87,7 +87,7 @@ class RoundStep:
     def client_work(self, message: Message, clients: Clients) -> ClientResult:
         """On clients: returns what each of them adds to the sum, and what it remembers."""
         aggregation, bounds = self.aggregation, self.bounds
-        max_examples = aggregation.limits.max_examples if aggregation.cuts_clients else None
+        max_examples = aggregation.limits.examples if aggregation.cuts_clients else None
         used = clients.limited(max_examples).seeded(message.seed)
         result = self.step.client_work(message.broadcast, used)
         output, state = client_result(self.step, result)

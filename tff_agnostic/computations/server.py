@@ -11,27 +11,17 @@ import dataclasses
 import types
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional, Union
 
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.computations.algorithm import Column, RoundView
 from tff_agnostic.computations.client_output import ClientCounts
 from tff_agnostic.computations.round import specs_of
-from tff_agnostic.computations.schedules import (
-    Rate,
-    check_schedule,
-    factors_setting,
-    rate_of,
-    rounds_setting,
-    schedule_setting,
-)
+from tff_agnostic.computations.schedules import Constant, Rate, Schedule
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
-from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, Role, Unit
-from tff_agnostic.settings import Settings, setting
 
-_ADAPTIVE = ("adam", "yogi", "adagrad")
-_WITH_MOMENTUM = ("momentum", "nesterov", "adam", "yogi")
 _STEP = "step"
 _RATE, _ROUND = "learning_rate", "round"
 # Of Adam and Yogi: beta_2, and what Yogi's preconditioner starts from; of Adagrad its start.
@@ -326,106 +316,131 @@ def _yogi(
     return w - _unbiased_rate(h) * a / (tf.sqrt(p) + h["epsilon"]), a, p
 
 
-def _build_momentum(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
-    if not momentum:
-        return _build_sgd(rate, momentum, epsilon)
-    values = (("learning_rate", rate), ("momentum", momentum))
-    return ServerOptimizer(_momentum, values, (("accumulator", 0.0),))
+@dataclasses.dataclass(frozen=True)
+class Sgd(Options):
+    """w - eta g."""
+
+    def build(self, rate: float) -> ServerOptimizer:
+        """Returns the optimizer."""
+        return ServerOptimizer(_sgd, (("learning_rate", rate),))
 
 
-def _build_sgd(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
-    del momentum, epsilon
-    return ServerOptimizer(_sgd, (("learning_rate", rate),))
+@dataclasses.dataclass(frozen=True)
+class Momentum(Options):
+    """a <- m a + g; w - eta a.
+
+    Attributes:
+        momentum: m.
+    """
+
+    momentum: Annotated[float, Within(least=0, below=1)] = 0.9
+
+    def build(self, rate: float) -> ServerOptimizer:
+        """Returns the optimizer."""
+        if not self.momentum:
+            return Sgd().build(rate)
+        values = (("learning_rate", rate), ("momentum", self.momentum))
+        return ServerOptimizer(_momentum, values, (("accumulator", 0.0),))
 
 
-def _build_nesterov(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
-    del epsilon
-    values = (("learning_rate", rate), ("momentum", momentum))
-    return ServerOptimizer(_nesterov, values, (("velocity", 0.0),))
+@dataclasses.dataclass(frozen=True)
+class Nesterov(Options):
+    """Sutskever et al. 2013.
+
+    Attributes:
+        momentum: m.
+    """
+
+    momentum: Annotated[float, Within(least=0, below=1)] = 0.9
+
+    def build(self, rate: float) -> ServerOptimizer:
+        """Returns the optimizer."""
+        values = (("learning_rate", rate), ("momentum", self.momentum))
+        return ServerOptimizer(_nesterov, values, (("velocity", 0.0),))
 
 
-def _build_adagrad(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
-    del momentum
-    values = (("learning_rate", rate), ("epsilon", epsilon))
-    return ServerOptimizer(_adagrad, values, (("preconditioner", _ADAGRAD_START),))
+@dataclasses.dataclass(frozen=True)
+class Adagrad(Options):
+    """Duchi et al. 2011.
+
+    Attributes:
+        epsilon: Added under the root of the sum of squares.
+    """
+
+    epsilon: Annotated[float, Within(above=0)] = 1e-3
+
+    def build(self, rate: float) -> ServerOptimizer:
+        """Returns the optimizer."""
+        values = (("learning_rate", rate), ("epsilon", self.epsilon))
+        return ServerOptimizer(_adagrad, values, (("preconditioner", _ADAGRAD_START),))
 
 
-def _with_moments(update: Update, start: float) -> Callable[[float, float, float], ServerOptimizer]:
-    def build(rate: float, momentum: float, epsilon: float) -> ServerOptimizer:
-        values = (("learning_rate", rate), ("beta_1", momentum), ("beta_2", _BETA_2))
+@dataclasses.dataclass(frozen=True)
+class _WithMoments(Options):
+    """Optimizers with means of the gradients and of their squares.
+
+    Attributes:
+        beta_1: Decay of the mean of gradients.
+        epsilon: Added to the root of the mean of their squares.
+    """
+
+    beta_1: Annotated[float, Within(least=0, below=1)] = 0.9
+    epsilon: Annotated[float, Within(above=0)] = 1e-3
+
+    def _build(self, rate: float, update: Update, start: float) -> ServerOptimizer:
+        values = (("learning_rate", rate), ("beta_1", self.beta_1), ("beta_2", _BETA_2))
         slots = (("accumulator", 0.0), ("preconditioner", start))
-        return ServerOptimizer(update, (*values, ("epsilon", epsilon)), slots, counts_steps=True)
+        hyperparameters = (*values, ("epsilon", self.epsilon))
+        return ServerOptimizer(update, hyperparameters, slots, counts_steps=True)
 
-    return build
+
+@dataclasses.dataclass(frozen=True)
+class Adam(_WithMoments):
+    """Kingma and Ba 2015, Algorithm 1."""
+
+    def build(self, rate: float) -> ServerOptimizer:
+        """Returns the optimizer."""
+        return self._build(rate, _adam, 0.0)
 
 
-# (learning rate, momentum or beta_1, epsilon) -> optimizer.
-SERVER_OPTIMIZERS: Registry[Callable[[float, float, float], ServerOptimizer]] = Registry(
-    "server optimizer",
-    {
-        "sgd": _build_sgd,
-        "momentum": _build_momentum,
-        "nesterov": _build_nesterov,
-        "adagrad": _build_adagrad,
-        "adam": _with_moments(_adam, 0.0),
-        "yogi": _with_moments(_yogi, _YOGI_START),
-    },
-)
+@dataclasses.dataclass(frozen=True)
+class Yogi(_WithMoments):
+    """Zaheer et al. 2018, Algorithm 2."""
 
-# With these settings the next weights are the average of the clients' own.
+    def build(self, rate: float) -> ServerOptimizer:
+        """Returns the optimizer."""
+        return self._build(rate, _yogi, _YOGI_START)
+
+
+# With these values by flag the next weights are the average of the clients' own.
 AVERAGE: Mapping[str, Any] = types.MappingProxyType(
     {"server_optimizer": "sgd", "server_learning_rate": 1.0}
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class ServerOptimizerOptions(Settings):
-    """How the server applies a round's update; part of the settings of algorithms that do.
+class ServerUpdate(Options):
+    """How the server applies a round's update.
 
     Attributes:
-        server_optimizer: Member of `SERVER_OPTIMIZERS`.
-        server_learning_rate: Its learning rate.
-        server_momentum: Its momentum or beta_1.
-        server_epsilon: Its epsilon.
-        server_schedule: How its learning rate falls; a name in `SCHEDULES`, or a function of the
-            round.
-        server_schedule_rounds: T of it.
-        server_schedule_factors: f of it.
+        optimizer: Optimizer that applies a round's update.
+        learning_rate: Learning rate of the server optimizer.
+        schedule: How the learning rate falls from round to round.
     """
 
-    server_optimizer: str = setting(
-        "sgd", "Optimizer that applies a round's update.", choices=SERVER_OPTIMIZERS
-    )
-    server_learning_rate: float = setting(
-        1.0, "Learning rate of the server optimizer.", positive=True
-    )
-    server_momentum: float = setting(
-        0.9,
-        "Momentum of momentum and nesterov, beta_1 of adam and yogi.",
-        at_least=0.0,
-        below=1.0,
-        only_with=("server_optimizer", _WITH_MOMENTUM),
-    )
-    server_epsilon: float = setting(
-        1e-3,
-        "Epsilon of adam, yogi and adagrad.",
-        positive=True,
-        only_with=("server_optimizer", _ADAPTIVE),
-    )
-    server_schedule: str = schedule_setting("server", "the server's learning rate")
-    server_schedule_rounds: tuple[int, ...] = rounds_setting("server")
-    server_schedule_factors: tuple[float, ...] = factors_setting("server")
+    optimizer: Union[Sgd, Momentum, Nesterov, Adagrad, Adam, Yogi] = Sgd()
+    learning_rate: Annotated[float, Within(above=0)] = 1.0
+    schedule: Schedule = Constant()
 
-    def __post_init__(self) -> None:
-        """Checks the schedule too; see `Settings`."""
-        super().__post_init__()
-        check_schedule(self, "server")
+    @property
+    def rate(self) -> Rate:
+        """The learning rate by round."""
+        return Rate(self.learning_rate, self.schedule)
 
-    def build_server_optimizer(self, model: Model) -> ServerOptimizer:
+    def build(self, model: Model) -> ServerOptimizer:
         """Returns the optimizer of a model's weights."""
-        build = SERVER_OPTIMIZERS[self.server_optimizer]
-        built = build(self.server_learning_rate, self.server_momentum, self.server_epsilon)
-        rate = rate_of(self, "server")
         return dataclasses.replace(
-            built, rate=None if rate.is_constant else rate, constraint=model.constraint
+            self.optimizer.build(self.learning_rate),
+            rate=None if self.rate.is_constant else self.rate,
+            constraint=model.constraint,
         )

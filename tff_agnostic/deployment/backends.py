@@ -17,13 +17,13 @@ import hashlib
 import re
 from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Annotated, Any, Callable
 
 from plan_runner.fleet.app_files import app_files
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting, settings_in
 
 if TYPE_CHECKING:
     from plan_runner.private_sums.noise import NodeNoise
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Defaults of the platform's own task builder.
 _CLIENT_VERSIONS = {"minClientVersion": "0", "maxClientVersion": "999999999"}
 _TRAFFIC_WEIGHT = 100
-# Settings that only messages of one kind have a place for.
+# Options that only messages of one kind have a place for.
 _OF_ONE_KIND = {
     "rounds_between": TRAINING,
     "training_population": EVALUATION,
@@ -43,43 +43,31 @@ _IN_ADDRESS = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
-class ServerTaskSettings(Settings):
-    """Settings of a task at a server; every field is a flag of the same name."""
+class ServerTaskSettings(Options):
+    """Options of a task at a server; every field is a flag of the same name.
 
-    population: str = setting(
-        "population", "Of the task message: name of the population of devices."
-    )
-    iterations: int = setting(
-        100, "Of the task message: rounds after which the task is complete.", at_least=1
-    )
-    over_selection: float = setting(
-        0.3,
-        "Of the task message: how many more devices than --clients_per_round a round may have, as "
-        "a share of them.",
-        at_least=0.0,
-    )
-    rounds_between: int = setting(
-        1,
-        "Of the task message of a training: rounds between two contributions of one device.",
-        at_least=1,
-    )
-    training_population: str = setting(
-        "",
-        "Task message of an evaluation: population of the training whose checkpoints are "
-        "evaluated, if it is another one.",
-    )
-    training_task_id: int = setting(
-        0,
-        "Task message of an evaluation: the server's number of the training in that population; "
-        "0 for none.",
-        at_least=0,
-    )
-    every_iterations: int = setting(
-        1,
-        "Task message of an evaluation: its checkpoint is one of the training's last day; every so "
-        "many rounds there is a candidate.",
-        at_least=1,
-    )
+    Attributes:
+        population: Of the task message: name of the population of devices.
+        iterations: Of the task message: rounds after which the task is complete.
+        over_selection: Of the task message: how many more devices than --clients_per_round a round
+            may have, as a share of them.
+        rounds_between: Of the task message of a training: rounds between two contributions of one
+            device.
+        training_population: Task message of an evaluation: population of the training whose
+            checkpoints are evaluated, if it is another one.
+        training_task_id: Task message of an evaluation: the server's number of the training in that
+            population; 0 for none.
+        every_iterations: Task message of an evaluation: its checkpoint is one of the training's
+            last day; every so many rounds there is a candidate.
+    """
+
+    population: str = "population"
+    iterations: Annotated[int, Within(least=1)] = 100
+    over_selection: Annotated[float, Within(least=0.0)] = 0.3
+    rounds_between: Annotated[int, Within(least=1)] = 1
+    training_population: str = ""
+    training_task_id: Annotated[int, Within(least=0)] = 0
+    every_iterations: Annotated[int, Within(least=1)] = 1
 
     def __post_init__(self) -> None:
         """Refuses populations that could not stand in the address of a task, too."""
@@ -213,7 +201,7 @@ BACKENDS: Registry[Backend] = Registry(
             ("no fleet has played these files yet: ./run fleet demo does that on one machine",),
             is_fleet=True,
             without=(
-                *(option.flag for option in settings_in(ServerTaskSettings)),
+                *(field.name for field in dataclasses.fields(ServerTaskSettings)),
                 *("collection_uri", "client_graph", "require_odp_ops"),
             ),
         ),

@@ -16,12 +16,12 @@ The arithmetic is in pure functions on vectors of one entry per domain, usable w
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Sequence
-from typing import Any, Callable, ClassVar, NamedTuple, Optional
+from typing import Annotated, Any, Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.domain_weights.sets import (
     LambdaSet,
     LambdaSetOptions,
@@ -32,7 +32,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, Role
-from tff_agnostic.settings import resolve_aliases, setting
 
 # The smallest normal float32: what is smaller, processors may take for 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
@@ -261,92 +260,43 @@ class LambdaOptions(LambdaSetOptions):
     """How lambda moves, and where; part of the settings of algorithms that have it.
 
     Attributes:
-        lambda_update: Name of a member of `DOMAIN_WEIGHT_UPDATES`; made with None, it is
-            `own_update`.
-        lambda_learning_rate: gamma_lambda; positive.
-        domain_conformity: theta of CVaR, in (0, 1].
-        cvar_rate: How far lambda goes to CVaR's worst mixture in a round, in (0, 1]. A setting of
-            its own: tasks set gamma_lambda for steps along losses, to 0.03 and less.
-        lambda_initial: lambda_0, p numbers on the simplex; if None, uniform, or in a ball
-            and for CVaR the training mixture. A weight of 0 stays 0 under exponentiated gradient.
-            A hull starts from the mean of its mixtures.
-        lambda_absent: Member of `ABSENT_DOMAINS`; made with None, it is `own_absent_domains`.
-        freeze_absent_domains: An earlier name: true is "freeze", false is "zero".
-        chi2_weight: mu of a term mu chi2(lambda || m_bar) of the objective, at least 0.
-        chi2_sign: Member of `CHI2_SIGNS`.
+        lambda_update: How lambda moves; if not given, as in the algorithm's paper:
+            exponentiated_gradient in AgnosticFedAvg, projected_gradient in Stochastic-AFL.
+        lambda_learning_rate: Learning rate of lambda (gamma_lambda). Only with lambda_update
+            exponentiated_gradient or projected_gradient.
+        domain_conformity: theta of CVaR over domains, in (0, 1]: lambda is up to 1 / theta times
+            the training mixture in any domain; 1 is the training mixture, a small theta the worst
+            domain. Only with lambda_update cvar.
+        cvar_rate: How far lambda goes to the worst mixture of CVaR's level in a round, in (0, 1]; 1
+            is all the way. Only with lambda_update cvar.
+        lambda_initial: lambda_0, comma-separated; if not given, uniform, or in a ball and for CVaR
+            the training mixture. Only with lambda_set simplex, box or ball.
+        lambda_absent: What becomes of lambda of a domain that is absent from a round: it stays as
+            it is, or in other sets than the simplex the domain has the mean loss of the others
+            (freeze); or its loss counts as 0 (zero). If not given, freeze; in Stochastic-AFL and
+            AFLBoost zero, if losses are unbiased. Only with lambda_update exponentiated_gradient,
+            projected_gradient or cvar.
+        chi2_weight: Weight mu of a term mu chi2(lambda || training mixture) in the objective. Only
+            with lambda_update exponentiated_gradient or projected_gradient.
+        chi2_sign: Whether that term keeps lambda near the training mixture (penalty) or drives it
+            away (pessimism; Mohri et al., equation 6).
     """
 
-    lambda_update: Optional[str] = setting(
-        None,
-        "How lambda moves; if not given, as in the algorithm's paper: exponentiated_gradient in "
-        "AgnosticFedAvg, projected_gradient in Stochastic-AFL.",
-        choices=DOMAIN_WEIGHT_UPDATES,
-    )
-    lambda_learning_rate: float = setting(
-        0.01,
-        "Learning rate of lambda (gamma_lambda).",
-        positive=True,
-        only_with=_STEPS,
-    )
-    domain_conformity: float = setting(
-        0.5,
-        "theta of CVaR over domains, in (0, 1]: lambda is up to 1 / theta times the training "
-        "mixture in any domain; 1 is the training mixture, a small theta the worst domain.",
-        positive=True,
-        at_most=1.0,
-        only_with=("lambda_update", ("cvar",)),
-    )
-    cvar_rate: float = setting(
-        0.1,
-        "How far lambda goes to the worst mixture of CVaR's level in a round, in (0, 1]; 1 is all "
-        "the way.",
-        positive=True,
-        at_most=1.0,
-        only_with=("lambda_update", ("cvar",)),
-    )
-    lambda_initial: Optional[tuple[float, ...]] = setting(
-        None,
-        "lambda_0, comma-separated; if not given, uniform, or in a ball and for CVaR the training "
-        "mixture.",
-        only_with=("lambda_set", ("simplex", "box", "ball")),
-    )
-    lambda_absent: Optional[str] = setting(
-        None,
-        "What becomes of lambda of a domain that is absent from a round: it stays as it is, or in "
-        "other sets than the simplex the domain has the mean loss of the others (freeze); or its "
-        "loss counts as 0 (zero). If not given, freeze; in Stochastic-AFL and AFLBoost zero, if "
-        "losses are unbiased.",
-        choices=ABSENT_DOMAINS,
-        as_before=ZERO,
-        short="Lambda of an absent domain stays (freeze), or its loss counts as 0 (zero).",
-        only_with=MOVING,
-    )
-    freeze_absent_domains: Optional[bool] = setting(
-        None,
-        "Until the next release another name of --lambda_absent=freeze.",
-        alias=("lambda_absent", types.MappingProxyType({True: FREEZE, False: ZERO})),
-        is_stored=False,
-    )
-    chi2_weight: float = setting(
-        0.0,
-        "Weight mu of a term mu chi2(lambda || training mixture) in the objective.",
-        at_least=0.0,
-        only_with=_STEPS,
-    )
-    chi2_sign: str = setting(
-        "penalty",
-        "Whether that term keeps lambda near the training mixture (penalty) or drives it away "
-        "(pessimism; Mohri et al., equation 6).",
-        choices=CHI2_SIGNS,
-    )
+    lambda_update: Optional[Annotated[str, OneOf(DOMAIN_WEIGHT_UPDATES)]] = None
+    lambda_learning_rate: Annotated[float, Within(above=0)] = 0.01
+    domain_conformity: Annotated[float, Within(above=0, most=1.0)] = 0.5
+    cvar_rate: Annotated[float, Within(above=0, most=1.0)] = 0.1
+    lambda_initial: Optional[tuple[float, ...]] = None
+    lambda_absent: Optional[Annotated[str, OneOf(ABSENT_DOMAINS)]] = None
+    chi2_weight: Annotated[float, Within(least=0.0)] = 0.0
+    chi2_sign: Annotated[str, OneOf(CHI2_SIGNS)] = "penalty"
     # How lambda moves in the algorithm's paper.
     own_update: ClassVar[str] = "exponentiated_gradient"
 
     def __post_init__(self) -> None:
-        """Puts what the algorithm has of its own where nothing is given; see `Settings`."""
+        """Puts what the algorithm has of its own where nothing is given; see `Options`."""
         if self.lambda_update is None:
             object.__setattr__(self, "lambda_update", self.own_update)
-        resolve_aliases(self)
         if self.lambda_absent is None:
             object.__setattr__(self, "lambda_absent", self.own_absent_domains)
         super().__post_init__()

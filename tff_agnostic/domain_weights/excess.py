@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Annotated, Optional, Union
 
-from tff_agnostic.domain_weights.ascent import MOVING
+from tff_agnostic.base.options import OneOf, Options
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting
 
 TRAINING, HELDOUT = "training", "heldout"
 # Words of --lambda_baselines.
@@ -54,33 +53,21 @@ def excess_losses(
 
 
 @dataclasses.dataclass(frozen=True)
-class BaselineOptions(Settings):
+class BaselineOptions(Options):
     """What lambda's losses are compared with; part of the settings of algorithms that can.
 
     Attributes:
-        lambda_baselines: b, p numbers, one per domain. A text says where commands find the numbers;
-            what is built has numbers only (`run.baselines`).
-        baseline_losses: Member of `BASELINE_LOSSES`: which losses of a run, or of reference runs,
-            are the baselines.
+        lambda_baselines: b of excess losses: lambda follows L - b in place of L. One number per
+            domain, comma-separated; a complete run's folder, for its losses; own (train, compare):
+            a reference run of each domain by itself, kept in baselines.json, which can be named in
+            turn; or trivial (train, compare): class shares, means or unigrams of each domain. Only
+            with lambda_update exponentiated_gradient, projected_gradient or cvar.
+        baseline_losses: Which losses of runs are baselines. Only with lambda_update
+            exponentiated_gradient, projected_gradient or cvar.
     """
 
-    lambda_baselines: Union[tuple[float, ...], str, None] = setting(
-        None,
-        "b of excess losses: lambda follows L - b in place of L. One number per domain, comma-"
-        "separated; a complete run's folder, for its losses; own (train, compare): a reference run "
-        "of each domain by itself, kept in baselines.json, which can be named in turn; or trivial "
-        "(train, compare): class shares, means or unigrams of each domain.",
-        short="b of excess losses: numbers, a run, own or trivial; see docs/reference/algorithms.",
-        or_text=True,
-        only_with=MOVING,
-    )
-    baseline_losses: str = setting(
-        TRAINING,
-        "Which losses of runs are baselines.",
-        choices=BASELINE_LOSSES,
-        short="Which losses of runs are baselines: training or heldout ones.",
-        only_with=MOVING,
-    )
+    lambda_baselines: Union[tuple[float, ...], str, None] = None
+    baseline_losses: Annotated[str, OneOf(BASELINE_LOSSES)] = TRAINING
 
     def baselines(self, num_domains: int) -> Optional[tuple[float, ...]]:
         """Returns b, p numbers; None where lambda follows the losses themselves."""

@@ -17,16 +17,16 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional, Protocol
+from typing import Annotated, Any, Callable, Optional, Protocol
 
 import numpy as np
 
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.domain_weights.ball import Ball
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting
 
 _TOLERANCE = 1e-6
 # More than the whole of a coordinate's range.
@@ -292,7 +292,7 @@ def _solve(
 
 
 def read_mixtures(
-    path: str, domain_names: Sequence[str]
+    path: Path, domain_names: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
     """Reads a JSON object of mixtures by name, each an object of weights by domain.
 
@@ -306,7 +306,7 @@ def read_mixtures(
         The mixtures' names, and their weights of all domains in the order of `domain_names`.
     """
     try:
-        content = read_json(Path(path))
+        content = read_json(path)
     except UserError as e:
         raise UserError(f"--mixtures={e}") from None
     if not content:
@@ -407,47 +407,28 @@ LAMBDA_SETS: Registry[LambdaSetBuilder] = Registry(
 
 
 @dataclasses.dataclass(frozen=True)
-class LambdaSetOptions(Settings):
+class LambdaSetOptions(Options):
     """Over which mixtures the worst is taken; part of the settings of algorithms that have lambda.
 
     Attributes:
-        lambda_set: Member of `LAMBDA_SETS`.
-        lambda_lower: Least weight of each domain in a box; one number stands for all domains.
-        lambda_upper: Largest weight of each domain, in the same way.
-        mixtures: JSON file of the mixtures that span a hull; see `read_mixtures`.
-        lambda_radius: rho of a ball around the training mixture m_bar: the largest
-            chi2(lambda || m_bar).
+        lambda_set: The mixtures of domains among which the worst counts: all (simplex), those
+            within bounds per domain (box), those between given mixtures (hull), or those near the
+            training mixture (ball).
+        lambda_lower: Least lambda of each domain, comma-separated, or one number for all; 0 if not
+            given. Only with lambda_set box.
+        lambda_upper: Largest lambda of each domain, comma-separated, or one number for all; 1 if
+            not given. Only with lambda_set box.
+        mixtures: JSON file of named mixtures, {"name": {"domain": weight, ...}, ...}. Only with
+            lambda_set hull.
+        lambda_radius: Largest chi-squared distance of lambda from the training mixture. Only with
+            lambda_set ball.
     """
 
-    lambda_set: str = setting(
-        "simplex",
-        "The mixtures of domains among which the worst counts: all (simplex), those within bounds "
-        "per domain (box), those between given mixtures (hull), or those near the training "
-        "mixture (ball).",
-        choices=LAMBDA_SETS,
-    )
-    lambda_lower: Optional[tuple[float, ...]] = setting(
-        None,
-        "Least lambda of each domain, comma-separated, or one number for all; 0 if not given.",
-        only_with=("lambda_set", ("box",)),
-    )
-    lambda_upper: Optional[tuple[float, ...]] = setting(
-        None,
-        "Largest lambda of each domain, comma-separated, or one number for all; 1 if not given.",
-        only_with=("lambda_set", ("box",)),
-    )
-    mixtures: Optional[str] = setting(
-        None,
-        'JSON file of named mixtures, {"name": {"domain": weight, ...}, ...}.',
-        is_path=True,
-        only_with=("lambda_set", ("hull",)),
-    )
-    lambda_radius: float = setting(
-        1.0,
-        "Largest chi-squared distance of lambda from the training mixture.",
-        positive=True,
-        only_with=("lambda_set", ("ball",)),
-    )
+    lambda_set: Annotated[str, OneOf(LAMBDA_SETS)] = "simplex"
+    lambda_lower: Optional[tuple[float, ...]] = None
+    lambda_upper: Optional[tuple[float, ...]] = None
+    mixtures: Optional[Path] = None
+    lambda_radius: Annotated[float, Within(above=0)] = 1.0
 
     def build_lambda_set(
         self, domain_names: Sequence[str], training_mixture: np.ndarray

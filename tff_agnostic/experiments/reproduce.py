@@ -8,8 +8,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
+from tff_agnostic.base.options import Within
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.experiments import EXPERIMENTS, scoreboard
 from tff_agnostic.experiments import page as pages
@@ -22,12 +23,11 @@ from tff_agnostic.experiments.experiment import (
     prepare_predictors,
     store_path,
 )
-from tff_agnostic.experiments.scoreboard_data import DATA_SETS
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json, write_text
+from tff_agnostic.program.options.flags import REPEATED
 from tff_agnostic.reports.figures import save
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand, Session, session
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
-from tff_agnostic.settings import command_setting
 from tff_agnostic.studies.comparison import (
     MAX_TRIALS,
     Comparison,
@@ -35,7 +35,7 @@ from tff_agnostic.studies.comparison import (
     run_trials,
     trial_folder,
 )
-from tff_agnostic.studies.methods import override_setting, overrides
+from tff_agnostic.studies.methods import overrides
 from tff_agnostic.studies.portfolio import FACTORS
 
 # What stands in the folder beside a comparison's own files.
@@ -48,54 +48,50 @@ _EVALUATIONS = 12
 
 @dataclasses.dataclass(frozen=True)
 class ReproduceOptions(DataOptions):
-    """The flags of `reproduce` that are no settings of runs."""
+    """The flags of `reproduce` that are no settings of runs.
 
-    experiment: Optional[str] = command_setting(
-        None,
-        "What to reproduce. "
-        + "; ".join(f"{n}: {e.summary}" for n, e in EXPERIMENTS.items())
-        + f"; {scoreboard.NAME}: {scoreboard.SUMMARY}",
-        required=f"one of {', '.join((*EXPERIMENTS, scoreboard.NAME))}",
-    )
-    override: tuple[str, ...] = override_setting()
-    trials: Optional[int] = command_setting(
-        None,
-        "Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper; "
-        "scoreboard: 5]",
-        at_least=1,
-        at_most=MAX_TRIALS,
-    )
-    scale: float = command_setting(
-        1.0,
-        "Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.",
-        positive=True,
-    )
-    datasets: tuple[str, ...] = command_setting(
-        (),
-        f"Of scoreboard: which of {', '.join(DATA_SETS)}. [those whose files are in --data_dir]",
-    )
-    portfolio: tuple[str, ...] = command_setting(
-        (), "Of scoreboard: the rows, as recommend takes them. [all but domain_input]"
-    )
-    tries: Optional[int] = command_setting(
-        None,
-        "Of scoreboard: settings of each row that are tried. [3; with --hours as many as fit]",
-        at_least=1,
-        at_most=len(FACTORS),
-    )
-    hours: Optional[float] = command_setting(
-        None,
-        "Of scoreboard: try as much as fits into so many hours of training; data sets have equal "
-        "shares.",
-        positive=True,
-    )
-    page: Optional[Path] = command_setting(
-        None, "Also write the page here, and its figure into images/ beside it."
-    )
-    output_dir: Optional[Path] = command_setting(
-        None, "Folder of all runs. [runs/reproduce-EXPERIMENT-NUMBER, a new one]"
-    )
-    resume: bool = command_setting(False, "Keep complete trials and go on with the others.")
+    Attributes:
+        experiment: What to reproduce. emnist: EMNIST-62 with TFF's data; table 6 of Ro et al. 2021;
+            mnist_by_writer: EMNIST's digits alone, from mnist_by_writer.npz; beside table 6 of Ro
+            et al. 2021; delta_fl: MNIST from mnist_by_writer.npz, half of the writers tested;
+            beside table I of Laguel et al. 2021, which is of EMNIST-62; stackoverflow: Stack
+            Overflow (TFF's data) or Stack Exchange dumps; table 2 of Ro et al. 2021;
+            spanish_keyboard: folders of Spanish texts by country; beside table 3 of Ro et al. 2021;
+            adult: UCI Adult (files in --data_dir); table 1 of Mohri et al. 2019; fashion_mnist: IDX
+            files of Fashion-MNIST in --data_dir; table 2 of Mohri et al. 2019; two_domain_lm:
+            folders documents/ and conversations/ with texts; table 3 of Mohri et al. 2019;
+            fedboost_shakespeare: unigram models of the speakers of tiny Shakespeare, mixed; figure
+            5 of Hamer et al. 2020, which has curves and no numbers; fedboost_stackexchange: a
+            next-word model of each Stack Exchange site, mixed by FedBoost and AFLBoost, beside one
+            model of AgnosticFedAvg; no paper's table; scoreboard: the portfolio of recommend, and
+            its choice, on the data sets whose files are in --data_dir; of no paper
+        override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
+        trials: Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper;
+            scoreboard: 5]
+        scale: Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.
+        datasets: Of scoreboard: which of digits, hard_digits, adult, fashion_mnist,
+            mnist_by_writer, stackexchange, spanish, languages, flights, speeches. [those whose
+            files are in --data_dir]
+        portfolio: Of scoreboard: the rows, as recommend takes them. [all but domain_input]
+        tries: Of scoreboard: settings of each row that are tried. [3; with --hours as many as fit]
+        hours: Of scoreboard: try as much as fits into so many hours of training; data sets have
+            equal shares.
+        page: Also write the page here, and its figure into images/ beside it.
+        output_dir: Folder of all runs. [runs/reproduce-EXPERIMENT-NUMBER, a new one]
+        resume: Keep complete trials and go on with the others.
+    """
+
+    experiment: str = dataclasses.field(kw_only=True)
+    override: Annotated[tuple[str, ...], REPEATED] = ()
+    trials: Optional[Annotated[int, Within(least=1, most=MAX_TRIALS)]] = None
+    scale: Annotated[float, Within(above=0)] = 1.0
+    datasets: tuple[str, ...] = ()
+    portfolio: tuple[str, ...] = ()
+    tries: Optional[Annotated[int, Within(least=1, most=len(FACTORS))]] = None
+    hours: Optional[Annotated[float, Within(above=0)]] = None
+    page: Optional[Path] = None
+    output_dir: Optional[Path] = None
+    resume: bool = False
 
 
 def reproduce(given: GivenRun) -> None:

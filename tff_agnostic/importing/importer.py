@@ -26,7 +26,7 @@ from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_f
 from tff_agnostic.importing.cells import CategoryCounts, MissingValues
 from tff_agnostic.importing.columns import TOKENIZER, image_inputs
 from tff_agnostic.importing.domain_names import DomainNames
-from tff_agnostic.importing.options import MB, TABLES, ImportOptions
+from tff_agnostic.importing.options import MB, TABLES, ImportOptions, check_used
 from tff_agnostic.importing.report import ImportReport, summarise
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, Texts, input_paths
 from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
@@ -35,7 +35,6 @@ from tff_agnostic.importing.text_rows import TextsToRows, blocks_of
 from tff_agnostic.importing.workers import in_order, usable_processes
 from tff_agnostic.progress import LongWork
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import check_effective
 
 # Bytes of an input that more processes read sooner, with what their start takes.
 _LARGE = 16 * MB
@@ -209,7 +208,7 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
     if not options.format:
         raise UserError(f"--format: expected one of {', '.join(FORMATS)}, found none")
     format_ = FORMATS[options.format]
-    check_effective(options, [f.name for f in dataclasses.fields(options) if f.name in given])
+    check_used(options, [f.name for f in dataclasses.fields(options) if f.name in given])
     paths = input_paths(options.input)
     if not options.output:
         raise UserError("--output: expected the store to write, found none")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
-from typing import Optional
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Optional
 
-from tff_agnostic import settings
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.data.data_warnings import FEW_EXAMPLES
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import setting
 
 MB = 10**6
 # What may be unpacked from a small input, whatever the ratio.
@@ -117,260 +117,193 @@ _MATH = re.compile(
 )
 
 
-def _formats_help() -> str:
-    from tff_agnostic.importing.importer import FORMATS
-
-    summaries = "; ".join(f"{name}: {one.summary}" for name, one in FORMATS.items())
-    return f"Format of the input. One of: {summaries}."
-
-
-def _formats(*names: str) -> tuple[str, tuple[str, ...]]:
-    return ("format", names)
+# Formats that have a use for an option, where not all do.
+_FORMATS_OF: Mapping[str, tuple[str, ...]] = {
+    "processes": ("stackexchange",),
+    "max_pixels": ("parquet", "idx"),
+    "vocabulary_size": _MAY_BE_TEXT,
+    "domain": ("stackexchange",),
+    "domain_name": ("leaf", "idx", "text_folders", "plays", *_NAMED_COLUMNS),
+    "domains_file": ("leaf",),
+    "delimiter": ("csv",),
+    "encoding": ("csv", "jsonl"),
+    "client_column": _NAMED_COLUMNS,
+    "domain_column": _NAMED_COLUMNS,
+    "group_column": TABLES,
+    "label_column": _NAMED_COLUMNS,
+    "label_kind": ("leaf", *_NAMED_COLUMNS),
+    "split_column": TABLES,
+    "feature_columns": _NAMED_COLUMNS,
+    "categorical_columns": TABLES,
+    "max_categories": TABLES,
+    "missing_values": TABLES,
+    "missing_marks": TABLES,
+    "standardize": TABLES,
+    "image_columns": ("parquet",),
+    "text_column": ("leaf", *TABLES),
+    "feature_name": ("leaf", *_NAMED_COLUMNS),
+    "feature_shape": ("leaf", *TABLES),
+    "class_names": ("leaf", "idx", *_NAMED_COLUMNS),
+    "classes": ("idx",),
+    "num_clients": ("idx",),
+    "sentences": ("text_folders",),
+    "sentences_per_client": ("text_folders",),
+    "sentences_per_group": ("text_folders",),
+    "markup": ("stackexchange",),
+    "tokenizer": ("text_folders", "plays", "leaf", *TABLES),
+    "case": ("text_folders", "plays", "leaf", *TABLES),
+    "punctuation": ("text_folders", "plays", "leaf", *TABLES),
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class ImportOptions:
+class ImportOptions(Options):
     """Everything that determines a store, beside the files that it is made from.
 
-    Every field is a flag of the same name; its help text is in the field's metadata.
+    Attributes:
+        format: Format of the input. One of: stackexchange: Posts.xml of a Stack Exchange or Stack
+            Overflow dump; domains are question and answer, sites or tags; text_folders: a folder
+            for each domain, with texts as .txt files, or such files of one domain; clients are
+            files or passages; plays: plays as .txt files, speeches under lines SPEAKER: with blank
+            lines between; clients are speakers; leaf: LEAF's JSON; csv: CSV with a header line;
+            jsonl: JSON Lines; parquet: Parquet; npz: NumPy .npz with arrays of features, labels,
+            clients and domains; idx: IDX files of MNIST, Fashion-MNIST or EMNIST; domains are the
+            classes.
+        input: Files or folders to read, comma-separated.
+        output: The store to write, a new file.
+        report: Also write the report as JSON to this file.
+        seed: Seeds the splits, and dealing to clients.
+        max_records: Stop after that many records, to try flags on a large source. [all]
+        processes: How many processes make sentences; the store is the same for any number. [one for
+            each core, up to 4; 1 for inputs below 16 MB] Only with format stackexchange.
+        bad_records: What becomes of a record with a label, feature or domain that cannot be.
+        max_record_mb: How many MB a record of the input may have, such as a line, a post or a user
+            of LEAF.
+        max_unpacked_mb: How many MB a compressed input may have when unpacked.
+        max_unpacked_ratio: How many times its size a compressed input may have when unpacked,
+            beyond the first 10 MB.
+        max_pixels: How many pixels an image may have, all pictures of an animation together. Only
+            with format parquet or idx.
+        split: Shares of the splits. Where the source says what is for testing, these are shares of
+            the rest, and all of it is for training if they are not given.
+        split_by: What is kept together.
+        stratify: Keep the shares of the splits in each domain; otherwise on average only, but then
+            what is kept together stays in its split whatever else the input holds.
+        min_per_split: What is kept together, at least so many of each domain in test, and then in
+            heldout, as far as one is left to train on. Only with stratify true.
+        min_domain_examples: The report names domains with fewer examples than these to train on, or
+            to test on.
+        vocabulary_size: K: how many words of the training clients are kept. Only with format
+            stackexchange, text_folders, plays, leaf, csv, jsonl or parquet.
+        domain_names: VALUE:NAME of every domain, or VALUE where it is the name; others are bad
+            records.
+        domain: What the domain of a post is. Only with format stackexchange.
+        domain_name: Name of the only domain, where the source has none. Only with format leaf, idx,
+            text_folders, plays, npz, csv, jsonl or parquet.
+        domains_file: CSV with a line CLIENT,DOMAIN for each client. Only with format leaf.
+        delimiter: What stands between the columns of CSV: one sign, or tab, semicolon, comma, pipe.
+            [a comma; in .tsv a tab] Only with format csv.
+        encoding: How the text of a file is written. Only with format csv or jsonl.
+        client_column: Column with the client's id. Only with format npz, csv, jsonl or parquet.
+        domain_column: Column with the domain. Only with format npz, csv, jsonl or parquet.
+        group_column: Column with what --split_by=group keeps together. Only with format csv, jsonl
+            or parquet.
+        label_column: Column with the label. [npz: y] Only with format npz, csv, jsonl or parquet.
+        label_kind: What labels are. Only with format leaf, npz, csv, jsonl or parquet.
+        split_column: Column that says what an example is for: train, heldout, test. Only with
+            format csv, jsonl or parquet.
+        feature_columns: Columns with numbers, comma-separated; of several inputs
+            NAME:COLUMN,...;NAME:COLUMN,... (not npz). [npz: x] Only with format npz, csv, jsonl or
+            parquet.
+        categorical_columns: Columns with names of categories, comma-separated; those of training
+            clients are known. Only with format csv, jsonl or parquet.
+        max_categories: How many categories of a column are known, the most frequent ones. Only with
+            format csv, jsonl or parquet.
+        missing_values: What becomes of an empty cell among features. Only with format csv, jsonl or
+            parquet.
+        missing_marks: What stands in cells without a value, beside nothing, e.g. ?,NA. Only with
+            format csv, jsonl or parquet.
+        standardize: Bring each number of --feature_columns to mean 0 and deviation 1 of the
+            training clients; a missing one is then the mean. The store remembers both, and so does
+            a saved model. Only with format csv, jsonl or parquet.
+        image_columns: Columns with images: PNG, JPEG, GIF or BMP files, or lists of pixels from 0
+            to 255. Only with format parquet.
+        text_column: Column with text; LEAF: position of the text in a list of strings. Only with
+            format leaf, csv, jsonl or parquet.
+        feature_name: Name of the features in the store. [pixels for images of bytes, otherwise x]
+            Only with format leaf, npz, csv, jsonl or parquet.
+        feature_shape: Shape of an example's features, if not a vector, e.g. 28,28. In a table it
+            needs exactly one input in --feature_columns. Only with format leaf, csv, jsonl or
+            parquet.
+        class_names: Names of the classes in the order of their numbers; labels may be either.
+            Without it labels are numbers. Only with format leaf, idx, npz, csv, jsonl or parquet.
+        classes: Labels to keep, which become 0, 1, ... in this order. [all] Only with format idx.
+        num_clients: Clients that the examples are dealt to. Only with format idx.
+        sentences: Where sentences end. Only with format text_folders.
+        sentences_per_client: Sentences of a passage that is a client; 0: the whole file is one.
+            Only with format text_folders.
+        sentences_per_group: Sentences of a passage that --split_by=group keeps together, a multiple
+            of --sentences_per_client; 0: the whole file. Only with format text_folders.
+        markup: What becomes of code and of formulas in TeX: drop, keep, or word for one word in
+            their place, <code> or <math>; a name for both or NAME:TREATMENT of each. Only with
+            format stackexchange.
+        tokenizer: How text becomes words. [text_folders: spaces, otherwise words] Only with format
+            text_folders, plays, leaf, csv, jsonl or parquet.
+        case: Case of words. Only with format text_folders, plays, leaf, csv, jsonl or parquet.
+        punctuation: Words without a letter or digit. Only with format text_folders, plays, leaf,
+            csv, jsonl or parquet.
     """
 
-    format: str = setting("", _formats_help)
-    input: tuple[str, ...] = setting((), "Files or folders to read, comma-separated.")
-    output: str = setting("", "The store to write, a new file.")
-    report: Optional[str] = setting(
-        None, "Also write the report as JSON to this file.", is_path=True
-    )
-    seed: int = setting(0, "Seeds the splits, and dealing to clients.", at_least=0)
-    max_records: Optional[int] = setting(
-        None, "Stop after that many records, to try flags on a large source. [all]", at_least=1
-    )
-    processes: Optional[int] = setting(
-        None,
-        "How many processes make sentences; the store is the same for any number. [one for each "
-        "core, up to 4; 1 for inputs below 16 MB]",
-        at_least=1,
-        only_with=_formats("stackexchange"),
-    )
-    bad_records: str = setting(
-        "fail",
-        "What becomes of a record with a label, feature or domain that cannot be.",
-        choices=BAD_RECORDS,
-    )
-    max_record_mb: int = setting(
-        64,
-        "How many MB a record of the input may have, such as a line, a post or a user of LEAF.",
-        at_least=1,
-    )
-    max_unpacked_mb: int = setting(
-        200_000, "How many MB a compressed input may have when unpacked.", at_least=1
-    )
-    max_unpacked_ratio: int = setting(
-        200,
-        "How many times its size a compressed input may have when unpacked, beyond the first "
-        f"{FREE_MB} MB.",
-        at_least=1,
-    )
-    max_pixels: int = setting(
-        1 << 24,
-        "How many pixels an image may have, all pictures of an animation together.",
-        at_least=1,
-        only_with=_formats("parquet", "idx"),
-    )
-    split: tuple[str, ...] = setting(
-        ("train:0.8", "heldout:0.1", "test:0.1"),
-        "Shares of the splits. Where the source says what is for testing, these are shares of the "
-        "rest, and all of it is for training if they are not given.",
-    )
-    split_by: str = setting("client", "What is kept together.", choices=SPLIT_BY)
-    stratify: bool = setting(
-        True,
-        "Keep the shares of the splits in each domain; otherwise on average only, but then what is "
-        "kept together stays in its split whatever else the input holds.",
-    )
-    min_per_split: int = setting(
-        1,
-        "What is kept together, at least so many of each domain in test, and then in heldout, as "
-        "far as one is left to train on.",
-        at_least=0,
-        only_with=("stratify", (True,)),
-    )
-    min_domain_examples: int = setting(
-        FEW_EXAMPLES,
-        "The report names domains with fewer examples than these to train on, or to test on.",
-        at_least=1,
-    )
-    vocabulary_size: int = setting(
-        10000,
-        "K: how many words of the training clients are kept.",
-        at_least=1,
-        only_with=_formats(*_MAY_BE_TEXT),
-    )
-    domain_names: tuple[str, ...] = setting(
-        (),
-        "VALUE:NAME of every domain, or VALUE where it is the name; others are bad records.",
-    )
-    domain: str = setting(
-        "type",
-        "What the domain of a post is.",
-        choices=POST_DOMAINS,
-        only_with=_formats("stackexchange"),
-    )
-    domain_name: Optional[str] = setting(
-        None,
-        "Name of the only domain, where the source has none.",
-        only_with=_formats("leaf", "idx", "text_folders", "plays", *_NAMED_COLUMNS),
-    )
-    domains_file: Optional[str] = setting(
-        None, "CSV with a line CLIENT,DOMAIN for each client.", only_with=_formats("leaf")
-    )
-    delimiter: Optional[str] = setting(
-        None,
-        f"What stands between the columns of CSV: one sign, or {', '.join(DELIMITERS)}. [a comma; "
-        "in .tsv a tab]",
-        only_with=_formats("csv"),
-    )
-    encoding: str = setting(
-        UTF_8,
-        "How the text of a file is written.",
-        choices=ENCODINGS,
-        only_with=_formats("csv", "jsonl"),
-    )
-    client_column: Optional[str] = setting(
-        None, "Column with the client's id.", only_with=_formats(*_NAMED_COLUMNS)
-    )
-    domain_column: Optional[str] = setting(
-        None, "Column with the domain.", only_with=_formats(*_NAMED_COLUMNS)
-    )
-    group_column: Optional[str] = setting(
-        None, "Column with what --split_by=group keeps together.", only_with=_formats(*TABLES)
-    )
-    label_column: Optional[str] = setting(
-        None, "Column with the label. [npz: y]", only_with=_formats(*_NAMED_COLUMNS)
-    )
-    label_kind: str = setting(
-        "class",
-        "What labels are.",
-        choices=LABEL_KINDS,
-        only_with=_formats("leaf", *_NAMED_COLUMNS),
-    )
-    split_column: Optional[str] = setting(
-        None,
-        f"Column that says what an example is for: {', '.join(SPLIT_NAMES)}.",
-        only_with=_formats(*TABLES),
-    )
-    feature_columns: tuple[str, ...] = setting(
-        (),
-        "Columns with numbers, comma-separated; of several inputs NAME:COLUMN,...;NAME:COLUMN,... "
-        "(not npz). [npz: x]",
-        only_with=_formats(*_NAMED_COLUMNS),
-    )
-    categorical_columns: tuple[str, ...] = setting(
-        (),
-        "Columns with names of categories, comma-separated; those of training clients are known.",
-        only_with=_formats(*TABLES),
-    )
-    max_categories: int = setting(
-        1000,
-        "How many categories of a column are known, the most frequent ones.",
-        at_least=1,
-        only_with=_formats(*TABLES),
-    )
-    missing_values: str = setting(
-        "fail",
-        "What becomes of an empty cell among features.",
-        choices=MISSING_VALUES,
-        only_with=_formats(*TABLES),
-    )
-    missing_marks: tuple[str, ...] = setting(
-        (),
-        "What stands in cells without a value, beside nothing, e.g. ?,NA.",
-        only_with=_formats(*TABLES),
-    )
-    standardize: bool = setting(
-        False,
-        "Bring each number of --feature_columns to mean 0 and deviation 1 of the training clients; "
-        "a missing one is then the mean. The store remembers both, and so does a saved model.",
-        only_with=_formats(*TABLES),
-    )
-    image_columns: tuple[str, ...] = setting(
-        (),
-        "Columns with images: PNG, JPEG, GIF or BMP files, or lists of pixels from 0 to 255.",
-        only_with=_formats("parquet"),
-    )
-    text_column: Optional[str] = setting(
-        None,
-        "Column with text; LEAF: position of the text in a list of strings.",
-        only_with=_formats("leaf", *TABLES),
-    )
-    feature_name: Optional[str] = setting(
-        None,
-        "Name of the features in the store. [pixels for images of bytes, otherwise x]",
-        only_with=_formats("leaf", *_NAMED_COLUMNS),
-    )
-    feature_shape: tuple[int, ...] = setting(
-        (),
-        "Shape of an example's features, if not a vector, e.g. 28,28. In a table it needs exactly "
-        "one input in --feature_columns.",
-        only_with=_formats("leaf", *TABLES),
-    )
-    class_names: tuple[str, ...] = setting(
-        (),
-        "Names of the classes in the order of their numbers; labels may be either. Without it "
-        "labels are numbers.",
-        only_with=_formats("leaf", "idx", *_NAMED_COLUMNS),
-    )
-    classes: tuple[int, ...] = setting(
-        (),
-        "Labels to keep, which become 0, 1, ... in this order. [all]",
-        only_with=_formats("idx"),
-    )
-    num_clients: int = setting(
-        100, "Clients that the examples are dealt to.", at_least=1, only_with=_formats("idx")
-    )
-    sentences: str = setting(
-        "punctuation",
-        "Where sentences end.",
-        choices=SENTENCES,
-        only_with=_formats("text_folders"),
-    )
-    sentences_per_client: int = setting(
-        0,
-        "Sentences of a passage that is a client; 0: the whole file is one.",
-        at_least=0,
-        only_with=_formats("text_folders"),
-    )
-    sentences_per_group: int = setting(
-        0,
-        "Sentences of a passage that --split_by=group keeps together, a multiple of "
-        "--sentences_per_client; 0: the whole file.",
-        at_least=0,
-        only_with=_formats("text_folders"),
-    )
-    markup: tuple[str, ...] = setting(
-        DEFAULT_MARKUP,
-        "What becomes of code and of formulas in TeX: drop, keep, or word for one word in their "
-        "place, <code> or <math>; a name for both or NAME:TREATMENT of each.",
-        only_with=_formats("stackexchange"),
-    )
-    tokenizer: Optional[str] = setting(
-        None,
-        "How text becomes words. [text_folders: spaces, otherwise words]",
-        choices=TOKENIZERS,
-        only_with=_formats("text_folders", "plays", "leaf", *TABLES),
-    )
-    case: str = setting(
-        "keep",
-        "Case of words.",
-        choices=CASES,
-        only_with=_formats("text_folders", "plays", "leaf", *TABLES),
-    )
-    punctuation: str = setting(
-        "keep",
-        "Words without a letter or digit.",
-        choices=PUNCTUATION,
-        only_with=_formats("text_folders", "plays", "leaf", *TABLES),
-    )
+    format: str = ""
+    input: tuple[str, ...] = ()
+    output: str = ""
+    report: Optional[Path] = None
+    seed: Annotated[int, Within(least=0)] = 0
+    max_records: Optional[Annotated[int, Within(least=1)]] = None
+    processes: Optional[Annotated[int, Within(least=1)]] = None
+    bad_records: Annotated[str, OneOf(BAD_RECORDS)] = "fail"
+    max_record_mb: Annotated[int, Within(least=1)] = 64
+    max_unpacked_mb: Annotated[int, Within(least=1)] = 200_000
+    max_unpacked_ratio: Annotated[int, Within(least=1)] = 200
+    max_pixels: Annotated[int, Within(least=1)] = 1 << 24
+    split: tuple[str, ...] = ("train:0.8", "heldout:0.1", "test:0.1")
+    split_by: Annotated[str, OneOf(SPLIT_BY)] = "client"
+    stratify: bool = True
+    min_per_split: Annotated[int, Within(least=0)] = 1
+    min_domain_examples: Annotated[int, Within(least=1)] = FEW_EXAMPLES
+    vocabulary_size: Annotated[int, Within(least=1)] = 10000
+    domain_names: tuple[str, ...] = ()
+    domain: Annotated[str, OneOf(POST_DOMAINS)] = "type"
+    domain_name: Optional[str] = None
+    domains_file: Optional[str] = None
+    delimiter: Optional[str] = None
+    encoding: Annotated[str, OneOf(ENCODINGS)] = UTF_8
+    client_column: Optional[str] = None
+    domain_column: Optional[str] = None
+    group_column: Optional[str] = None
+    label_column: Optional[str] = None
+    label_kind: Annotated[str, OneOf(LABEL_KINDS)] = "class"
+    split_column: Optional[str] = None
+    feature_columns: tuple[str, ...] = ()
+    categorical_columns: tuple[str, ...] = ()
+    max_categories: Annotated[int, Within(least=1)] = 1000
+    missing_values: Annotated[str, OneOf(MISSING_VALUES)] = "fail"
+    missing_marks: tuple[str, ...] = ()
+    standardize: bool = False
+    image_columns: tuple[str, ...] = ()
+    text_column: Optional[str] = None
+    feature_name: Optional[str] = None
+    feature_shape: tuple[int, ...] = ()
+    class_names: tuple[str, ...] = ()
+    classes: tuple[int, ...] = ()
+    num_clients: Annotated[int, Within(least=1)] = 100
+    sentences: Annotated[str, OneOf(SENTENCES)] = "punctuation"
+    sentences_per_client: Annotated[int, Within(least=0)] = 0
+    sentences_per_group: Annotated[int, Within(least=0)] = 0
+    markup: tuple[str, ...] = DEFAULT_MARKUP
+    tokenizer: Optional[Annotated[str, OneOf(TOKENIZERS)]] = None
+    case: Annotated[str, OneOf(CASES)] = "keep"
+    punctuation: Annotated[str, OneOf(PUNCTUATION)] = "keep"
 
     @property
     def max_record_bytes(self) -> int:
@@ -389,7 +322,7 @@ class ImportOptions:
 
     def __post_init__(self) -> None:
         """Raises a `UserError` that names the flag if a value is out of range."""
-        settings.check_values(self)
+        super().__post_init__()
         if self.delimiter is not None and (
             len(self.sign_between) != 1 or self.sign_between in '"\r\n'
         ):
@@ -397,6 +330,26 @@ class ImportOptions:
                 f"--delimiter: expected one sign, or {', '.join(DELIMITERS)}, found "
                 f"{self.delimiter!r}"
             )
+
+
+def check_used(options: ImportOptions, given: Collection[str]) -> None:
+    """Refuses given options that the format, or another option, has no use for.
+
+    Args:
+        options: The options.
+        given: Names of the options that a user gave.
+    """
+    for name in given:
+        formats = _FORMATS_OF.get(name, (options.format,))
+        if options.format not in formats:
+            raise UserError(
+                f"--{name} has no effect with --format={options.format}: it needs "
+                f"--format={' or '.join(formats)}"
+            )
+    if "min_per_split" in given and not options.stratify:
+        raise UserError(
+            "--min_per_split has no effect with --stratify=false: it needs --stratify=true"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,8 +127,8 @@ def measurement_of_labels(
         longest = spec.shape[1]
 
         def bounds(limits: ClientLimits) -> Any:
-            words = Bound(limits.max_examples * longest, integer=True)
-            return WordSums(words, Bound(limits.max_examples))
+            words = Bound(limits.examples * longest, integer=True)
+            return WordSums(words, Bound(limits.examples))
 
     elif (
         spec.dtype.is_floating
@@ -138,7 +138,7 @@ def measurement_of_labels(
         work = HashablePartial(sum_numbers, num_domains=num_domains)
 
         def bounds(limits: ClientLimits) -> Any:
-            return NumberSums(*2 * [Bound(limits.max_examples)])
+            return NumberSums(*2 * [Bound(limits.examples)])
 
     else:
         return None

@@ -25,7 +25,6 @@ from tff_agnostic.later import dp_accounting
 from tff_agnostic.privacy.amplification import poisson_sampled_gaussian
 from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling, PoissonCohorts
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
-from tff_agnostic.settings import setting
 
 # Losses are rounded up to multiples of the interval, so that epsilon is never too small. For the
 # settings of tests/privacy its relative error was at most 4e-4. A smaller interval takes seconds a
@@ -269,18 +268,6 @@ def _gaussian_loss(noise_multiplier: float, interval: float) -> PrivacyLoss:
 
 def _interval(noise_multiplier: float) -> float:
     return _INTERVAL if noise_multiplier >= _COARSE_BELOW else _COARSE_INTERVAL
-
-
-def update_share_setting() -> float:
-    """Returns the setting of the updates' share of a round's budget, for options to declare."""
-    share: float = setting(
-        0.8,
-        "Share of a round's privacy budget for updates; sums of losses, counts and metrics have "
-        "the rest.",
-        positive=True,
-        below=1.0,
-    )
-    return share
 
 
 def effective_noise_multiplier(noise_multipliers: Iterable[float]) -> float:

@@ -1,11 +1,12 @@
-"""Settings of `./run privacy`, and the mechanisms that they describe."""
+"""Options of `./run privacy`, and the mechanisms that they describe."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Callable, Optional
+from typing import Annotated, Callable, Optional
 
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.accountant import ACCOUNTANTS, check_delta, check_rounds, default_delta
 from tff_agnostic.privacy.distributed import INTEGER_NOISES, DistributedNoise, IntegerGroup
@@ -15,102 +16,78 @@ from tff_agnostic.privacy.mechanisms import (
     Mechanism,
     TreeNoise,
     effective_noise_multiplier,
-    update_share_setting,
 )
 from tff_agnostic.privacy.sampling import (
     COHORT_SAMPLINGS,
     CohortSampling,
-    answering_clients_setting,
     noise_of_clients,
-    secret_participation_setting,
 )
 from tff_agnostic.privacy.tree import Participations
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, setting
-
-_SAMPLED = ("central", "distributed")
-_OF_SAMPLED = ("privacy", _SAMPLED)
-_OF_DISTRIBUTED = ("privacy", ("distributed",))
-_OF_TREE = ("privacy", ("tree",))
 
 
 @dataclasses.dataclass(frozen=True)
-class AccountingOptions(Settings):
-    """What is asked, and about which run; every field is a flag of `privacy`."""
+class AccountingOptions(Options):
+    """What is asked, and about which run; every field is a flag of `privacy`.
 
-    privacy: str = setting(
-        "central",
-        "Who adds noise: central, a trusted server; distributed, clients before a secure sum; "
-        "tree, a trusted server to a tree of sums over the rounds, for cohorts without sampling. "
-        "One of: central, distributed, tree.",
-    )
-    noise_multiplier: Optional[float] = setting(
-        None,
-        "z: standard deviation of a round's noise per clip norm.",
-        positive=True,
-        at_least=LEAST_NOISE,
-    )
-    target_epsilon: Optional[float] = setting(None, "Budget of the whole run.", positive=True)
-    delta: Optional[float] = setting(
-        None, "Delta of (epsilon, delta); one over ten times the clients if not given."
-    )
-    rounds: Optional[int] = setting(None, "T, communication rounds.", at_least=1)
-    clients: Optional[int] = setting(None, "N, training clients in the population.", at_least=1)
-    clients_per_round: Optional[int] = setting(
-        None, "c, clients in a round.", at_least=1, only_with=_OF_SAMPLED
-    )
-    cohort_sampling: str = setting(
-        "poisson",
-        "How a round's clients are drawn: poisson, independently; fixed_size (uniform in train), "
-        "exactly as many without replacement.",
-        choices=COHORT_SAMPLINGS,
-        only_with=_OF_SAMPLED,
-    )
-    update_share: float = update_share_setting()
-    privacy_accountant: Optional[str] = setting(
-        None,
-        "What computes epsilon: pld or rdp; by default the tighter one that is usual for the "
-        "mechanism.",
-        choices=ACCOUNTANTS,
-    )
-    max_participations: Optional[int] = setting(
-        None, "Most rounds in which a client takes part.", at_least=1, only_with=_OF_TREE
-    )
-    min_separation: int = setting(
-        1,
-        "Least number of rounds from one in which a client takes part to its next one.",
-        at_least=1,
-        only_with=_OF_TREE,
-    )
-    tree_restart_every: Optional[int] = setting(
-        None,
-        "Rounds of a tree before a new one begins; one tree if not given.",
-        at_least=1,
-        only_with=_OF_TREE,
-    )
-    distributed_noise: str = setting(
-        "skellam", "What clients add.", choices=INTEGER_NOISES, only_with=_OF_DISTRIBUTED
-    )
-    privacy_dimension: int = setting(
-        2**20, "Largest number of values of a group.", at_least=1, only_with=_OF_DISTRIBUTED
-    )
-    integer_clip: float = setting(
-        2.0**14,
-        "The clip norm in steps of the integers that clients send.",
-        positive=True,
-        only_with=_OF_DISTRIBUTED,
-    )
-    secret_participation: bool = secret_participation_setting(only_with=_OF_DISTRIBUTED)
-    answering_clients: Optional[int] = answering_clients_setting(only_with=_OF_DISTRIBUTED)
-    privacy_min_clients: Optional[int] = setting(
-        None,
-        "Least number of clients in a round with noise; by default all that report.",
-        at_least=1,
-        only_with=_OF_DISTRIBUTED,
-    )
+    Attributes:
+        privacy: Who adds noise: central, a trusted server; distributed, clients before a secure
+            sum; tree, a trusted server to a tree of sums over the rounds, for cohorts without
+            sampling. One of: central, distributed, tree.
+        noise_multiplier: z: standard deviation of a round's noise per clip norm.
+        target_epsilon: Budget of the whole run.
+        delta: Delta of (epsilon, delta); one over ten times the clients if not given.
+        rounds: T, communication rounds.
+        clients: N, training clients in the population.
+        clients_per_round: c, clients in a round. Only with privacy central or distributed.
+        cohort_sampling: How a round's clients are drawn: poisson, independently; fixed_size
+            (uniform in train), exactly as many without replacement. Only with privacy central or
+            distributed.
+        privacy_accountant: What computes epsilon: pld or rdp; by default the tighter one that is
+            usual for the mechanism.
+        max_participations: Most rounds in which a client takes part. Only with privacy tree.
+        min_separation: Least number of rounds from one in which a client takes part to its next
+            one. Only with privacy tree.
+        tree_restart_every: Rounds of a tree before a new one begins; one tree if not given. Only
+            with privacy tree.
+        distributed_noise: What clients add. Only with privacy distributed.
+        privacy_dimension: Largest number of values of a group. Only with privacy distributed.
+        integer_clip: The clip norm in steps of the integers that clients send. Only with privacy
+            distributed.
+        secret_participation: With Poisson cohorts, whether clients that the coin leaves out report
+            too, with zeros and their share of the noise, so that it stays secret which clients took
+            part, and how many. Otherwise the number of clients is public, and epsilon is several
+            times as large. Only with privacy distributed.
+        answering_clients: M, clients that report in each round of Poisson cohorts, by public turns.
+            Of these, --clients_per_round take part on average, and which ones stays secret. By
+            default all clients; with fewer, less is sent, and epsilon is larger. Only with privacy
+            distributed.
+        privacy_min_clients: Least number of clients in a round with noise; by default all that
+            report. Only with privacy distributed.
+    """
+
+    privacy: str = "central"
+    noise_multiplier: Optional[Annotated[float, Within(above=0, least=LEAST_NOISE)]] = None
+    target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
+    delta: Optional[float] = None
+    rounds: Optional[Annotated[int, Within(least=1)]] = None
+    clients: Optional[Annotated[int, Within(least=1)]] = None
+    clients_per_round: Optional[Annotated[int, Within(least=1)]] = None
+    cohort_sampling: Annotated[str, OneOf(COHORT_SAMPLINGS)] = "poisson"
+    update_share: Annotated[float, Within(above=0, below=1)] = 0.8
+    privacy_accountant: Optional[Annotated[str, OneOf(ACCOUNTANTS)]] = None
+    max_participations: Optional[Annotated[int, Within(least=1)]] = None
+    min_separation: Annotated[int, Within(least=1)] = 1
+    tree_restart_every: Optional[Annotated[int, Within(least=1)]] = None
+    distributed_noise: Annotated[str, OneOf(INTEGER_NOISES)] = "skellam"
+    privacy_dimension: Annotated[int, Within(least=1)] = 2**20
+    integer_clip: Annotated[float, Within(above=0)] = 2.0**14
+    secret_participation: bool = True
+    answering_clients: Optional[Annotated[int, Within(least=1)]] = None
+    privacy_min_clients: Optional[Annotated[int, Within(least=1)]] = None
 
     def __post_init__(self) -> None:
-        """Checks values together too; see `Settings`."""
+        """Checks values together too; see `Options`."""
         super().__post_init__()
         PRIVACIES.given("--privacy", self.privacy)
         if self.clients is None:
@@ -149,27 +126,20 @@ class AccountingOptions(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditOptions(Settings):
-    """Settings of an audit by attack."""
+class AuditOptions(Options):
+    """Options of an audit by attack.
 
-    audit: bool = setting(
-        False,
-        "Attack rounds with these settings as well, and compare what the attack proves with the "
-        "epsilon that is claimed.",
-    )
-    audit_runs: int = setting(
-        1000,
-        "Runs that an audit simulates with the attacked client, and as many without it. More runs "
-        "can prove more.",
-        at_least=100,
-        only_with=("audit", (True,)),
-    )
-    audit_seed: int = setting(
-        0,
-        "What the keys of an audit's runs are drawn with.",
-        at_least=0,
-        only_with=("audit", (True,)),
-    )
+    Attributes:
+        audit: Attack rounds with these settings as well, and compare what the attack proves with
+            the epsilon that is claimed.
+        audit_runs: Runs that an audit simulates with the attacked client, and as many without it.
+            More runs can prove more. Only with audit true.
+        audit_seed: What the keys of an audit's runs are drawn with. Only with audit true.
+    """
+
+    audit: bool = False
+    audit_runs: Annotated[int, Within(least=100)] = 1000
+    audit_seed: Annotated[int, Within(least=0)] = 0
 
 
 def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:

@@ -17,7 +17,6 @@ from tff_agnostic.privacy.amplification import (
     sampled_without_replacement,
 )
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import setting
 
 PLD, RDP = "pld", "rdp"
 ADD_OR_REMOVE = "add or remove one client"
@@ -472,29 +471,6 @@ def noise_of_clients(
     if isinstance(found, PoissonCohorts):
         found = CountedCohorts(found.clients, found.expected_clients, least)
     return NoiseOfClients(found, noise_clients, least)
-
-
-def secret_participation_setting(**metadata: Any) -> Any:
-    """Returns the setting of whether clients that a coin leaves out report in a round."""
-    return setting(
-        True,
-        "With Poisson cohorts, whether clients that the coin leaves out report too, with zeros and "
-        "their share of the noise, so that it stays secret which clients took part, and how many. "
-        "Otherwise the number of clients is public, and epsilon is several times as large.",
-        **metadata,
-    )
-
-
-def answering_clients_setting(**metadata: Any) -> Any:
-    """Returns the setting of how many clients report in a round of Poisson cohorts."""
-    return setting(
-        None,
-        "M, clients that report in each round of Poisson cohorts, by public turns. Of these, "
-        "--clients_per_round take part on average, and which ones stays secret. By default all "
-        "clients; with fewer, less is sent, and epsilon is larger.",
-        at_least=1,
-        **metadata,
-    )
 
 
 def check_answering(clients: int, answering: int, expected_clients: float) -> None:

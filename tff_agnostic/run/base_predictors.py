@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Optional
+from typing import Annotated
 
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.base_predictors.counting import GROUPINGS, outcomes_of, unigram_predictors
 from tff_agnostic.base_predictors.files import PredictorFile, write_predictors
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import check_can_be_made, make_folder
-from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started, task_setting
-from tff_agnostic.settings import command_setting
+from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
 
 _SETTINGS = (
     "seed",
@@ -27,28 +27,36 @@ _SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class PredictorOptions(TaskOptions):
-    """The flags of `base_predictors` that are no settings of runs."""
+    """The flags of `base_predictors` that are no settings of runs.
 
-    task: str = task_setting("unigram")
-    group_by: str = command_setting(
-        "domain",
-        "Whose examples each predictor is made from: domain, by counts that are summed over its "
-        "clients; or client, by counts of its own, which the server sees.",
-        choices=GROUPINGS,
-    )
-    smoothing_share: float = command_setting(
-        0.01,
-        "s: a predictor is 1 - s times the shares of its outcomes, and s times the uniform "
-        "distribution; in [0, 1]. With 0 some outcomes have a probability of 0, where only the "
-        "squared loss is finite.",
-        at_least=0.0,
-        at_most=1.0,
-    )
-    output: Optional[Path] = command_setting(
-        None,
-        "File to write, .npz, for --base_predictors of train.",
-        required="the file to write",
-    )
+    Attributes:
+        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
+            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
+            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
+            client_files: your own features, one .npz file per client (in --data_dir); logistic
+            regression; custom: your Keras model (--model, a Python file) on your client store
+            (--data); next_word: next word of any texts, LSTM or CIFG by flags; domains the store's
+            (--data); text_classifier: class of a text, mean of word vectors or LSTM; domains the
+            store's (--data); emnist: EMNIST characters, CNN; domains high-school or census writers
+            (--data, or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange
+            site, LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next
+            word in Spanish, CIFG with tied embeddings; domains the store's locales (--data);
+            fashion_mnist: three garments of Fashion-MNIST, logistic regression; every class a
+            domain (--data); two_domain_lm: next word in two kinds of text, two-layer LSTM; domains
+            the store's (--data); unigram: words of any texts, each by itself: a distribution;
+            domains the store's (--data)
+        group_by: Whose examples each predictor is made from: domain, by counts that are summed over
+            its clients; or client, by counts of its own, which the server sees.
+        smoothing_share: s: a predictor is 1 - s times the shares of its outcomes, and s times the
+            uniform distribution; in [0, 1]. With 0 some outcomes have a probability of 0, where
+            only the squared loss is finite.
+        output: File to write, .npz, for --base_predictors of train.
+    """
+
+    task: str = "unigram"
+    group_by: Annotated[str, OneOf(GROUPINGS)] = "domain"
+    smoothing_share: Annotated[float, Within(least=0.0, most=1.0)] = 0.01
+    output: Path = dataclasses.field(kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +97,7 @@ def base_predictors(given: GivenRun) -> Predictors:
         )
     make_folder(output.parent)
     write_predictors(output, made)
-    return Predictors(own, made, left_out, num_outcomes, aggregation.limits.max_examples)
+    return Predictors(own, made, left_out, num_outcomes, aggregation.limits.examples)
 
 
 def _show(predictors: Predictors) -> None:

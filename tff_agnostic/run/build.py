@@ -10,9 +10,8 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits
+from tff_agnostic.aggregations.aggregation import Aggregation, LimitedOptions
 from tff_agnostic.aggregations.registry import PRIVACIES
-from tff_agnostic.algorithms.user_algorithm import algorithm_named
 from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
 from tff_agnostic.computations.domain_losses import HoldoutOptions
 from tff_agnostic.computations.evaluation import evaluation_bounds
@@ -46,6 +45,7 @@ from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.keras_platform import classes_of, keras_platform, plain_keras
 from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.program.user_algorithm import algorithm_named
 from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.run.baseline_files import check_baselines_of
 from tff_agnostic.run.evaluation import (
@@ -276,8 +276,8 @@ def _of_a_round(spec: RunSpec, task: Task, counts: np.ndarray) -> tuple[float, .
 def _as_summed(spec: RunSpec, task: Task) -> ClientDataset:
     """Returns the training clients with the examples that --limit_examples leaves them."""
     for part in (spec.privacy, spec.update_aggregator, spec.aggregation):
-        if isinstance(part, ClientLimits):
-            return FirstExamples(task.train, part.max_examples)
+        if isinstance(part, LimitedOptions):
+            return FirstExamples(task.train, part.limit.examples)
     return task.train
 
 
@@ -369,7 +369,7 @@ def _counts(clients: ClientDataset, num_domains: int) -> SplitCounts:
     return SplitCounts(num_clients, client_domain_counts(clients, num_domains))
 
 
-def model_to_start_from(path: Optional[str], model: Model, trust: bool = False) -> Model:
+def model_to_start_from(path: Optional[Path], model: Model, trust: bool = False) -> Model:
     """Returns a model with other initial weights.
 
     Args:
@@ -379,7 +379,7 @@ def model_to_start_from(path: Optional[str], model: Model, trust: bool = False) 
     """
     if path is None:
         return model
-    file = Path(path)
+    file = path
     if file.suffix == CHECKPOINT:
         weights = _of_checkpoint(file, model)
     elif file.suffix in KERAS_FILES:

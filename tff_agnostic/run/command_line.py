@@ -17,17 +17,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.algorithms.user_algorithm import (
-    algorithm_label,
-    is_user_file,
-    load_user_algorithm,
-)
+from tff_agnostic.base.options import Options
 from tff_agnostic.commands import own_flags as flags_of_commands
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import output_folder
-from tff_agnostic.run.command import (
-    Command,
-    Given,
+from tff_agnostic.program.options.flags import Flag, FlagTable, flag_text, flags_of
+from tff_agnostic.program.options.help import (
     Group,
     group_page,
     groups_of,
@@ -35,6 +30,13 @@ from tff_agnostic.run.command import (
     own_groups,
     without_repeated,
 )
+from tff_agnostic.program.user_algorithm import (
+    algorithm_label,
+    is_user_file,
+    load_user_algorithm,
+)
+from tff_agnostic.run.command import Command, Given
+from tff_agnostic.run.effects import NEEDS
 from tff_agnostic.run.folder import RunFolder, SavedRun, algorithm_of_run, folder_of_checkpoint
 from tff_agnostic.run.options import (
     NO_PRESET,
@@ -57,17 +59,9 @@ from tff_agnostic.run.spec import (
     path_flags,
     resolve,
 )
-from tff_agnostic.runtimes.options import RuntimeOptions, options_of
+from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions, options_of
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.settings import (
-    Option,
-    OptionTable,
-    Settings,
-    command_setting,
-    flag_text,
-    settings_in,
-)
 from tff_agnostic.tasks.registry import TASKS
 
 # Where results go that nobody named a folder for.
@@ -83,32 +77,41 @@ _FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
 
 
 @dataclasses.dataclass(frozen=True)
-class DataOptions(Settings):
-    """Where data lie; of commands that take the options of tasks."""
+class DataOptions(Options):
+    """Where data lie; of commands that take the options of tasks.
 
-    data_dir: Optional[Path] = command_setting(
-        None, "Folder with the files of tasks that read some."
-    )
-    data: Optional[Path] = command_setting(
-        None, "Client store, as import_data makes it, for tasks on stores."
-    )
+    Attributes:
+        data_dir: Folder with the files of tasks that read some.
+        data: Client store, as import_data makes it, for tasks on stores.
+    """
 
-
-def _tasks_help() -> str:
-    return "What to learn: " + "; ".join(f"{name}: {spec.summary}" for name, spec in TASKS.items())
-
-
-def task_setting(default: Optional[str]) -> Any:
-    """Declares --task."""
-    short = "What to learn; --help=command says what each is."
-    return command_setting(default, _tasks_help, short=short)
+    data_dir: Optional[Path] = None
+    data: Optional[Path] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions(DataOptions):
-    """What is learned, and from what."""
+    """What is learned, and from what.
 
-    task: Optional[str] = task_setting(None)
+    Attributes:
+        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
+            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
+            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
+            client_files: your own features, one .npz file per client (in --data_dir); logistic
+            regression; custom: your Keras model (--model, a Python file) on your client store
+            (--data); next_word: next word of any texts, LSTM or CIFG by flags; domains the store's
+            (--data); text_classifier: class of a text, mean of word vectors or LSTM; domains the
+            store's (--data); emnist: EMNIST characters, CNN; domains high-school or census writers
+            (--data, or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange
+            site, LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next
+            word in Spanish, CIFG with tied embeddings; domains the store's locales (--data);
+            fashion_mnist: three garments of Fashion-MNIST, logistic regression; every class a
+            domain (--data); two_domain_lm: next word in two kinds of text, two-layer LSTM; domains
+            the store's (--data); unigram: words of any texts, each by itself: a distribution;
+            domains the store's (--data)
+    """
+
+    task: Optional[str] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +128,7 @@ class GivenRun(Given):
     settings: Mapping[str, Any]
     of_tasks: Mapping[str, Any]
     of_runtime: Mapping[str, Any]
-    options: OptionTable
+    options: FlagTable
 
     def task_options(self, task: str) -> dict[str, Any]:
         """Returns the options of a task by field; see `options_of_task`."""
@@ -197,10 +200,10 @@ class RunCommand(Command):
         if self.has_runtime:
             options_of_runtimes().define()
 
-    def has_setting(self, option: Option) -> bool:
+    def has_setting(self, option: Flag) -> bool:
         """Returns whether a setting of runs is a flag of the command."""
-        of_command = self.settings is None or option.flag in self.settings
-        return of_command and option.flag not in self.without
+        of_command = self.settings is None or option.name in self.settings
+        return of_command and option.name not in self.without
 
     def help_text(self, doc: Optional[str], group: str) -> str:
         """Returns the flags that apply to what the command line chooses; see `Command`."""
@@ -210,14 +213,12 @@ class RunCommand(Command):
         task = named.get("task") or getattr(self.own, "task", None)
         algorithms = _algorithms_in(named, task)
 
-        def is_flag(option: Option) -> bool:
-            return option.flag in runs and self.has_setting(option)
+        def is_flag(option: Flag) -> bool:
+            return option.name in runs and self.has_setting(option)
 
         groups = [*own_groups(self.own), *groups_of(RunConfig, is_flag)]
         if issubclass(self.own, DataOptions) and task is not None and task in TASKS:
-            tasks = options_of_tasks()
-            shown = [o for o in tasks.values() if o.owners == (("task", task),)]
-            groups.append(Group(task, f"The task {task}", shown))
+            groups.append(Group(task, f"The task {task}", flags_of(TASKS[task].options)))
         for name in algorithms:
             groups += groups_of(algorithm_of_flag(name).options, is_flag)
 
@@ -229,31 +230,29 @@ class RunCommand(Command):
                 groups += groups_of(PARTS_OF_RUNS[part][name].options, is_flag)
         if self.has_runtime:
             runtime = chosen("runtime")
-            groups += groups_of(
-                RuntimeOptions, lambda option: runtime in option.field.metadata["runtimes"]
-            )
+            groups += groups_of(RuntimeOptions, lambda flag: runtime in RUNTIMES_OF[flag.name])
         groups = without_repeated(groups)
         if group:
             # With the names of all that have the flag.
-            full = [g._replace(options=[runs.get(o.flag, o) for o in g.options]) for g in groups]
+            full = [g._replace(flags=[runs.get(o.name, o) for o in g.flags]) for g in groups]
             return group_page(full, group, _default_text)
-        by_flag = {option.flag: option for group in groups for option in group.options}
+        by_flag = {flag.name: flag for group in groups for flag in group.flags}
         given = _named_in(sys.argv, by_flag)
 
-        def default_text(option: Option) -> str:
+        def default_text(option: Flag) -> str:
             return _default_for(option, task, algorithms, named.get("preset", NO_PRESET))
 
-        def applies(option: Option) -> bool:
-            if option.needs is None or option.flag in given:
+        def applies(option: Flag) -> bool:
+            if option.name not in NEEDS or option.name in given:
                 return True
-            other, wanted = option.needs
+            other, wanted = NEEDS[option.name]
             found = given.get(other)
             if found is None and other in by_flag:
                 # As a text; of several algorithms any may need it.
                 found = default_text(by_flag[other])
             return not found or any(flag_text(value) in found for value in wanted)
 
-        shown_groups = [g._replace(options=list(filter(applies, g.options))) for g in groups]
+        shown_groups = [g._replace(flags=list(filter(applies, g.flags))) for g in groups]
         last = [
             "Flags that need another one's value are shown with it, as in "
             "--lambda_set=box --help, and by --help=GROUP.",
@@ -280,9 +279,9 @@ class RunCommand(Command):
         own, options = self.options, options_of_runs(_user_files(arguments))
         names = (n for n in options if self.settings is None or n in self.settings)
         tables = (
-            OptionTable("flag", {n: options[n] for n in names if n not in self.without}),
+            FlagTable("flag", {n: options[n] for n in names if n not in self.without}),
             options_of_tasks(),
-            options_of_runtimes() if self.has_runtime else OptionTable("flag", {}),
+            options_of_runtimes() if self.has_runtime else FlagTable("flag", {}),
         )
         self._check_known(arguments, [flag for table in (own, *tables) for flag in table])
         of_command = {f: v for f, v in arguments.items() if f in own}
@@ -348,17 +347,17 @@ def started(runtime: str, options: RuntimeOptions) -> contextlib.AbstractContext
     return RUNTIMES[runtime](options)
 
 
-def defaults_elsewhere(option: Option) -> Iterator[tuple[str, str]]:
+def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
     """Yields where an option of runs has a default of its own, by task and algorithm, and which."""
     for task, spec in TASKS.items():
-        if option.flag in spec.defaults:
-            yield task, flag_text(spec.defaults[option.flag])
+        if option.name in spec.defaults:
+            yield task, flag_text(spec.defaults[option.name])
         for algorithm, own in spec.algorithm_defaults.items():
-            if option.flag in own:
-                yield f"{task} with {algorithm}", flag_text(own[option.flag])
+            if option.name in own:
+                yield f"{task} with {algorithm}", flag_text(own[option.name])
 
 
-def _default_text(option: Option) -> str:
+def _default_text(option: Flag) -> str:
     """Returns the default of an option of runs, with those of tasks and algorithms."""
     texts = [f"{where}: {text}" for where, text in defaults_elsewhere(option)]
     default = option.default_text()
@@ -367,12 +366,12 @@ def _default_text(option: Option) -> str:
 
 def default_for_task(task: Optional[str], flag: str, algorithms: Sequence[str]) -> Any:
     """Returns the default of a setting of runs for a task and the first of some algorithms."""
-    field = next(f for f in dataclasses.fields(RunConfig) if f.name == flag)
+    default = getattr(RunConfig, flag)
     if task is None or task not in TASKS:
-        return field.default
+        return default
     spec = TASKS[task]
     own = spec.algorithm_defaults.get(algorithms[0], {}) if algorithms else {}
-    return {flag: field.default, **spec.defaults, **own}[flag]
+    return {flag: default, **spec.defaults, **own}[flag]
 
 
 def _algorithms_in(named: Mapping[str, Any], task: Optional[str]) -> list[str]:
@@ -387,9 +386,7 @@ def _algorithms_in(named: Mapping[str, Any], task: Optional[str]) -> list[str]:
     return list(dict.fromkeys(known)) or [default_for_task(task, "algorithm", [])]
 
 
-def _default_for(
-    option: Option, task: Optional[str], algorithms: Sequence[str], preset: str
-) -> str:
+def _default_for(option: Flag, task: Optional[str], algorithms: Sequence[str], preset: str) -> str:
     """Returns the default that holds for a task, algorithms and a preset, as a text."""
     if task is None or task not in TASKS:
         return _default_text(option)
@@ -399,7 +396,7 @@ def _default_for(
             **spec.defaults,
             **spec.algorithm_defaults.get(name, {}),
             **(algorithm_of_flag(name).paper_settings if preset == PAPER else {}),
-        }.get(option.flag)
+        }.get(option.name)
         for name in algorithms
     }
     texts = {
@@ -411,20 +408,20 @@ def _default_for(
     return "; ".join(f"{algorithm_label(name)}: {text}" for name, text in texts.items())
 
 
-def options_of_command_line() -> OptionTable:
+def options_of_command_line() -> FlagTable:
     """Returns every option of runs by its flag: what is registered, and what users bring."""
     registered, files = options_of_runs(), _user_files(_named_in(sys.argv))
     if not files:
         return registered
     # What algorithms have may be a user's algorithm's, too.
-    shared = {f for f, o in registered.items() if {part for part, _ in o.owners} == {"algorithm"}}
+    shared = {f for f, o in registered.items() if {part for part, _ in o.users} == {"algorithm"}}
     others = {*flags_of_commands(), *options_of_runtimes(), *options_of_tasks()}
     taken = {*registered, *others} - shared
     for path in files:
-        for option in settings_in(load_user_algorithm(Path(path)).options):
-            if option.flag in taken:
+        for option in flags_of(load_user_algorithm(Path(path)).options):
+            if option.name in taken:
                 raise UserError(
-                    f"{path}: options: expected names that no other flag has, found {option.flag}"
+                    f"{path}: options: expected names that no other flag has, found {option.name}"
                 )
     return options_of_runs(files)
 
@@ -490,7 +487,7 @@ def own_flags(spec: RunSpec) -> dict[str, Any]:
         defaults = resolve(spec.task, chosen, {}, data_dir, data).flags()
         usual = resolve(spec.task, {}, {}, data_dir, data).flags()
     except UserError:
-        # Settings of a user's algorithm may exclude their own defaults.
+        # Options of a user's algorithm may exclude their own defaults.
         defaults, usual = {}, {}
     # Of what decides about others, the task's own default; where files lie is none.
     defaults.update({name: usual.get(name) for name in _CHOICES}, task=spec.task)

@@ -1,19 +1,51 @@
-"""Settings without effect that no single `only_with` can describe; see `settings.setting`."""
+"""Settings without effect beside the others of a run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
-from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.domain_weights.excess import OWN, BaselineOptions
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.flags import Needs, check_needs
+from tff_agnostic.program.user_algorithm import is_user_file
 from tff_agnostic.run.options import RunConfig
 
 if TYPE_CHECKING:
     from tff_agnostic.run.spec import RunSpec
 
+# Settings that have an effect with some values of another one only.
+NEEDS: Needs = {
+    "clip_quantile": ("clipping", ("adaptive",)),
+    "clip_learning_rate": ("clipping", ("adaptive",)),
+    "evaluation_noise_multiplier": ("private_evaluation", (True,)),
+    "evaluation_target_epsilon": ("private_evaluation", (True,)),
+    "evaluation_clients_share": ("private_evaluation", (True,)),
+    "evaluation_statistics": ("private_evaluation", (True,)),
+    "answering_clients": ("secret_participation", (True,)),
+    "boundary": ("threshold", ("survey", "refined", "lagged")),
+    "smoothing": ("boundary", ("smooth",)),
+    "threshold_rate": ("threshold", ("tracked",)),
+    "rounds_per_threshold": ("threshold", ("survey", "refined")),
+    "loss_estimate": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
+    "lambda_gradient": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
+    "budget": ("predictor_sampling", ("uniform", "weighted")),
+    "uniform_share": ("predictor_sampling", ("weighted",)),
+    "predictor_draw": ("predictor_sampling", ("uniform", "weighted")),
+    "lambda_learning_rate": ("lambda_update", ("exponentiated_gradient", "projected_gradient")),
+    "domain_conformity": ("lambda_update", ("cvar",)),
+    "cvar_rate": ("lambda_update", ("cvar",)),
+    "lambda_initial": ("lambda_set", ("simplex", "box", "ball")),
+    "lambda_absent": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
+    "chi2_weight": ("lambda_update", ("exponentiated_gradient", "projected_gradient")),
+    "lambda_baselines": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
+    "baseline_losses": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
+    "lambda_lower": ("lambda_set", ("box",)),
+    "lambda_upper": ("lambda_set", ("box",)),
+    "mixtures": ("lambda_set", ("hull",)),
+    "lambda_radius": ("lambda_set", ("ball",)),
+}
 # At level 1 every client trains.
 _OF_THRESHOLDS = ("boundary", "smoothing", "threshold_rate", "rounds_per_threshold")
 # At level 1 lambda goes to the training mixture, whatever the losses, and starts there by default.
@@ -39,6 +71,7 @@ def check_effect(flag: str, run: RunSpec) -> None:
         flag: Flag of the given setting.
         run: The run, which has the setting.
     """
+    check_needs(NEEDS, run.settings(), [flag])
     ignored = (
         _ignored_by_level(flag, run.algorithm)
         or _ignored_by_chi2(flag, run.algorithm)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 from tff_agnostic.aggregations.private_sum import PrivacyOptions, ServerNoiseOptions
-from tff_agnostic.algorithms.user_algorithm import algorithm_label
+from tff_agnostic.base.options import Within
 from tff_agnostic.base_predictors.files import single_predictors
 from tff_agnostic.domain_weights import LambdaSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.program.user_algorithm import algorithm_label
 from tff_agnostic.registry import Registry
 from tff_agnostic.reports.evaluation_table import evaluation_table
 from tff_agnostic.run.build import build_lambda_set
@@ -32,7 +33,6 @@ from tff_agnostic.run.options import path_of
 from tff_agnostic.run.private_account import noise_key
 from tff_agnostic.run.private_evaluation import PrivateEvaluation, evaluation_key
 from tff_agnostic.run.spec import RunSpec, check_test_clients, resolve
-from tff_agnostic.settings import command_setting
 from tff_agnostic.tasks.task import Task
 
 # One of them is given.
@@ -61,32 +61,24 @@ _OF_THIS_CALL = (
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(TaskOptions):
-    """The flags of `evaluate` that are no settings of runs."""
+    """The flags of `evaluate` that are no settings of runs.
 
-    checkpoint: Optional[str] = command_setting(
-        None,
-        "Folder of a run (its newest checkpoint), or one checkpoint file in it.",
-        is_path=True,
-        required="the folder of a run or a checkpoint file",
-    )
-    models: Optional[tuple[str, ...]] = command_setting(
-        None,
-        "Names of the models of a family to evaluate, such as conformity_0.5, or of the base "
-        "predictors of an ensemble, each by itself. [all that were trained]",
-    )
-    training_clients: bool = command_setting(
-        False,
-        "Evaluate the training clients in place of the test clients: the losses that training "
-        "lowers, and their tail.",
-    )
-    adaptation_share: Optional[float] = command_setting(
-        None,
-        "Also let each client choose its model from a family by this share of its examples, and "
-        "report how that model does on the rest of them.",
-        positive=True,
-        below=1,
-    )
-    output: Optional[Path] = command_setting(None, "JSON file to write the evaluation to.")
+    Attributes:
+        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
+        models: Names of the models of a family to evaluate, such as conformity_0.5, or of the base
+            predictors of an ensemble, each by itself. [all that were trained]
+        training_clients: Evaluate the training clients in place of the test clients: the losses
+            that training lowers, and their tail.
+        adaptation_share: Also let each client choose its model from a family by this share of its
+            examples, and report how that model does on the rest of them.
+        output: JSON file to write the evaluation to.
+    """
+
+    checkpoint: Path = dataclasses.field(kw_only=True)
+    models: Optional[tuple[str, ...]] = None
+    training_clients: bool = False
+    adaptation_share: Optional[Annotated[float, Within(above=0, below=1)]] = None
+    output: Optional[Path] = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Annotated, Any, Callable, Optional
 from urllib.parse import quote
 
 import numpy as np
@@ -15,6 +15,7 @@ from tabulate import tabulate
 from tff_agnostic.aggregations.aggregation import Aggregation, SecurityProperty
 from tff_agnostic.aggregations.distributed_sum import SumOfDevices
 from tff_agnostic.aggregations.registry import PRIVACIES
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.computations.algorithm import MAIN_MODEL, Algorithm, RunState
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
@@ -32,12 +33,12 @@ from tff_agnostic.deployment.rounds import (
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import new_folder
 from tff_agnostic.privacy.accountant import guarantee
+from tff_agnostic.program.options.flags import flags_of
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.fleet_privacy import fleet_privacy
-from tff_agnostic.run.options import RunConfig, path_fields
+from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.spec import FORMAT, RunSpec
-from tff_agnostic.settings import Settings, command_setting
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task
 
@@ -65,30 +66,24 @@ _MAX_READS = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceSettings(Settings):
-    """What an export has to know of a fleet, and a simulation has not; every field is a flag."""
+class DeviceSettings(Options):
+    """What an export has to know of a fleet, and a simulation has not; every field is a flag.
 
-    collection_uri: str = command_setting(
-        "app:/examples", "Which of a device's example collections is read."
-    )
-    client_graph: str = command_setting(
-        "tflite",
-        "Which graphs a device gets: tflite, or both, TensorFlow's as well, for clients that are "
-        "built to run that one; it about doubles the download.",
-        choices=CLIENT_GRAPHS,
-    )
-    max_clients_per_round: Optional[int] = command_setting(
-        None,
-        "With --profile=secure: the most clients of a round that sums have room for; sums of more "
-        "would wrap around. By default twice --clients_per_round. Each doubling adds one bit to "
-        "each number that a device sends.",
-        at_least=1,
-    )
-    require_odp_ops: bool = command_setting(
-        False,
-        "Refuse a plan whose devices need ops that On-Device Personalization's lack, instead of "
-        "listing them.",
-    )
+    Attributes:
+        collection_uri: Which of a device's example collections is read.
+        client_graph: Which graphs a device gets: tflite, or both, TensorFlow's as well, for clients
+            that are built to run that one; it about doubles the download.
+        max_clients_per_round: With --profile=secure: the most clients of a round that sums have
+            room for; sums of more would wrap around. By default twice --clients_per_round. Each
+            doubling adds one bit to each number that a device sends.
+        require_odp_ops: Refuse a plan whose devices need ops that On-Device Personalization's lack,
+            instead of listing them.
+    """
+
+    collection_uri: str = "app:/examples"
+    client_graph: Annotated[str, OneOf(CLIENT_GRAPHS)] = "tflite"
+    max_clients_per_round: Optional[Annotated[int, Within(least=1)]] = None
+    require_odp_ops: bool = False
 
 
 def export_request(
@@ -223,7 +218,7 @@ def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregatio
 
 def _options_without_paths(spec: RunSpec) -> dict[str, Any]:
     # Where files lie is nobody's business, and would be other bytes on another machine.
-    paths = {field.name for field in path_fields(TASKS[spec.task].options)}
+    paths = {flag.name for flag in flags_of(TASKS[spec.task].options) if flag.is_path}
     return {name: value for name, value in spec.task_options.items() if name not in paths}
 
 
@@ -232,7 +227,7 @@ def _max_examples(kind: str, config: RunConfig, aggregation: Aggregation) -> Opt
     used = config.max_examples if kind == TRAINING else None
     bounds = [used] if used is not None else []
     if aggregation.cuts_clients:
-        bounds.append(aggregation.limits.max_examples)
+        bounds.append(aggregation.limits.examples)
     return min(bounds, default=None)
 
 

@@ -6,13 +6,12 @@ import dataclasses
 import functools
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, cast
 
-from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.aggregations.aggregation import LimitedOptions
 from tff_agnostic.aggregations.registry import PRIVACIES
-from tff_agnostic.algorithms.user_algorithm import is_user_file
+from tff_agnostic.base.options import OneOf
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.deployment.backends import (
     BACKENDS,
@@ -28,6 +27,8 @@ from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import check_free, new_folder
+from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.user_algorithm import is_user_file
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
 from tff_agnostic.run.export import (
     OF_SIMULATIONS,
@@ -40,7 +41,6 @@ from tff_agnostic.run.export import (
 from tff_agnostic.run.folder import find_checkpoint, with_kept_model
 from tff_agnostic.run.spec import RunSpec, check_clients_per_round, check_federated, resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.settings import command_setting, flag_of, part_of, settings_in
 from tff_agnostic.tasks.task import DATA
 
 if TYPE_CHECKING:
@@ -48,52 +48,38 @@ if TYPE_CHECKING:
 
 _DEFAULT_TASK = "digits"
 # Of whatever kind of privacy, beside the limits of clients.
-_OF_NOISE = {flag_of(field) for spec in PRIVACIES.values() for field in fields(spec.options)} - {
-    *(flag_of(field) for field in fields(ClientLimits)),
+_OF_NOISE = {flag.name for spec in PRIVACIES.values() for flag in flags_of(spec.options)} - {
+    *(flag.name for flag in flags_of(LimitedOptions)),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
-    """The flags of `export` that are no settings of runs."""
+    """The flags of `export` that are no settings of runs.
 
-    output_dir: Optional[Path] = command_setting(
-        None, "Folder to write; new or empty.", required="the folder to write"
-    )
-    kind: str = command_setting(
-        TRAINING,
-        "What a round does: training, or evaluation of a model of a training's checkpoint.",
-        choices=KINDS,
-    )
-    models: Optional[tuple[str, ...]] = command_setting(
-        None,
-        "With --kind=evaluation: name of the model of a family to evaluate, such as "
-        "conformity_0.5; a plan evaluates one. [the main model]",
-    )
-    backend: str = command_setting(
-        FCP,
-        "What plays it: fcp (the platform's servers and devices; a format only) or flower (a live "
-        "fleet: ./run fleet).",
-        choices=BACKENDS,
-    )
-    profile: Optional[str] = command_setting(
-        None,
-        "Kind of plan: daf (plain sums; current servers) or secure (secure sums only; a server "
-        "with a secure aggregation protocol). [daf; secure with --backend=flower]",
-        choices=PROFILES,
-    )
-    checkpoint: Optional[str] = command_setting(
-        None,
-        "Folder of a run (its newest checkpoint), or one checkpoint file in it, where the "
-        "deployment goes on; task and settings are the run's unless flags say otherwise.",
-        is_path=True,
-    )
-    clients_dir: Optional[Path] = command_setting(
-        None,
-        "Folder to write the task's clients to, for run_plan: the training clients, a TFRecord "
-        "file each, and the cohorts that a simulation would draw next; for an evaluation the test "
-        "clients, and all of them as a cohort.",
-    )
+    Attributes:
+        output_dir: Folder to write; new or empty.
+        kind: What a round does: training, or evaluation of a model of a training's checkpoint.
+        models: With --kind=evaluation: name of the model of a family to evaluate, such as
+            conformity_0.5; a plan evaluates one. [the main model]
+        backend: What plays it: fcp (the platform's servers and devices; a format only) or flower (a
+            live fleet: ./run fleet).
+        profile: Kind of plan: daf (plain sums; current servers) or secure (secure sums only; a
+            server with a secure aggregation protocol). [daf; secure with --backend=flower]
+        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it, where the
+            deployment goes on; task and settings are the run's unless flags say otherwise.
+        clients_dir: Folder to write the task's clients to, for run_plan: the training clients, a
+            TFRecord file each, and the cohorts that a simulation would draw next; for an evaluation
+            the test clients, and all of them as a cohort.
+    """
+
+    output_dir: Path = dataclasses.field(kw_only=True)
+    kind: Annotated[str, OneOf(KINDS)] = TRAINING
+    models: Optional[tuple[str, ...]] = None
+    backend: Annotated[str, OneOf(BACKENDS)] = FCP
+    profile: Optional[Annotated[str, OneOf(PROFILES)]] = None
+    checkpoint: Optional[Path] = None
+    clients_dir: Optional[Path] = None
 
 
 class Exported(NamedTuple):
@@ -119,7 +105,7 @@ def export_plan(given: GivenRun) -> Exported:
     for name in sorted(given.names):
         if name in backend.without:
             raise UserError(f"--{name} has no effect with --backend={own.backend}")
-    check_heeded([o.flag for o in settings_in(ServerTaskSettings) if o.flag in given.names], kind)
+    check_heeded([o.name for o in flags_of(ServerTaskSettings) if o.name in given.names], kind)
     trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
     spec = _spec(given, trained[0].spec() if trained else None)
     check_federated(spec.config, "to export")
@@ -139,10 +125,10 @@ def export_plan(given: GivenRun) -> Exported:
         spec,
         task,
         own.profile,
-        part_of(own, DeviceSettings),
+        own,
         restore,
         kind,
-        part_of(own, ServerTaskSettings),
+        own,
         own.models,
         own.backend,
     )

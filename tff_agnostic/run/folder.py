@@ -22,7 +22,6 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.algorithms.user_algorithm import OWN_CODE, is_user_file
 from tff_agnostic.errors import UserError, counted, some_of
 from tff_agnostic.files import (
     atomic_file,
@@ -36,9 +35,11 @@ from tff_agnostic.files import (
     write_json,
 )
 from tff_agnostic.privacy.distributed import epsilon_is_too_small, epsilon_warning
+from tff_agnostic.program.options.flags import flag_text
+from tff_agnostic.program.user_algorithm import OWN_CODE, is_user_file
 from tff_agnostic.run.baseline_files import BASELINES
+from tff_agnostic.run.options import CHANGEABLE_ON_RESUME
 from tff_agnostic.run.spec import (
-    CHANGEABLE,
     FORMAT,
     RunSpec,
     changes_of_settings,
@@ -56,7 +57,6 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 from tff_agnostic.saving.keras import KERAS_FILES
-from tff_agnostic.settings import flag_of, flag_text
 from tff_agnostic.tasks.task import DATA, Task
 
 CHECKPOINT = ".npz"
@@ -288,7 +288,7 @@ class SavedRun:
 
         Neither the examples nor the code that trains need be those of the run.
         """
-        of_training = [field.name for _, field in self.spec().path_fields()]
+        of_training = [*self.spec().paths()]
         self.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *of_training))
 
     def check_executed_alike(self, spec: RunSpec, execution: Mapping[str, Any]) -> None:
@@ -354,7 +354,7 @@ def adopted(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
     def older(part: Any, before: Any) -> Any:
         if type(part) is not type(before):
             return part
-        missing = [f.name for f in dataclasses.fields(part) if flag_of(f) not in known]
+        missing = [f.name for f in dataclasses.fields(part) if f.name not in known]
         return dataclasses.replace(part, **{name: getattr(before, name) for name in missing})
 
     return dataclasses.replace(
@@ -395,12 +395,12 @@ def with_kept_model(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
     compared.
     """
     model = spec.config.initial_model
-    if saved is None or model is None or model != saved.flags.get(INITIAL_MODEL):
+    if saved is None or model is None or str(model) != saved.flags.get(INITIAL_MODEL):
         return spec
     kept = kept_model(saved.folder.path)
     if kept is None:
         return spec
-    config = dataclasses.replace(spec.config, initial_model=str(kept))
+    config = dataclasses.replace(spec.config, initial_model=kept)
     return dataclasses.replace(spec, config=config)
 
 
@@ -427,7 +427,7 @@ def kept_model(folder: Path) -> Optional[Path]:
 
 
 def write_made_of(
-    folder: Path, fingerprint: Mapping[str, str], initial_model: Optional[str], is_new: bool
+    folder: Path, fingerprint: Mapping[str, str], initial_model: Optional[Path], is_new: bool
 ) -> None:
     """Writes what a run is made of into its folder.
 
@@ -446,7 +446,7 @@ def write_made_of(
     elif is_new:
         (folder / FINGERPRINT).unlink(missing_ok=True)
     if initial_model is not None and kept_model(folder) is None:
-        _copy(folder, Path(initial_model), fingerprint)
+        _copy(folder, initial_model, fingerprint)
 
 
 def _copy(folder: Path, model: Path, fingerprint: Mapping[str, str]) -> None:
@@ -528,7 +528,7 @@ def trained_with(spec: RunSpec, fingerprint: Mapping[str, str]) -> Mapping[str, 
         name: value
         for name, value in spec.flags().items()
         # Not given is something else than any file.
-        if name not in CHANGEABLE and (name not in paths or value is None)
+        if name not in CHANGEABLE_ON_RESUME and (name not in paths or value is None)
     }
     # A folder that nobody named is one, too.
     settings.pop("data_dir", None)

@@ -13,7 +13,6 @@ import numpy as np
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Export, Limits, open_export
 from plan_runner.play import read_state
-from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.computations.round import Round
 from tff_agnostic.deployment.graphs import METRICS, SERVER, names_of
@@ -24,14 +23,15 @@ from tff_agnostic.files import check_free, make_folder, new_folder, read_json, w
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.program.options.flags import build
+from tff_agnostic.program.user_algorithm import algorithm_label
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
 from tff_agnostic.run.folder import RunFolder, trained_with
-from tff_agnostic.run.options import RunConfig, by_flag
+from tff_agnostic.run.options import RunConfig, stored_values
 from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
 from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.settings import command_setting, make
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import DATA, Task, option_flag
 
@@ -52,32 +52,23 @@ _SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class ImportStateOptions(DataOptions):
-    """The flags of `import_state` that are no settings of runs."""
+    """The flags of `import_state` that are no settings of runs.
 
-    plan: Optional[Path] = command_setting(
-        None,
-        "Folder of the export that the server was given.",
-        required="the folder of an export",
-    )
-    server_state: Optional[Path] = command_setting(
-        None,
-        "Checkpoint of the server's state: what run_plan writes, or a server stores after a round.",
-        required="the checkpoint of its server",
-    )
-    output_dir: Optional[Path] = command_setting(
-        None,
-        "Folder of the run to make; new or empty.",
-        required="the folder of the run to make",
-    )
-    trust: bool = command_setting(
-        False,
-        "Read the checkpoint without a sandbox: only one that you trust, where the kernel has no "
-        "Landlock or no seccomp.",
-    )
-    max_memory_gb: float = command_setting(
-        DEFAULT_LIMITS.max_memory_gb,
-        "Memory of the process that reads the checkpoint, in 10^9 bytes.",
-    )
+    Attributes:
+        plan: Folder of the export that the server was given.
+        server_state: Checkpoint of the server's state: what run_plan writes, or a server stores
+            after a round.
+        output_dir: Folder of the run to make; new or empty.
+        trust: Read the checkpoint without a sandbox: only one that you trust, where the kernel has
+            no Landlock or no seccomp.
+        max_memory_gb: Memory of the process that reads the checkpoint, in 10^9 bytes.
+    """
+
+    plan: Path = dataclasses.field(kw_only=True)
+    server_state: Path = dataclasses.field(kw_only=True)
+    output_dir: Path = dataclasses.field(kw_only=True)
+    trust: bool = False
+    max_memory_gb: float = DEFAULT_LIMITS.max_memory_gb
 
 
 def run_of_export(
@@ -96,7 +87,7 @@ def run_of_export(
     Args:
         manifest: The export's.
         completed: Rounds of the state that the fleet led to.
-        given: Settings that the user gave, by flag.
+        given: Options that the user gave, by flag.
         task_options: Options of the task that were given.
         data_dir: Folder with the task's files, if it was given.
         data: The client store, if it was given.
@@ -113,7 +104,7 @@ def run_of_export(
         )
     task = manifest["task"]
     spec = TASKS[task]
-    settings = by_flag(make(RunConfig, spec.defaults))
+    settings = stored_values(build(RunConfig, spec.defaults))
     options = {f.name: f.default for f in dataclasses.fields(spec.options)}
     options.update(manifest.get(OPTIONS, {}))
     flags = {

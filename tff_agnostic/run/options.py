@@ -6,32 +6,24 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.algorithms.user_algorithm import algorithm_named, is_user_file, making_options_of
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.computations.algorithm import AlgorithmSpec
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, percentile_name
 from tff_agnostic.models.keras import PRECISIONS
+from tff_agnostic.program.options.flags import FlagTable, build, flags_of, values_of
+from tff_agnostic.program.user_algorithm import algorithm_named, is_user_file, making_options_of
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
-from tff_agnostic.settings import (
-    OptionTable,
-    Settings,
-    flag_of,
-    is_stored,
-    make,
-    setting,
-    settings_in,
-)
 from tff_agnostic.tasks.domain_input import DOMAIN_INPUTS, NO_DOMAIN_INPUT
 from tff_agnostic.tasks.registry import TASKS
-from tff_agnostic.tasks.task import option_flag
 
 NO_PRESET, PAPER = "none", "paper"
 PRESETS: Registry[str] = Registry(
@@ -41,142 +33,95 @@ PRESETS: Registry[str] = Registry(
         PAPER: "the algorithm or figure of the paper to the letter",
     },
 )
-# Metadata of a setting: what folders mean that were written before it existed.
-_AS_BEFORE = "as_before"
+# Options that a run may have otherwise when it is resumed, and a sentence about its earlier rounds.
+CHANGEABLE_ON_RESUME: Mapping[str, str] = {
+    "runtime": "numbers may differ in their last bits from those of an uninterrupted run",
+    "rounds": "",
+    "evaluate_every": "evaluations of earlier rounds stay as they are",
+    "evaluation_clients": "evaluations of earlier rounds stay as they are",
+    "worst_min_examples": "the worst domain of earlier rounds stays as it was written",
+    "client_percentiles": "columns of earlier rounds have what was asked for then",
+    "checkpoint_every": "",
+    "keep_checkpoints": "",
+}
+# Options that no folder keeps: they are given each time.
+NOT_STORED = frozenset({"trust"})
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(Settings):
-    """Settings of every run, whatever it trains.
+class RunConfig(Options):
+    """Options of every run, whatever it trains.
 
-    Every field is a flag of the same name; its help text is in the field's metadata. Tasks replace
-    the defaults given here, and those of algorithms, with their own (`TaskSpec.defaults`).
+    Attributes:
+        algorithm: What to train with: an algorithm's name, or a Python file of yours. Names:
+            afl_boost, agnostic_fed_avg, delta_fl, fed_avg, fed_avg_sub, fed_avg_target_only,
+            fed_boost, fed_prox, q_ffl, stochastic_afl, term.
+        preset: Source of settings that you do not give. Flags that you give win.
+        runtime: Where rounds run: in this process (cohort), in Ray workers (ray), or in TFF's
+            runtime, the reference (tff).
+        aggregation: How client updates are summed: in the clear (plain), or so that the server sees
+            sums only (secure).
+        update_aggregator: Aggregator of tff.learning that averages updates, with --runtime=tff. All
+            else in training is then in secure sums.
+        privacy: Client-level differential privacy. The server adds noise to every sum (central) or
+            to its running sums (tree), or clients add it before a secure sum (distributed).
+        initial_model: Start from these weights: a Keras file (.keras, .h5), the newest checkpoint
+            of a run's folder, or a checkpoint file.
+        trust: Run code that Keras files of --initial_model and --base_predictors hold, such as
+            Lambda layers. Not stored: give it again to resume, evaluate, save or export the run.
+        frozen_layers: Layers that are not trained and whose updates are not sent: names or patterns
+            such as block_*, comma-separated.
+        domain_input: Whether the domain of an example is an input of the model, which then needs it
+            wherever it is used: embedding adds a learnt vector of the domain to the scores.
+        precision: Number format of layers. Mixed precision is for GPUs and TPUs; weights stay
+            float32.
+        seed: Random seed of splits, cohorts, weights and shuffling.
+        rounds: T, communication rounds.
+        clients_per_round: c, clients in a round.
+        cohort_sampling: How clients are drawn for a round: without replacement (uniform), with each
+            domain's share (stratified; the domain of most of a client's examples is its own), each
+            client by itself (poisson), or with a client's rounds as far apart as possible (turns).
+        pooled: Train centrally, as a row to compare with: no federated training. The examples of
+            all training clients are in one place, and a round is minibatch SGD on as many of them
+            as --clients_per_round clients have on average.
+        max_examples: Largest number of examples of a training client to use, the first ones.
+        evaluate_every: Rounds between evaluations on the test clients.
+        evaluation_clients: Number of test clients in evaluations between rounds, the same each
+            time; all if not given. The last evaluation uses all.
+        worst_min_examples: Minimum number of evaluation examples for a domain to count as worst or
+            best. Smaller domains are listed only.
+        client_percentiles: Percentiles of client values to report, comma-separated, above 0 and
+            below 100.
+        checkpoint_every: Rounds between checkpoints.
+        keep_checkpoints: Number of newest checkpoints to keep.
     """
 
-    algorithm: str = setting(
-        "agnostic_fed_avg",
-        "What to train with: an algorithm's name, or a Python file of yours. Names: "
-        f"{', '.join(ALGORITHMS)}.",
-    )
-    preset: str = setting(
-        NO_PRESET,
-        "Source of settings that you do not give. Flags that you give win.",
-        choices=PRESETS,
-    )
-    runtime: str = setting(
-        "cohort",
-        "Where rounds run: in this process (cohort), in Ray workers (ray), or in TFF's runtime, "
-        "the reference (tff).",
-        choices=RUNTIMES,
-        may_change="numbers may differ in their last bits from those of an uninterrupted run",
-    )
-    aggregation: str = setting(
-        "plain",
-        "How client updates are summed: in the clear (plain), or so that the server sees sums only "
-        "(secure).",
-        choices=AGGREGATIONS,
-    )
-    update_aggregator: str = setting(
-        "none",
-        "Aggregator of tff.learning that averages updates, with --runtime=tff. All else in "
-        "training is then in secure sums.",
-        choices=UPDATE_AGGREGATORS,
-        short="tff.learning's aggregator: none, robust, compressed, dp or secure.",
-    )
-    privacy: str = setting(
-        "none",
-        "Client-level differential privacy. The server adds noise to every sum (central) or to its "
-        "running sums (tree), or clients add it before a secure sum (distributed).",
-        choices=PRIVACIES,
-    )
-    initial_model: Optional[str] = setting(
-        None,
-        "Start from these weights: a Keras file (.keras, .h5), the newest checkpoint of a run's "
-        "folder, or a checkpoint file.",
-        short="Start from these weights: a Keras file, a run's folder, or a checkpoint file.",
-        is_path=True,
-    )
-    trust: bool = setting(
-        False,
-        "Run code that Keras files of --initial_model and --base_predictors hold, such as Lambda "
-        "layers. Not stored: give it again to resume, evaluate, save or export the run.",
-        is_stored=False,
-    )
-    frozen_layers: tuple[str, ...] = setting(
-        (),
-        "Layers that are not trained and whose updates are not sent: names or patterns such as "
-        "block_*, comma-separated.",
-        short="Layers that are not trained: names or patterns such as block_*.",
-    )
-    domain_input: str = setting(
-        NO_DOMAIN_INPUT,
-        "Whether the domain of an example is an input of the model, which then needs it wherever "
-        "it is used: embedding adds a learnt vector of the domain to the scores.",
-        choices=DOMAIN_INPUTS,
-        short="Whether the domain is an input of the model: none or embedding.",
-    )
-    precision: str = setting(
-        "float32",
-        "Number format of layers. Mixed precision is for GPUs and TPUs; weights stay float32.",
-        choices=PRECISIONS,
-        short="Number format of layers: float32, mixed_bfloat16 or mixed_float16.",
-    )
-    seed: int = setting(0, "Random seed of splits, cohorts, weights and shuffling.", at_least=0)
-    rounds: int = setting(100, "T, communication rounds.", at_least=1, may_change="")
-    clients_per_round: int = setting(10, "c, clients in a round.", at_least=1)
-    cohort_sampling: str = setting(
-        "uniform",
-        "How clients are drawn for a round: without replacement (uniform), with each domain's "
-        "share (stratified; the domain of most of a client's examples is its own), each client by "
-        "itself (poisson), or with a client's rounds as far apart as possible (turns).",
-        choices=COHORT_SAMPLINGS,
-        short="How clients are drawn: uniform, stratified, poisson or turns.",
-    )
-    pooled: bool = setting(
-        False,
-        "Train centrally, as a row to compare with: no federated training. The examples of all "
-        "training clients are in one place, and a round is minibatch SGD on as many of them as "
-        "--clients_per_round clients have on average.",
-        short="Train centrally on all examples in one place: no federated training.",
-    )
-    max_examples: Optional[int] = setting(
-        None, "Largest number of examples of a training client to use, the first ones.", at_least=1
-    )
-    evaluate_every: int = setting(
-        10,
-        "Rounds between evaluations on the test clients.",
-        at_least=1,
-        may_change="evaluations of earlier rounds stay as they are",
-    )
-    evaluation_clients: Optional[int] = setting(
-        None,
-        "Number of test clients in evaluations between rounds, the same each time; all if not "
-        "given. The last evaluation uses all.",
-        short="Test clients in evaluations between rounds; all if not given.",
-        at_least=1,
-        may_change="evaluations of earlier rounds stay as they are",
-    )
-    worst_min_examples: int = setting(
-        10,
-        "Minimum number of evaluation examples for a domain to count as worst or best. Smaller "
-        "domains are listed only.",
-        short="Fewest evaluation examples of a domain that counts as worst or best.",
-        at_least=1,
-        as_before=1,
-        may_change="what was written of the worst domain after earlier rounds stays as it is",
-    )
-    client_percentiles: tuple[float, ...] = setting(
-        DEFAULT_PERCENTILES,
-        "Percentiles of client values to report, comma-separated, above 0 and below 100.",
-        may_change="columns of earlier rounds have what was asked for then",
-    )
-    checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1, may_change="")
-    keep_checkpoints: int = setting(
-        2, "Number of newest checkpoints to keep.", at_least=1, may_change=""
-    )
+    algorithm: str = "agnostic_fed_avg"
+    preset: Annotated[str, OneOf(PRESETS)] = NO_PRESET
+    runtime: Annotated[str, OneOf(RUNTIMES)] = "cohort"
+    aggregation: Annotated[str, OneOf(AGGREGATIONS)] = "plain"
+    update_aggregator: Annotated[str, OneOf(UPDATE_AGGREGATORS)] = "none"
+    privacy: Annotated[str, OneOf(PRIVACIES)] = "none"
+    initial_model: Optional[Path] = None
+    trust: bool = False
+    frozen_layers: tuple[str, ...] = ()
+    domain_input: Annotated[str, OneOf(DOMAIN_INPUTS)] = NO_DOMAIN_INPUT
+    precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
+    seed: Annotated[int, Within(least=0)] = 0
+    rounds: Annotated[int, Within(least=1)] = 100
+    clients_per_round: Annotated[int, Within(least=1)] = 10
+    cohort_sampling: Annotated[str, OneOf(COHORT_SAMPLINGS)] = "uniform"
+    pooled: bool = False
+    max_examples: Optional[Annotated[int, Within(least=1)]] = None
+    evaluate_every: Annotated[int, Within(least=1)] = 10
+    evaluation_clients: Optional[Annotated[int, Within(least=1)]] = None
+    worst_min_examples: Annotated[int, Within(least=1)] = 10
+    client_percentiles: tuple[float, ...] = DEFAULT_PERCENTILES
+    checkpoint_every: Annotated[int, Within(least=1)] = 10
+    keep_checkpoints: Annotated[int, Within(least=1)] = 2
 
     def __post_init__(self) -> None:
-        """Checks the percentiles too; see `Settings`."""
+        """Checks the percentiles too; see `Options`."""
         super().__post_init__()
         outside = [f"{p:g}" for p in self.client_percentiles if not 0 < p < 100]
         if outside or not self.client_percentiles:
@@ -209,8 +154,8 @@ def settings_of_runs() -> Iterator[tuple[str, str, type]]:
             yield kind, name, spec.options
 
 
-def options_of_runs(files: Iterable[str] = ()) -> OptionTable:
-    """Returns every option of runs by its flag: what is registered, and what users bring.
+def options_of_runs(files: Iterable[str] = ()) -> FlagTable:
+    """Returns every option of runs by its flag: the registered ones, and those of users' files.
 
     Made once per process, and once more for each set of users' options.
 
@@ -221,53 +166,47 @@ def options_of_runs(files: Iterable[str] = ()) -> OptionTable:
 
 
 @functools.cache
-def _options_of_runs(of_users: tuple[tuple[str, type], ...]) -> OptionTable:
+def _options_of_runs(of_users: tuple[tuple[str, type], ...]) -> FlagTable:
     users = (("algorithm", name, options) for name, options in of_users)
-    return OptionTable.of("flag", [("config", "", RunConfig), *settings_of_runs(), *users])
+    return FlagTable.join([("config", "", RunConfig), *settings_of_runs(), *users])
 
 
 @functools.cache
-def options_of_runtimes() -> OptionTable:
+def options_of_runtimes() -> FlagTable:
     """Returns the options of runtimes by flag."""
-    return OptionTable.of("flag", [("runtime", "", RuntimeOptions)])
+    return FlagTable.join([("runtime", "", RuntimeOptions)])
 
 
 @functools.cache
-def options_of_tasks() -> OptionTable:
-    """Returns the options of all tasks by flag; the owner of each is its task."""
-    return OptionTable(
-        "flag",
-        {
-            option_flag(task, option.field): dataclasses.replace(
-                option, flag=option_flag(task, option.field), owners=(("task", task),)
-            )
-            for task, spec in TASKS.items()
-            for option in settings_in(spec.options)
-        },
-    )
+def options_of_tasks() -> FlagTable:
+    """Returns the options of all tasks by flag."""
+    return FlagTable.join(("task", name, spec.options) for name, spec in TASKS.items())
 
 
-def options_of_task(task: str, by_flag: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a task by field.
+def options_of_task(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the given options of a task.
 
     Args:
-        by_flag: Options of tasks that were given.
+        task: Name of the task.
+        given: Options of tasks that were given, by flag.
     """
-    _ = TASKS[task]
-    options = options_of_tasks()
-    for flag in by_flag:
-        if options[flag].owners != (("task", task),):
-            raise UserError(f"--{flag} has no effect with --task={task}")
-    return {options[flag].field.name: value for flag, value in by_flag.items()}
+    names = {flag.name for flag in flags_of(TASKS[task].options)}
+    for name in given:
+        if name not in names:
+            users = [user for _, user in options_of_tasks()[name].users]
+            raise UserError(
+                f"--{name} has no effect with --task={task}: it needs --task={' or '.join(users)}"
+            )
+    return dict(given)
 
 
 def without_effect(flag: str, config: RunConfig) -> str:
     """Returns why a setting that was given does nothing in a run, and what it needs."""
     option = options_of_runs().get(flag)
-    if option is None or not option.owners:
+    if option is None or not option.users:
         return f"--{flag} has no effect with --algorithm={config.algorithm}"
-    (part, _), *_ = option.owners
-    names = [name for kind, name in option.owners if kind == part]
+    (part, _), *_ = option.users
+    names = [name for kind, name in option.users if kind == part]
     return (
         f"--{flag} has no effect with --{part}={getattr(config, part)}: it needs "
         f"--{part}={' or '.join(names)}"
@@ -297,56 +236,61 @@ def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
     """Returns the settings of an algorithm; see `make`."""
     options = algorithm_of_flag(name).options
     with making_options_of(name):
-        return make(options, values)
+        return build(options, values)
 
 
-def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str, Any]:
-    """Adds what an earlier release, without a setting, did.
+def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values of options that were read from a file, with those that no folder keeps.
 
     Args:
-        values: Values by flag, as they were read from a file.
-        is_of_now: Whether they were written by this release, which leaves nothing out.
+        kind: The class of options.
+        values: Values by flag, as the file has them.
 
     Raises:
-        KeyError: If something is missing all the same.
+        KeyError: If a value is missing.
     """
-    all_values = dict(values)
-    for one in settings_in(kind):
-        if not is_stored(one.field):
-            # Whatever a file says.
-            all_values[one.flag] = one.field.default
-            continue
-        if one.flag in values:
-            one.check_type(values[one.flag])
-            continue
-        if is_of_now:
-            raise KeyError(one.flag)
-        field = one.field
-        all_values[one.flag] = field.metadata.get(_AS_BEFORE, field.default)
-    return all_values
+    read = {}
+    for flag in flags_of(kind):
+        if flag.name in NOT_STORED:
+            # Whatever the file says.
+            read[flag.name] = flag.to_value(flag.default)
+        else:
+            flag.check_type(values[flag.name])
+            read[flag.name] = values[flag.name]
+    return read
 
 
-def by_flag(settings: Any) -> dict[str, Any]:
-    """Returns the values of a dataclass of settings by flag, of those that folders keep."""
-    return {
-        flag_of(field): getattr(settings, field.name)
-        for field in dataclasses.fields(settings)
-        if is_stored(field)
-    }
+def task_in(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the name of a run's task and the values of its options, of values by flag."""
+    kind = TASKS[values["task"]].options
+    return values["task"], values_of(build(kind, checked(kind, values)))
 
 
-def path_fields(options: Any) -> list[dataclasses.Field]:
-    """Returns the fields of a dataclass of settings that name files."""
-    return [field for field in dataclasses.fields(options) if field.metadata["is_path"]]
+def stored_values(options: Any) -> dict[str, Any]:
+    """Returns the values of options by flag, without those that no folder keeps."""
+    return {name: v for name, v in values_of(options).items() if name not in NOT_STORED}
 
 
-def initial_file(text: str) -> Optional[str]:
+def paths_in(options: Any) -> dict[str, Any]:
+    """Returns the values of the flags that name files: a path, a tuple of paths, or None."""
+    paths = {}
+    for flag in flags_of(type(options)):
+        value = flag.value_in(options)
+        if isinstance(value, Options):
+            inner = [v for v in vars(value).values() if isinstance(v, Path)]
+            if inner:
+                paths[flag.name] = inner[0]
+        elif flag.is_path:
+            paths[flag.name] = value
+    return paths
+
+
+def initial_file(path: Path) -> Path:
     """Returns the file that training starts from, also where a run's folder was given.
 
     Of that run it is the newest checkpoint that can be read, which it may delete when it goes on:
     who starts from it keeps a copy (`run.folder`).
     """
-    path = Path(text)
     if path.is_dir():
         try:
             newest = _newest_file(path / CHECKPOINTS, _changed(path / CHECKPOINTS))
@@ -357,10 +301,10 @@ def initial_file(text: str) -> Optional[str]:
                 "--initial_model: expected a Keras model, a checkpoint or the folder of a run, "
                 f"found no checkpoint in {path}"
             )
-        return absolute(newest)
+        return newest.resolve()
     if not path.is_file():
         raise UserError(f"--initial_model: expected a file or a run's folder, found none at {path}")
-    return absolute(path)
+    return path.resolve()
 
 
 @functools.lru_cache(maxsize=16)
@@ -376,15 +320,18 @@ def _changed(folder: Path) -> int:
 
 
 def with_absolute_paths(options: Any) -> Any:
-    """Returns a dataclass of settings in which every path is absolute."""
-    paths = {f.name: _absolute_of(getattr(options, f.name)) for f in path_fields(options)}
-    return dataclasses.replace(options, **paths) if paths else options
+    """Returns options in which every path is absolute."""
 
+    def resolved(value: Any) -> Any:
+        if isinstance(value, Options):
+            return with_absolute_paths(value)
+        if isinstance(value, tuple):
+            return tuple(map(resolved, value))
+        return value.resolve() if isinstance(value, Path) else value
 
-def _absolute_of(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(absolute(Path(text)) for text in value)
-    return absolute(Path(value)) if value is not None else None
+    changes = {name: resolved(value) for name, value in vars(options).items()}
+    changed = {name: new for name, new in changes.items() if new != vars(options)[name]}
+    return dataclasses.replace(options, **changed) if changed else options
 
 
 def absolute(path: Optional[Path]) -> Optional[str]:

@@ -14,7 +14,6 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic import of_checkout, versions
-from tff_agnostic.algorithms.user_algorithm import algorithm_label, algorithm_named
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.data.data_warnings import Remark
@@ -27,6 +26,7 @@ from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.formatting import csv_text, short_names
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights, measures_of
+from tff_agnostic.program.user_algorithm import algorithm_label, algorithm_named
 from tff_agnostic.report_fields import ReportField
 from tff_agnostic.reports.distributions import client_figure
 from tff_agnostic.reports.figures import (

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Optional
 
 from tff_agnostic.aggregations.private_sum import PrivacyOptions
 from tff_agnostic.files import check_free, new_folder, write_json
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.folder import find_checkpoint
 from tff_agnostic.run.results import CARD, model_card, result_after, saved_line
-from tff_agnostic.saving.save import FORMATS, SavedFile, check_request, save_models
-from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS
+from tff_agnostic.saving.save import SavedFile, check_request, save_models
+from tff_agnostic.saving.tflite import NOT_QUANTIZED
 from tff_agnostic.saving.trained_model import MADE_UP, TEST
-from tff_agnostic.settings import command_setting
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions(DataOptions):
-    """The flags of `save_model`; those of data and tasks say where files have moved to."""
+    """The flags of `save_model`; those of data and tasks say where files have moved to.
 
-    checkpoint: Optional[Path] = command_setting(
-        None,
-        "Folder of a run (its newest checkpoint), or one checkpoint file in it.",
-        required="the folder of a run or a checkpoint file",
-    )
-    format: tuple[str, ...] = command_setting(
-        ("keras",), f"What to write: some of {', '.join(FORMATS)}."
-    )
-    quantize: str = command_setting(
-        NOT_QUANTIZED,
-        "Number format of the weights in a second TensorFlow Lite file; none writes the plain file "
-        f"only. One of {', '.join(QUANTIZATIONS)}.",
-    )
-    output_dir: Optional[Path] = command_setting(
-        None, "Folder to write; new or empty.", required="the folder to write"
-    )
+    Attributes:
+        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
+        format: What to write: some of keras, saved_model, tflite.
+        quantize: Number format of the weights in a second TensorFlow Lite file; none writes the
+            plain file only. One of none, int8, float16.
+        output_dir: Folder to write; new or empty.
+    """
+
+    checkpoint: Path = dataclasses.field(kw_only=True)
+    format: tuple[str, ...] = ("keras",)
+    quantize: str = NOT_QUANTIZED
+    output_dir: Path = dataclasses.field(kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A run with every value resolved, as flags and as JSON; how two runs differ.
 
-Settings are one flat name space of flags. Whose they are is decided here: a flag that none of the
+Options are one flat name space of flags. Whose they are is decided here: a flag that none of the
 chosen ones has is refused, as it would do nothing.
 """
 
@@ -15,55 +15,44 @@ from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
-from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
+from tff_agnostic.base.options import Options
 from tff_agnostic.base_predictors.files import MixingTask, with_base_predictors
 from tff_agnostic.computations.algorithm import Trait
-from tff_agnostic.computations.schedules import tabulated
 from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.data.sampling import SIZES_BY_CHANCE
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.keras import computing_in, freeze
+from tff_agnostic.program.options.flags import build, flag_text, flags_of, values_of
+from tff_agnostic.program.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.run.baseline_files import with_known_baselines
 from tff_agnostic.run.effects import check_effect
 from tff_agnostic.run.options import (
+    CHANGEABLE_ON_RESUME,
     NO_PRESET,
     RunConfig,
     absolute,
     algorithm_of_flag,
     algorithm_options,
-    by_flag,
-    complete,
+    checked,
     initial_file,
-    path_fields,
     path_of,
+    paths_in,
     preset_settings,
+    stored_values,
+    task_in,
     with_absolute_paths,
     without_effect,
 )
-from tff_agnostic.settings import (
-    Settings,
-    check_effective,
-    flag_of,
-    flag_text,
-    make,
-    without_aliases,
-)
 from tff_agnostic.tasks.domain_input import with_domain_input
-from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_flags
-from tff_agnostic.tasks.task import DATA, Task, TaskContext, option_flag
+from tff_agnostic.tasks.registry import TASKS, load_task
+from tff_agnostic.tasks.task import DATA, Task, TaskContext
 
 PLACES_OF_DATA = ("data_dir", "data")
 # Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
 FORMAT = 10
 # Said first where runs differ.
 _CHIEF = ("task", "algorithm", "aggregation")
-# What a run that goes on may have otherwise, and what is told of it.
-CHANGEABLE: Mapping[str, str] = {
-    flag_of(field): field.metadata["may_change"]
-    for field in dataclasses.fields(RunConfig)
-    if "may_change" in field.metadata
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +65,10 @@ class RunSpec:
         data_dir: Folder with the task's files, absolute.
         data: The client store, absolute.
         config: What every run has.
-        algorithm: Settings of the algorithm, an instance of its spec's `options`.
-        aggregation: Settings of the aggregation.
-        privacy: Settings of differential privacy.
-        update_aggregator: Settings of the aggregator of updates.
+        algorithm: Options of the algorithm, an instance of its spec's `options`.
+        aggregation: Options of the aggregation.
+        privacy: Options of differential privacy.
+        update_aggregator: Options of the aggregator of updates.
         given: Flags of the settings that a user gave, whatever their values.
         baselines_of: The domains that a file or a run had baselines of, in their order; none where
             the numbers are from no such one.
@@ -92,14 +81,14 @@ class RunSpec:
     config: RunConfig
     algorithm: Any
     aggregation: Any
-    privacy: Any = Settings()
-    update_aggregator: Any = Settings()
+    privacy: Any = Options()
+    update_aggregator: Any = Options()
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
     baselines_of: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def settings(self) -> dict[str, Any]:
         """Returns the values of all settings but the task's, by flag."""
-        return {name: value for part in self.parts for name, value in by_flag(part).items()}
+        return {name: value for part in self.parts for name, value in stored_values(part).items()}
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -117,15 +106,18 @@ class RunSpec:
         """Whether it trains with differential privacy."""
         return self.config.privacy != "none"
 
-    def path_fields(self) -> list[tuple[Any, dataclasses.Field]]:
-        """Returns what names files in the settings, without the task's: the part and its field."""
-        return [(part, f) for part in (self.config, self.algorithm) for f in path_fields(part)]
+    def paths(self) -> dict[str, Any]:
+        """Returns the paths in the settings, without the task's, by flag."""
+        return {**paths_in(self.config), **paths_in(self.algorithm)}
 
     def flags(self) -> dict[str, Any]:
         """Returns every flag and its value; what config.json holds."""
-        options = {f: self.task_options[name] for f, name in option_flags(self.task).items()}
-        flags = {"task": self.task, "data_dir": self.data_dir, "data": self.data, **options}
-        for name, value in self.settings().items():
+        flags: dict[str, Any] = {
+            "task": self.task,
+            "data_dir": self.data_dir,
+            "data": self.data,
+        }
+        for name, value in {**self.task_options, **self.settings()}.items():
             flags[name] = list(value) if isinstance(value, tuple) else value
         return flags
 
@@ -148,10 +140,9 @@ class RunSpec:
         A private run has none of its data: with it, a person who knows all other clients could
         check a guess about one. Its checkpoints have a keyed digest instead.
         """
-        paths = {f.name: getattr(part, f.name) for part, f in self.path_fields()}
-        # What several paths name is part of the task: what is in them, and not how.
+        # Several paths name parts of the task, whose digests are the task's.
         of_files = {
-            name: file_digest(Path(path)) for name, path in paths.items() if isinstance(path, str)
+            name: file_digest(path) for name, path in self.paths().items() if isinstance(path, Path)
         }
         digests = dict(task.fingerprint)
         if self.is_private:
@@ -179,8 +170,8 @@ class RunSpec:
 def path_flags(spec: RunSpec) -> set[str]:
     """Returns the flags of a run that say where files lie."""
     paths = {*PLACES_OF_DATA}
-    paths.update(option_flag(spec.task, f) for f in path_fields(TASKS[spec.task].options))
-    paths.update(flag_of(field) for _, field in spec.path_fields())
+    paths.update(flag.name for flag in flags_of(TASKS[spec.task].options) if flag.is_path)
+    paths.update(spec.paths())
     return paths
 
 
@@ -196,12 +187,12 @@ def resolve(
     """Fills what was not given: first from the task's defaults, then from the settings' own.
 
     Args:
-        given: Settings that the user gave, by flag.
+        given: Options that the user gave, by flag.
         task_options: Options of the task that were given.
         data_dir: Folder with the task's files.
         data: The client store.
-        inherited: Settings of an earlier run, which what was given replaces.
-        shared: Settings that were given for several runs, and need not have an effect on this one.
+        inherited: Options of an earlier run, which what was given replaces.
+        shared: Options that were given for several runs, and need not have an effect on this one.
     """
     spec = TASKS[task]
     # What is first counts.
@@ -219,12 +210,7 @@ def resolve(
         dict(tuned),
         *layers[2:],
     )
-    known = algorithm_of_flag(name).options
-    given, shared = without_aliases(known, given), without_aliases(known, shared)
-    rounds = values.get("rounds", RunConfig.rounds)
-    given = tabulated(given, rounds)
-    values = ChainMap({"algorithm": name}, given, tabulated(shared, rounds), *values.maps[3:])
-    config = make(RunConfig, values)
+    config = build(RunConfig, values)
     if config.initial_model is not None and ("initial_model" in given or "initial_model" in shared):
         # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
         config = dataclasses.replace(config, initial_model=initial_file(config.initial_model))
@@ -233,14 +219,14 @@ def resolve(
     )
     run = RunSpec(
         task,
-        dataclasses.asdict(with_absolute_paths(spec.options(**task_options))),
+        values_of(with_absolute_paths(build(spec.options, task_options))),
         absolute(data_dir),
         absolute(data),
         config,
         algorithm,
-        make(AGGREGATIONS[config.aggregation].options, values),
-        make(PRIVACIES[config.privacy].options, values),
-        make(UPDATE_AGGREGATORS[config.update_aggregator].options, values),
+        build(AGGREGATIONS[config.aggregation].options, values),
+        build(PRIVACIES[config.privacy].options, values),
+        build(UPDATE_AGGREGATORS[config.update_aggregator].options, values),
         frozenset((*shared, *given)),
         baselines_of,
     )
@@ -251,21 +237,19 @@ def resolve(
 
 
 def from_flags(flags: Mapping[str, Any]) -> RunSpec:
-    """Returns the spec whose `flags()` these are, or those of an earlier release.
+    """Returns the spec whose `flags()` these are.
 
     Raises:
-        KeyError: If a flag is missing that the release had which wrote them.
+        KeyError: If a flag is missing.
     """
     for flag in ("task", "data_dir", "data"):
         if not isinstance(flags[flag], (str, type(None))):
             raise UserError(f"--{flag}: expected a text, found {flags[flag]!r:.100}")
-    is_of_now = flags.get("format", 1) == FORMAT
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
-    task, options = task_of_flags(flags, is_of_now)
-    config = make(RunConfig, complete(RunConfig, values, is_of_now))
-    aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
-    if not is_of_now:
-        values = without_aliases(algorithm.options, values)
+    task, options = task_in(values)
+    config = build(RunConfig, checked(RunConfig, values))
+    algorithm = algorithm_of_flag(config.algorithm).options
+    aggregation = AGGREGATIONS[config.aggregation].options
     privacy = PRIVACIES[config.privacy].options
     of_updates = UPDATE_AGGREGATORS[config.update_aggregator].options
     return RunSpec(
@@ -274,10 +258,10 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
         flags["data_dir"],
         flags["data"],
         config,
-        algorithm_options(config.algorithm, complete(algorithm.options, values, is_of_now)),
-        make(aggregation.options, complete(aggregation.options, values, is_of_now)),
-        make(privacy, complete(privacy, values, is_of_now)),
-        make(of_updates, complete(of_updates, values, is_of_now)),
+        algorithm_options(config.algorithm, checked(algorithm, values)),
+        build(aggregation, checked(aggregation, values)),
+        build(privacy, checked(privacy, values)),
+        build(of_updates, checked(of_updates, values)),
     )
 
 
@@ -330,13 +314,10 @@ def check_federated(config: RunConfig, what: str) -> None:
 
 def check_given(run: RunSpec, flags: Iterable[str]) -> None:
     """Refuses settings that were given, by their flags, but have no effect on a run."""
-    parts = run.parts
-    fields = [{flag_of(field): field.name for field in dataclasses.fields(p)} for p in parts]
+    names = {flag.name for part in run.parts for flag in flags_of(type(part))}
     for flag in flags:
-        part = next((k for k, names in enumerate(fields) if flag in names), None)
-        if part is None:
+        if flag not in names:
             raise UserError(without_effect(flag, run.config))
-        check_effective(parts[part], [fields[part][flag]])
         check_effect(flag, run)
 
 
@@ -366,7 +347,7 @@ def inheriting(
     """Returns the run that is as an earlier one wherever nothing else is given.
 
     Args:
-        given: Settings that the user gave, by flag.
+        given: Options that the user gave, by flag.
         task_options: Options of its task that were given.
         data_dir: Folder with the task's files, if it was given.
         data: The client store, if it was given.
@@ -389,7 +370,7 @@ def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) 
             anywhere, as whoever reads them compares what is in them.
     """
     there, here = earlier.flags(), spec.flags()
-    free = {*CHANGEABLE, *_found_by_content(spec, known_content)}
+    free = {*CHANGEABLE_ON_RESUME, *_found_by_content(spec, known_content)}
     # What only one of them has belongs to another algorithm or aggregation, which is told.
     names = sorted({*here} & {*there}, key=lambda name: (name not in _CHIEF, name))
     different = [name for name in names if here[name] != there[name] and name not in free]
@@ -407,18 +388,15 @@ def changes_of_settings(earlier: RunSpec, spec: RunSpec) -> list[str]:
     there, here = earlier.settings(), spec.settings()
     return [
         f"--{flag} was {flag_text(there[flag])} until now and is {flag_text(here[flag])}: {told}"
-        for flag, told in CHANGEABLE.items()
+        for flag, told in CHANGEABLE_ON_RESUME.items()
         if told and there[flag] != here[flag]
     ]
 
 
 def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
     """Returns the flags of files of which the content is known."""
-    by_flag = {"data": DATA, "data_dir": DATA}
-    for field in path_fields(TASKS[spec.task].options):
-        by_flag[option_flag(spec.task, field)] = field.name
-    by_flag.update((flag_of(field), field.name) for _, field in spec.path_fields())
-    return {flag for flag, name in by_flag.items() if name in known_content}
+    flags = {*PLACES_OF_DATA} if DATA in known_content else set()
+    return flags | {flag for flag in path_flags(spec) if flag in known_content}
 
 
 def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None:

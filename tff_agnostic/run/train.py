@@ -9,14 +9,13 @@ from typing import Any, Optional
 
 import numpy as np
 
-from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import read_json
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.by_group import ByGroup, by_group_of
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.reports.page import TITLE
+from tff_agnostic.program.user_algorithm import algorithm_label
 from tff_agnostic.reports.run_page import with_results_kept, write_run_report
 from tff_agnostic.reports.run_record import read_run
 from tff_agnostic.reports.run_verdict import run_verdict
@@ -27,15 +26,13 @@ from tff_agnostic.run.command_line import (
     Session,
     TaskOptions,
     session,
-    task_setting,
     train_command,
 )
 from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.spec import CHANGEABLE, RunSpec
+from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.saving.keras import read_keras
 from tff_agnostic.saving.save import FORMATS
-from tff_agnostic.settings import command_setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,19 +89,36 @@ class TrainedRun:
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions(TaskOptions):
-    """The flags of `train` that are no settings of runs."""
+    """The flags of `train` that are no settings of runs.
 
-    task: str = task_setting("digits")
-    output_dir: Optional[Path] = command_setting(
-        None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
-    )
-    title: Optional[str] = command_setting(None, TITLE)
-    resume: bool = command_setting(
-        False,
-        "Go on with the run in --output_dir, or with the newest one of its name. All settings are "
-        f"those of the folder; flags may give other values of {', '.join(CHANGEABLE)}, of how "
-        "rounds are executed, and say where files have moved to.",
-    )
+    Attributes:
+        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
+            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
+            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
+            client_files: your own features, one .npz file per client (in --data_dir); logistic
+            regression; custom: your Keras model (--model, a Python file) on your client store
+            (--data); next_word: next word of any texts, LSTM or CIFG by flags; domains the store's
+            (--data); text_classifier: class of a text, mean of word vectors or LSTM; domains the
+            store's (--data); emnist: EMNIST characters, CNN; domains high-school or census writers
+            (--data, or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange
+            site, LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next
+            word in Spanish, CIFG with tied embeddings; domains the store's locales (--data);
+            fashion_mnist: three garments of Fashion-MNIST, logistic regression; every class a
+            domain (--data); two_domain_lm: next word in two kinds of text, two-layer LSTM; domains
+            the store's (--data); unigram: words of any texts, each by itself: a distribution;
+            domains the store's (--data)
+        output_dir: Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]
+        title: Heading of report.html. [that of the page that is replaced, or what was run]
+        resume: Go on with the run in --output_dir, or with the newest one of its name. All settings
+            are those of the folder; flags may give other values of runtime, rounds, evaluate_every,
+            evaluation_clients, worst_min_examples, client_percentiles, checkpoint_every,
+            keep_checkpoints, of how rounds are executed, and say where files have moved to.
+    """
+
+    task: str = "digits"
+    output_dir: Optional[Path] = None
+    title: Optional[str] = None
+    resume: bool = False
 
 
 def train(given: GivenRun) -> TrainedRun:

@@ -6,12 +6,12 @@ import dataclasses
 import importlib.metadata
 import types
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.runtimes.client_work import CLIENT_MODES
 from tff_agnostic.runtimes.devices import DEVICES
-from tff_agnostic.settings import Settings, setting
 
 _IN_PROCESS = ("cohort", "ray")
 _ON_RAY = ("ray",)
@@ -21,79 +21,56 @@ _DAY = 86_400.0  # seconds
 TENSORFLOW = "tensorflow"
 """Name of the release in `RuntimeOptions.execution`; it is no flag."""
 _OF_LAST_BITS = ("client_mode", "max_clients_in_step", "xla")
+# Runtimes that have a use for an option.
+RUNTIMES_OF: Mapping[str, tuple[str, ...]] = {
+    "device": ("cohort",),
+    "client_mode": _IN_PROCESS,
+    "max_clients_in_step": _IN_PROCESS,
+    "lanes": ("cohort",),
+    "xla": _IN_PROCESS,
+    "ray_address": _ON_RAY,
+    "num_workers": _ON_RAY,
+    "cpus_per_worker": _ON_RAY,
+    "gpus_per_worker": _ON_RAY,
+    "worker_start_seconds": _ON_RAY,
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class RuntimeOptions(Settings):
+class RuntimeOptions(Options):
     """How rounds are executed.
 
-    Every field is a flag of the same name; its help text is in the field's metadata.
+    Attributes:
+        device: Device of clients; auto takes all GPUs that TensorFlow sees, or else the CPU.
+        client_mode: Whether many clients take each step together (vectorised; on CPUs for small
+            models) or run one after another (streamed).
+        max_clients_in_step: Most clients that take a step together. [what fits into 64 MB, or into
+            2 GB of an accelerator, at most 512]
+        lanes: Clients, or groups of clients, that run at once. [one per processor or two per GPU]
+        xla: Whether XLA compiles what clients do, which are then streamed.
+        ray_address: Which Ray runs clients: local starts one for this command, on this machine's
+            loopback interface; auto is the cluster that this machine belongs to; HOST:PORT names
+            one.
+        num_workers: How many Ray workers, at most one per client of a round; if not given, as many
+            as there is room for. No number of them changes the results.
+        cpus_per_worker: CPUs of a Ray worker, which runs as many clients at once; a fraction lets
+            workers share.
+        gpus_per_worker: GPUs of a Ray worker, which runs its clients there; a fraction lets workers
+            share.
+        worker_start_seconds: Seconds without any Ray worker that has started, after which the
+            command gives up.
     """
 
-    device: str = setting(
-        "auto",
-        "Device of clients; auto takes all GPUs that TensorFlow sees, or else the CPU.",
-        choices=DEVICES,
-        runtimes=("cohort",),
-    )
-    client_mode: str = setting(
-        "auto",
-        "Whether many clients take each step together (vectorised; on CPUs for small models) or "
-        "run one after another (streamed).",
-        choices=CLIENT_MODES,
-        runtimes=_IN_PROCESS,
-    )
-    max_clients_in_step: Optional[int] = setting(
-        None,
-        "Most clients that take a step together. [what fits into 64 MB, or into 2 GB of an "
-        "accelerator, at most 512]",
-        at_least=1,
-        runtimes=_IN_PROCESS,
-    )
-    lanes: Optional[int] = setting(
-        None,
-        "Clients, or groups of clients, that run at once. [one per processor or two per GPU]",
-        at_least=1,
-        at_most=_MAX_LANES,
-        runtimes=("cohort",),
-    )
-    xla: bool = setting(
-        False,
-        "Whether XLA compiles what clients do, which are then streamed.",
-        runtimes=_IN_PROCESS,
-    )
-    ray_address: str = setting(
-        "local",
-        "Which Ray runs clients: local starts one for this command, on this machine's loopback "
-        "interface; auto is the cluster that this machine belongs to; HOST:PORT names one.",
-        runtimes=_ON_RAY,
-    )
-    num_workers: Optional[int] = setting(
-        None,
-        "How many Ray workers, at most one per client of a round; if not given, as many as there "
-        "is room for. No number of them changes the results.",
-        at_least=1,
-        runtimes=_ON_RAY,
-    )
-    cpus_per_worker: float = setting(
-        1.0,
-        "CPUs of a Ray worker, which runs as many clients at once; a fraction lets workers share.",
-        positive=True,
-        runtimes=_ON_RAY,
-    )
-    gpus_per_worker: float = setting(
-        0.0,
-        "GPUs of a Ray worker, which runs its clients there; a fraction lets workers share.",
-        at_least=0.0,
-        runtimes=_ON_RAY,
-    )
-    worker_start_seconds: float = setting(
-        120.0,
-        "Seconds without any Ray worker that has started, after which the command gives up.",
-        positive=True,
-        at_most=_DAY,
-        runtimes=_ON_RAY,
-    )
+    device: Annotated[str, OneOf(DEVICES)] = "auto"
+    client_mode: Annotated[str, OneOf(CLIENT_MODES)] = "auto"
+    max_clients_in_step: Optional[Annotated[int, Within(least=1)]] = None
+    lanes: Optional[Annotated[int, Within(least=1, most=_MAX_LANES)]] = None
+    xla: bool = False
+    ray_address: str = "local"
+    num_workers: Optional[Annotated[int, Within(least=1)]] = None
+    cpus_per_worker: Annotated[float, Within(above=0)] = 1.0
+    gpus_per_worker: Annotated[float, Within(least=0.0)] = 0.0
+    worker_start_seconds: Annotated[float, Within(above=0, most=_DAY)] = 120.0
 
     def execution(self) -> dict[str, Any]:
         """Returns what may change the last bits of numbers: settings, and TensorFlow's release."""
@@ -115,9 +92,8 @@ def options_of(
         before: How a run was executed until now, if it goes on: see `Runtime.execution`. What of it
             may change last bits stays as it was unless something of that is given.
     """
-    of_runtime = {f.name: f.metadata["runtimes"] for f in dataclasses.fields(RuntimeOptions)}
     names = [name for name in _OF_LAST_BITS if name in before]
-    kept = {n: before[n] for n in names if runtime in of_runtime[n]}
+    kept = {n: before[n] for n in names if runtime in RUNTIMES_OF[n]}
     options = RuntimeOptions(**({} if {*names} & {*given} else kept), **given)
     check_options(options, runtime, given)
     return options
@@ -131,11 +107,10 @@ def check_options(options: RuntimeOptions, runtime: str, given: Mapping[str, Any
         runtime: Name of the runtime that they are for.
         given: Those that the user gave.
     """
-    for field in dataclasses.fields(options):
-        wanted = field.metadata["runtimes"]
-        if field.name in given and runtime not in wanted:
+    for name, wanted in RUNTIMES_OF.items():
+        if name in given and runtime not in wanted:
             raise UserError(
-                f"--{field.name} has no effect with --runtime={runtime}: it needs "
+                f"--{name} has no effect with --runtime={runtime}: it needs "
                 f"--runtime={' or '.join(wanted)}"
             )
     if options.xla and options.client_mode == "vectorised":

@@ -16,7 +16,6 @@ from tff_agnostic.run.command_line import GivenRun, RunCommand, session
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import comparison_report
 from tff_agnostic.studies.comparison import MADE_FIRST, Comparison, check_folder, run_trials
 from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
@@ -63,12 +62,15 @@ class ComparedRuns:
 
 @dataclasses.dataclass(frozen=True)
 class CompareOptions(TrialOptions):
-    """The flags of `compare` that are no settings of runs."""
+    """The flags of `compare` that are no settings of runs.
 
-    output_dir: Optional[Path] = command_setting(
-        None, "Folder of all runs. [runs/compare-TASK-NUMBER, a new one]"
-    )
-    resume: bool = command_setting(False, "Keep complete trials and go on with the others.")
+    Attributes:
+        output_dir: Folder of all runs. [runs/compare-TASK-NUMBER, a new one]
+        resume: Keep complete trials and go on with the others.
+    """
+
+    output_dir: Optional[Path] = None
+    resume: bool = False
 
 
 def compare(given: GivenRun) -> ComparedRuns:

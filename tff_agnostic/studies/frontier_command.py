@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Annotated, Optional
 
 import numpy as np
 
 from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import write_json, write_text
@@ -21,7 +22,6 @@ from tff_agnostic.reports.run_page import REPORT
 from tff_agnostic.run.build import training_examples
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
 from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.settings import command_setting
 from tff_agnostic.studies import frontier_report as reports
 from tff_agnostic.studies.comparison import (
     MADE_FIRST,
@@ -50,38 +50,27 @@ _MIXTURES = "mixtures"
 
 @dataclasses.dataclass(frozen=True)
 class FrontierOptions(TrialOptions):
-    """The flags of `frontier` that are no settings of runs."""
+    """The flags of `frontier` that are no settings of runs.
 
-    grid: str = command_setting(
-        "lines",
-        "Which mixtures: between that of the training examples and each domain, or all over the "
-        "simplex; of two domains both are the line between them.",
-        choices=GRIDS,
-    )
-    grid_points: int = command_setting(
-        5,
-        "Points of each line, or of each edge of the simplex, with its ends.",
-        at_least=2,
-    )
-    grid_algorithm: str = command_setting(
-        "agnostic_fed_avg",
-        "What trains on the mixtures, with lambda fixed.",
-        choices=_WITH_LAMBDA,
-    )
-    measure: Optional[str] = command_setting(
-        None,
-        "What is to be good in the worst domain: loss, or a metric of the task. [its first metric, "
-        "loss if it has none]",
-    )
-    max_hours: Optional[float] = command_setting(
-        None,
-        "Stop after the first trial if all of them would take longer; it says how long.",
-        positive=True,
-    )
-    output_dir: Optional[Path] = command_setting(
-        None, "Folder of all runs. [runs/frontier-TASK-NUMBER, a new one]"
-    )
-    resume: bool = command_setting(False, "Keep complete trials and go on with the others.")
+    Attributes:
+        grid: Which mixtures: between that of the training examples and each domain, or all over the
+            simplex; of two domains both are the line between them.
+        grid_points: Points of each line, or of each edge of the simplex, with its ends.
+        grid_algorithm: What trains on the mixtures, with lambda fixed.
+        measure: What is to be good in the worst domain: loss, or a metric of the task. [its first
+            metric, loss if it has none]
+        max_hours: Stop after the first trial if all of them would take longer; it says how long.
+        output_dir: Folder of all runs. [runs/frontier-TASK-NUMBER, a new one]
+        resume: Keep complete trials and go on with the others.
+    """
+
+    grid: Annotated[str, OneOf(GRIDS)] = "lines"
+    grid_points: Annotated[int, Within(least=2)] = 5
+    grid_algorithm: Annotated[str, OneOf(_WITH_LAMBDA)] = "agnostic_fed_avg"
+    measure: Optional[str] = None
+    max_hours: Optional[Annotated[float, Within(above=0)]] = None
+    output_dir: Optional[Path] = None
+    resume: bool = False
 
 
 def draw_frontier(given: GivenRun) -> None:

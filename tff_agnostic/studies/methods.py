@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Annotated, Any, Optional, Union
 
-from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.algorithms.user_algorithm import algorithm_label, algorithm_named, is_user_file
+from tff_agnostic.base.options import Within
 from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
-from tff_agnostic.reports.page import TITLE
-from tff_agnostic.run.command_line import GivenRun, TaskOptions, task_setting
+from tff_agnostic.program.options.flags import REPEATED
+from tff_agnostic.program.user_algorithm import algorithm_label, algorithm_named, is_user_file
+from tff_agnostic.run.command_line import GivenRun, TaskOptions
 from tff_agnostic.run.options import algorithm_of_flag
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere
-from tff_agnostic.settings import command_setting
 from tff_agnostic.studies.comparison import MAX_TRIALS
 from tff_agnostic.tasks.domain_input import EMBEDDING
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
-# Settings that all rows of a comparison share, or it would compare something else.
+# Options that all rows of a comparison share, or it would compare something else.
 OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
 # Becomes the name of a folder, beside what a comparison has there itself.
 _NAME = re.compile(r"[\w][\w .+-]*")
@@ -95,7 +94,7 @@ class Arm:
 
     Attributes:
         label: What the row is called.
-        settings: Settings of its runs by flag, the algorithm among them.
+        settings: Options of its runs by flag, the algorithm among them.
         word: The word that describes it, if one does.
     """
 
@@ -155,7 +154,7 @@ def arms_of_settings(
     """Returns the arms that a program describes, by the names of their folders.
 
     Args:
-        by_name: Settings by flag, of which `algorithm` is one, by what the arms are called.
+        by_name: Options by flag, of which `algorithm` is one, by what the arms are called.
         checked: (flag, value) -> value.
     """
     arms = {}
@@ -251,48 +250,57 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
         yield flag, ",".join(values)
 
 
-def override_setting() -> Any:
-    """Declares --override."""
-    help_ = "A flag for one row only, as ROW:FLAG=VALUE; may be given several times."
-    return command_setting((), help_, repeated=True)
-
-
 @dataclasses.dataclass(frozen=True)
 class ArmOptions(TaskOptions):
-    """What is compared; in Python `arms` are the settings of each row by its name."""
+    """What is compared; in Python `arms` are the settings of each row by its name.
 
-    task: str = task_setting("digits")
-    algorithms: tuple[str, ...] = command_setting(
-        ("fed_avg", "agnostic_fed_avg"),
-        f"What to compare: names ({', '.join(ALGORITHMS)}), Python files of yours, or words of "
-        "--arms such as uniform.",
-    )
-    arms: Optional[str] = command_setting(
-        None,
-        "Instead of --algorithms: the same algorithm several times, with settings of their own, as "
-        "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a word: "
-        "uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains frozen), "
-        "excess_own and excess_trivial (in compare: --lambda_baselines=own or trivial), "
-        "last_layer (half of the rounds FedAvg, then its last layer alone, as uniform), "
-        "domain_input (FedAvg of a model with the domain as an input), or "
-        "pooled and pooled_balanced (no federated training: FedAvg's and uniform's model, of all "
-        "examples in one place).",
-        also=Mapping,
-    )
-    override: tuple[str, ...] = override_setting()
+    Attributes:
+        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
+            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
+            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
+            client_files: your own features, one .npz file per client (in --data_dir); logistic
+            regression; custom: your Keras model (--model, a Python file) on your client store
+            (--data); next_word: next word of any texts, LSTM or CIFG by flags; domains the store's
+            (--data); text_classifier: class of a text, mean of word vectors or LSTM; domains the
+            store's (--data); emnist: EMNIST characters, CNN; domains high-school or census writers
+            (--data, or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange
+            site, LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next
+            word in Spanish, CIFG with tied embeddings; domains the store's locales (--data);
+            fashion_mnist: three garments of Fashion-MNIST, logistic regression; every class a
+            domain (--data); two_domain_lm: next word in two kinds of text, two-layer LSTM; domains
+            the store's (--data); unigram: words of any texts, each by itself: a distribution;
+            domains the store's (--data)
+        algorithms: What to compare: names (afl_boost, agnostic_fed_avg, delta_fl, fed_avg,
+            fed_avg_sub, fed_avg_target_only, fed_boost, fed_prox, q_ffl, stochastic_afl, term),
+            Python files of yours, or words of --arms such as uniform.
+        arms: Instead of --algorithms: the same algorithm several times, with settings of their own,
+            as [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a
+            word: uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains
+            frozen), excess_own and excess_trivial (in compare: --lambda_baselines=own or trivial),
+            last_layer (half of the rounds FedAvg, then its last layer alone, as uniform),
+            domain_input (FedAvg of a model with the domain as an input), or pooled and
+            pooled_balanced (no federated training: FedAvg's and uniform's model, of all examples in
+            one place).
+        override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
+    """
+
+    task: str = "digits"
+    algorithms: tuple[str, ...] = ("fed_avg", "agnostic_fed_avg")
+    arms: Union[str, Mapping[str, Any], None] = None
+    override: Annotated[tuple[str, ...], REPEATED] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class TrialOptions(ArmOptions):
-    """What is compared, and how often."""
+    """What is compared, and how often.
 
-    trials: int = command_setting(
-        3,
-        "Trials of each algorithm; their seeds are --seed, --seed + 1, and so on.",
-        at_least=1,
-        at_most=MAX_TRIALS,
-    )
-    title: Optional[str] = command_setting(None, TITLE)
+    Attributes:
+        trials: Trials of each algorithm; their seeds are --seed, --seed + 1, and so on.
+        title: Heading of report.html. [that of the page that is replaced, or what was run]
+    """
+
+    trials: Annotated[int, Within(least=1, most=MAX_TRIALS)] = 3
+    title: Optional[str] = None
 
 
 def given_arms(given: GivenRun) -> dict[str, Arm]:

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits, PlainSum
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
@@ -54,7 +54,7 @@ Audited = Union[CentralNoise, DistributedNoise, TreeNoise]
 
 # Of the model that is played, and the domains of the algorithm.
 _FEATURES, _CLASSES, _DOMAINS = 4, 3, 2
-_LIMITS: dict[str, Any] = {"max_examples": 20, "max_loss": 5.0}
+_LIMITS = ClientLimits(examples=20, loss=5.0)
 _CLIP_NORM = 0.5
 # Of accounts, clients' noise may be another one.
 _PLAYED_NOISE = "skellam"
@@ -382,7 +382,7 @@ def _round_of(
 ) -> Round:
     limits, name = _LIMITS, _NAMES[type(mechanism)]
     of_clients: tuple[int, ...] = ()
-    given: dict[str, Any] = {"clip_norm": _CLIP_NORM, **limits, **settings}
+    given: dict[str, Any] = {"clip_norm": _CLIP_NORM, "limit": limits, **settings}
     if isinstance(mechanism, DistributedNoise):
         secure, of_clients = True, (mechanism.min_clients, mechanism.noise_clients)
         given["integer_clip"] = mechanism.groups[0].clip
@@ -390,7 +390,7 @@ def _round_of(
         given["tree_restart_every"] = mechanism.participations.restart_every
     inner: Aggregation = PlainSum()
     if secure:
-        inner = SecureSum(SecureSumOptions(**limits, min_clients=1))
+        inner = SecureSum(SecureSumOptions(limits, secure_min_clients=1))
     spec, z = PRIVACIES[name], float(mechanism.noise_multiplier)
     assert spec.build is not None
     options = spec.options(noise_multiplier=z, **given)
@@ -403,7 +403,7 @@ def _round_of(
         NoiseFacts(float(fleet.clients_per_round), key, z, *of_clients),
     )
     model = logistic_regression(_FEATURES, _CLASSES)
-    counts = (limits["max_examples"] * fleet.clients_per_round / _DOMAINS,) * _DOMAINS
+    counts = (limits.examples * fleet.clients_per_round / _DOMAINS,) * _DOMAINS
     problem = Problem(model, tuple(map(str, range(_DOMAINS))), expected_counts=counts)
     return Round(algorithm.build(problem, algorithm.options()), release)
 

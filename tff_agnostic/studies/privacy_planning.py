@@ -25,10 +25,26 @@ from tff_agnostic.privacy.accountant import (
     statement,
 )
 from tff_agnostic.privacy.options import AccountingOptions, AuditOptions
+from tff_agnostic.program.options.flags import Needs, check_needs, values_of
 from tff_agnostic.reports.figures import draw_grid, look, new_figure, save
 from tff_agnostic.run.command import Command, Given
-from tff_agnostic.settings import check_effective, command_setting, part_of
 
+# Flags that have an effect with some values of another one only.
+NEEDS: Needs = {
+    "clients_per_round": ("privacy", ("central", "distributed")),
+    "cohort_sampling": ("privacy", ("central", "distributed")),
+    "max_participations": ("privacy", ("tree",)),
+    "min_separation": ("privacy", ("tree",)),
+    "tree_restart_every": ("privacy", ("tree",)),
+    "distributed_noise": ("privacy", ("distributed",)),
+    "privacy_dimension": ("privacy", ("distributed",)),
+    "integer_clip": ("privacy", ("distributed",)),
+    "secret_participation": ("privacy", ("distributed",)),
+    "answering_clients": ("privacy", ("distributed",)),
+    "privacy_min_clients": ("privacy", ("distributed",)),
+    "audit_runs": ("audit", (True,)),
+    "audit_seed": ("audit", (True,)),
+}
 # Of a release's noise and rounds, in tables beside what was asked about.
 _NOISE_FACTORS = (0.5, 1.0, 2.0)
 _ROUND_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -230,11 +246,14 @@ def figure(curves: Curves, found: PrivacyStatement) -> matplotlib.figure.Figure:
 
 @dataclasses.dataclass(frozen=True)
 class PlanningOptions(AuditOptions, AccountingOptions):
-    """The flags of `privacy`."""
+    """The flags of `privacy`.
 
-    output_dir: Optional[Path] = command_setting(
-        None, "Folder for privacy.json, privacy.csv and privacy.png; none is written if not given."
-    )
+    Attributes:
+        output_dir: Folder for privacy.json, privacy.csv and privacy.png; none is written if not
+            given.
+    """
+
+    output_dir: Optional[Path] = None
 
 
 def plan_privacy(given: Given) -> int:
@@ -244,8 +263,10 @@ def plan_privacy(given: Given) -> int:
         The exit status: 1 where an audit refutes the claim.
     """
     own = given.own
-    check_effective(own, [flag for flag in PRIVACY.options if flag in given.names])
-    found = answer(part_of(own, AccountingOptions))
+    check_needs(
+        NEEDS, {**values_of(own)}, [flag for flag in PRIVACY.options if flag in given.names]
+    )
+    found = answer(own)
     print(found.sentence)
     print(f"\n{found.table()}")
     note = found.note()
@@ -257,7 +278,7 @@ def plan_privacy(given: Given) -> int:
         # Imported here, with TensorFlow.
         from tff_agnostic.studies.privacy_audit import audit_of_answer
 
-        audited = audit_of_answer(found, part_of(own, AuditOptions))
+        audited = audit_of_answer(found, own)
         print(f"\n{audited.sentence}\n\n{audited.table()}")
     if own.output_dir is not None:
         facts = found.to_json()

@@ -12,21 +12,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
+from tff_agnostic.base.options import Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json
 from tff_agnostic.models.model import measures_of
-from tff_agnostic.reports.page import TITLE
-from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, session, task_setting
+from tff_agnostic.program.options.flags import flag_text
+from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, session
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.settings import command_setting, flag_text
 from tff_agnostic.studies.choice import REGRET, chosen, share_of
 from tff_agnostic.studies.methods import BASELINE, Arm, arms_of_algorithms
 from tff_agnostic.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
-from tff_agnostic.studies.portfolio_search import TRIES, Budget, Rows, Search, prepared
+from tff_agnostic.studies.portfolio_search import Budget, Rows, Search, prepared
 from tff_agnostic.studies.recommendation import Recommended, shown, write_recommendation
 from tff_agnostic.studies.report import write_recommendation_report
 from tff_agnostic.studies.search_space import Objective, parse_objective
@@ -39,52 +39,52 @@ _OWN_FILE = "recommend.json"
 
 @dataclasses.dataclass(frozen=True)
 class RecommendOptions(TaskOptions):
-    """What is to be good, and how much may be tried."""
+    """What is to be good, and how much may be tried.
 
-    task: str = task_setting("digits")
-    portfolio: tuple[str, ...] = command_setting(
-        tuple(row for row in PORTFOLIO if row not in IF_NAMED),
-        f"What to choose from, FedAvg always among it: words of {', '.join(PORTFOLIO)}. "
-        "domain_input is tried only if it is named: its model needs the domain wherever it is "
-        "used.",
-    )
-    objective: str = command_setting(
-        "worst",
-        "What is to be good on the validation clients: worst (domain), regret (of the domain that "
-        "is furthest from the best that any row attains there), superquantile (the worst tenth of "
-        "the clients), overall, or several as 0.7*worst+0.3*overall. :MEASURE after a name is loss "
-        "or a metric of the task; its first metric if none is named.",
-    )
-    average_may_lose: Optional[str] = command_setting(
-        None,
-        "How much all examples together may lose to FedAvg, such as 0.5%: points of a share such "
-        "as accuracy, otherwise a part of FedAvg's value. [any part]",
-    )
-    tries: Optional[int] = command_setting(
-        None,
-        f"Settings of each row that are tried. [{TRIES}; with --hours as many as fit]",
-        at_least=1,
-        at_most=len(FACTORS),
-    )
-    trials: int = command_setting(
-        _TRIALS,
-        "Trials of FedAvg, of the rows that look best, and of the choice; their seeds are --seed, "
-        "--seed + 1, and so on.",
-        at_least=1,
-        at_most=_MAX_TRIALS,
-    )
-    hours: Optional[float] = command_setting(
-        None,
-        "Try as much as fits into so many hours of training, of all processes and sessions.",
-        positive=True,
-    )
-    output_dir: Optional[Path] = command_setting(
-        None, "Folder of all runs. [runs/recommend-TASK-NUMBER, a new one]"
-    )
-    title: Optional[str] = command_setting(None, TITLE)
-    resume: bool = command_setting(
-        False, "Go on in --output_dir, or join other processes that are at work there."
-    )
+    Attributes:
+        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
+            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
+            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
+            client_files: your own features, one .npz file per client (in --data_dir); logistic
+            regression; custom: your Keras model (--model, a Python file) on your client store
+            (--data); next_word: next word of any texts, LSTM or CIFG by flags; domains the store's
+            (--data); text_classifier: class of a text, mean of word vectors or LSTM; domains the
+            store's (--data); emnist: EMNIST characters, CNN; domains high-school or census writers
+            (--data, or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange
+            site, LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next
+            word in Spanish, CIFG with tied embeddings; domains the store's locales (--data);
+            fashion_mnist: three garments of Fashion-MNIST, logistic regression; every class a
+            domain (--data); two_domain_lm: next word in two kinds of text, two-layer LSTM; domains
+            the store's (--data); unigram: words of any texts, each by itself: a distribution;
+            domains the store's (--data)
+        portfolio: What to choose from, FedAvg always among it: words of fed_avg, uniform, frozen,
+            excess_own, excess_trivial, last_layer, domain_input. domain_input is tried only if it
+            is named: its model needs the domain wherever it is used.
+        objective: What is to be good on the validation clients: worst (domain), regret (of the
+            domain that is furthest from the best that any row attains there), superquantile (the
+            worst tenth of the clients), overall, or several as 0.7*worst+0.3*overall. :MEASURE
+            after a name is loss or a metric of the task; its first metric if none is named.
+        average_may_lose: How much all examples together may lose to FedAvg, such as 0.5%: points of
+            a share such as accuracy, otherwise a part of FedAvg's value. [any part]
+        tries: Options of each row that are tried. [3; with --hours as many as fit]
+        trials: Trials of FedAvg, of the rows that look best, and of the choice; their seeds are
+            --seed, --seed + 1, and so on.
+        hours: Try as much as fits into so many hours of training, of all processes and sessions.
+        output_dir: Folder of all runs. [runs/recommend-TASK-NUMBER, a new one]
+        title: Heading of report.html. [that of the page that is replaced, or what was run]
+        resume: Go on in --output_dir, or join other processes that are at work there.
+    """
+
+    task: str = "digits"
+    portfolio: tuple[str, ...] = tuple(row for row in PORTFOLIO if row not in IF_NAMED)
+    objective: str = "worst"
+    average_may_lose: Optional[str] = None
+    tries: Optional[Annotated[int, Within(least=1, most=len(FACTORS))]] = None
+    trials: Annotated[int, Within(least=1, most=_MAX_TRIALS)] = _TRIALS
+    hours: Optional[Annotated[float, Within(above=0)]] = None
+    output_dir: Optional[Path] = None
+    title: Optional[str] = None
+    resume: bool = False
 
     @property
     def budget(self) -> Budget:

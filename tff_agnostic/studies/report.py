@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
+from tff_agnostic.base.options import Options
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json, write_text
 from tff_agnostic.progress import LongWork
-from tff_agnostic.reports.page import TITLE, rendered, title_of
+from tff_agnostic.reports.page import rendered, title_of
 from tff_agnostic.reports.run_page import REPORT as REPORT_FILE
 from tff_agnostic.reports.run_page import run_page, write_run_report
 from tff_agnostic.reports.run_record import ABOUT, RESULT
@@ -18,7 +19,6 @@ from tff_agnostic.run.command import Command
 from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
-from tff_agnostic.settings import Settings, command_setting
 from tff_agnostic.studies import frontier_report, tuning_page
 from tff_agnostic.studies.comparison import FIRST_STAGES, trial_folder
 from tff_agnostic.studies.comparison_page import comparison_page, usual_title
@@ -136,15 +136,16 @@ def _measures(folder: Path) -> Optional[Mapping[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportOptions(Settings):
-    """The flags of `report`."""
+class ReportOptions(Options):
+    """The flags of `report`.
 
-    run: Optional[Path] = command_setting(
-        None,
-        "Folder of a complete run, comparison, frontier, search or recommendation.",
-        required="the folder of a run, a comparison, a frontier, a search or a recommendation",
-    )
-    title: Optional[str] = command_setting(None, TITLE)
+    Attributes:
+        run: Folder of a complete run, comparison, frontier, search or recommendation.
+        title: Heading of report.html. [that of the page that is replaced, or what was run]
+    """
+
+    run: Path = dataclasses.field(kw_only=True)
+    title: Optional[str] = None
 
 
 REPORT = Command(

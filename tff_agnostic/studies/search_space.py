@@ -15,10 +15,10 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure, main_measure
+from tff_agnostic.program.options.flags import Flag
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.run.options import options_of_runs, options_of_tasks
-from tff_agnostic.settings import Option
 from tff_agnostic.tasks.registry import what_decides_the_split
 
 FORM = "LOW..HIGH, LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,..."
@@ -49,14 +49,14 @@ class Dimension:
         distribution: The same for Optuna. A choice is between the texts of its values.
     """
 
-    setting: Option
+    setting: Flag
     text: str
     distribution: Distribution
 
     @property
     def flag(self) -> str:
         """The flag of the setting."""
-        return self.setting.flag
+        return self.setting.name
 
     def draw(self, trial: Trial) -> None:
         """Draws a value for a trial, unless it has one."""
@@ -96,13 +96,13 @@ class Dimension:
         return bool(getattr(self.distribution, "log", False))
 
 
-def dimension(setting: Option, text: str) -> Dimension:
+def dimension(setting: Flag, text: str) -> Dimension:
     """Returns the dimension that a text describes; see `FORM`."""
     make = _choices if text.startswith(_CHOICE) else _range
     return Dimension(setting, text, make(setting, text))
 
 
-def _choices(setting: Option, text: str) -> Distribution:
+def _choices(setting: Flag, text: str) -> Distribution:
     listed = text[len(_CHOICE) :]
     choices = [c.strip() for c in listed.split(_BAR if _BAR in listed else ",")]
     if setting.kind is tuple and _BAR not in listed:
@@ -117,7 +117,7 @@ def _choices(setting: Option, text: str) -> Distribution:
     return CategoricalDistribution(choices)
 
 
-def _range(setting: Option, text: str) -> Distribution:
+def _range(setting: Flag, text: str) -> Distribution:
     is_log = text.startswith(_LOG)
     ends, slash, step_text = text[len(_LOG) * is_log :].partition("/")
     low_text, dots, high_text = ends.partition(_DOTS)
@@ -177,7 +177,7 @@ class Space:
         return {**found, **own}
 
 
-def parse_search(text: str, settings: Registry[Option], names: Sequence[str]) -> Space:
+def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> Space:
     """Returns what a text of --search says.
 
     "client_learning_rate=log:0.01..1;q_ffl:q=0.1..5" has one setting of every algorithm, and one
@@ -204,7 +204,7 @@ def parse_search(text: str, settings: Registry[Option], names: Sequence[str]) ->
     return Space(shared, own)
 
 
-def searchable(task: str, options: Optional[Mapping[str, Option]] = None) -> Registry[Option]:
+def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Registry[Flag]:
     """Returns what may be searched, by flag: settings of training, and options of the task.
 
     Not files, and not what decides whom the result is measured on.
@@ -215,20 +215,18 @@ def searchable(task: str, options: Optional[Mapping[str, Option]] = None) -> Reg
     found = {
         name: setting
         for name, setting in (options_of_runs() if options is None else options).items()
-        if (setting.owners or name in _OF_RUNS) and not setting.field.metadata["is_path"]
+        if (setting.users or name in _OF_RUNS) and not setting.is_path
     }
     return Registry("setting to search", {**found, **task_settings(task)})
 
 
-def task_settings(task: str) -> dict[str, Option]:
+def task_settings(task: str) -> dict[str, Flag]:
     """Returns the options of a task that may be searched, by flag."""
     fixed = what_decides_the_split(task)
     return {
         flag: option
         for flag, option in options_of_tasks().items()
-        if option.owners == (("task", task),)
-        and option.field.name not in fixed
-        and not option.field.metadata["is_path"]
+        if option.users == (("task", task),) and option.path[-1] not in fixed and not option.is_path
     }
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
@@ -23,6 +21,7 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
+from tff_agnostic.program.user_algorithm import is_user_file
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.spec import (
     RunSpec,
@@ -32,13 +31,12 @@ from tff_agnostic.run.spec import (
     has_effect,
     resolve,
 )
-from tff_agnostic.settings import check_values
 from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.optuna_studies import Method
 from tff_agnostic.studies.search_space import Dimension, task_settings
 from tff_agnostic.studies.stages import halves
-from tff_agnostic.tasks.registry import TASKS, option_flags, what_decides_the_split
-from tff_agnostic.tasks.task import DATA, Task, option_flag
+from tff_agnostic.tasks.registry import option_flags, what_decides_the_split
+from tff_agnostic.tasks.task import DATA, Task
 
 _FORMAT = 1
 # By this file the folder of a search is known.
@@ -149,7 +147,7 @@ class SearchedArm:
             for value in of.extremes():
                 try:
                     spec = self._resolved({**usual, flag: value}, seed)
-                    check_run(spec, task if spec.task_options == options else _loaded(spec))
+                    check_run(spec, task if spec.task_options == options else spec.load_task())
                 except UserError as e:
                     raise UserError(f"--search: {flag}={of.text}: {self.name}: {e}") from None
 
@@ -181,7 +179,7 @@ class SearchedArm:
 
     def _resolved(self, values: Mapping[str, Any], seed: int) -> RunSpec:
         of_task = task_settings(self.task)
-        options = {of_task[f].field.name: v for f, v in values.items() if f in of_task}
+        options = {f: v for f, v in values.items() if f in of_task}
         of_run = {f: v for f, v in values.items() if f not in of_task}
         return resolve(
             self.task,
@@ -201,13 +199,6 @@ def check_run(spec: RunSpec, task: Task) -> None:
     check_clients_per_round(spec.config, aggregation)
     check_sizes_by_chance(spec.config, aggregation)
     build_algorithm(spec, task)
-
-
-def _loaded(spec: RunSpec) -> Task:
-    """Returns the task, after its options were checked as far as their ranges say."""
-    options = TASKS[spec.task].options(**spec.task_options)
-    check_values(options, functools.partial(option_flag, spec.task))
-    return spec.load_task()
 
 
 def identity(

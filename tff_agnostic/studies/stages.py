@@ -166,7 +166,7 @@ def going_on(second: RunSpec, first: RunFolder, layer: LastLayer) -> RunSpec:
     """
     return _with(
         second,
-        initial_model=initial_file(str(first.path)),
+        initial_model=initial_file(first.path),
         frozen_layers=(*second.config.frozen_layers, *layer.others),
     )
 

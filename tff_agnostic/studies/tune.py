@@ -8,25 +8,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 from optuna.trial import FrozenTrial
 
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder, write_errors, write_json, write_text
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.reports.figures import save
-from tff_agnostic.reports.page import TITLE, rendered, title_of
+from tff_agnostic.reports.page import rendered, title_of
 from tff_agnostic.reports.run_page import REPORT
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
 from tff_agnostic.run.spec import check_given_somewhere
-from tff_agnostic.settings import command_setting
 from tff_agnostic.studies.comparison import MAX_TRIALS, LoadedTasks
 from tff_agnostic.studies.methods import LAST_LAYER, ArmOptions, given_arms, overrides
 from tff_agnostic.studies.optuna_studies import (
     FINISHED,
     NO_PRUNER,
-    NUM_AT_FIRST,
     PRUNERS,
     SAMPLERS,
     Budget,
@@ -35,8 +34,6 @@ from tff_agnostic.studies.optuna_studies import (
 )
 from tff_agnostic.studies.search import Search, SearchRecord, TrialRunner
 from tff_agnostic.studies.search_space import (
-    OF_A_DOMAIN,
-    STATISTICS,
     parse_objective,
     parse_search,
     searchable,
@@ -66,58 +63,42 @@ _WARM_UP = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class TuneOptions(ArmOptions):
-    """What to search, for whom, and for how long."""
+    """What to search, for whom, and for how long.
 
-    search: Optional[str] = command_setting(
-        None,
-        "What to vary: [ROW:]SETTING=RANGE, separated by semicolons. A RANGE is LOW..HIGH, "
-        "LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,...; choices that have commas are separated "
-        "by |. Without ROW it is of every algorithm that has the setting.",
-    )
-    objective: str = command_setting(
-        "worst",
-        "What is to be good on the held-out split: NAME[:MEASURE], or several as "
-        f"0.7*worst+0.3*overall. Names: {', '.join(STATISTICS)}, and {OF_A_DOMAIN}(D) of the "
-        "domain D. A measure is loss or a metric of the task; its first metric if none is named.",
-    )
-    trials: Optional[int] = command_setting(
-        None,
-        "Trials of each algorithm. [20; with --hours as many as fit]",
-        at_least=1,
-        at_most=MAX_TRIALS,
-    )
-    hours: Optional[float] = command_setting(
-        None,
-        "Begin no trial of an algorithm that has had its share of so many hours of training. They "
-        "are shared evenly, and counted over all processes and sessions.",
-        positive=True,
-    )
-    repeats: int = command_setting(
-        1,
-        "Runs of each trial, whose mean counts; their seeds are --seed, --seed + 1, and so on.",
-        at_least=1,
-        at_most=_MAX_REPEATS,
-    )
-    sampler: str = command_setting("tpe", "How settings are drawn.", choices=SAMPLERS)
-    pruner: str = command_setting(
-        "median",
-        "Which trials end early: those worse than the median of the others after the same round, "
-        f"from the {NUM_AT_FIRST + 1}th on; by successive halving; or none.",
-        choices=PRUNERS,
-    )
-    prune_after: Optional[int] = command_setting(
-        None,
-        "Rounds of a trial, those of all its repeats, after which it may end early. [a quarter]",
-        at_least=1,
-    )
-    title: Optional[str] = command_setting(None, TITLE)
-    output_dir: Optional[Path] = command_setting(
-        None, "Folder of the search. [runs/tune-TASK-NUMBER, a new one]"
-    )
-    resume: bool = command_setting(
-        False,
-        "Go on with the search in --output_dir, or join other processes that run its trials.",
-    )
+    Attributes:
+        search: What to vary: [ROW:]SETTING=RANGE, separated by semicolons. A RANGE is LOW..HIGH,
+            LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,...; choices that have commas are separated
+            by |. Without ROW it is of every algorithm that has the setting.
+        objective: What is to be good on the held-out split: NAME[:MEASURE], or several as
+            0.7*worst+0.3*overall. Names: worst, superquantile, overall, client_mean, and domain(D)
+            of the domain D. A measure is loss or a metric of the task; its first metric if none is
+            named.
+        trials: Trials of each algorithm. [20; with --hours as many as fit]
+        hours: Begin no trial of an algorithm that has had its share of so many hours of training.
+            They are shared evenly, and counted over all processes and sessions.
+        repeats: Runs of each trial, whose mean counts; their seeds are --seed, --seed + 1, and so
+            on.
+        sampler: How settings are drawn.
+        pruner: Which trials end early: those worse than the median of the others after the same
+            round, from the 6th on; by successive halving; or none.
+        prune_after: Rounds of a trial, those of all its repeats, after which it may end early. [a
+            quarter]
+        title: Heading of report.html. [that of the page that is replaced, or what was run]
+        output_dir: Folder of the search. [runs/tune-TASK-NUMBER, a new one]
+        resume: Go on with the search in --output_dir, or join other processes that run its trials.
+    """
+
+    search: Optional[str] = None
+    objective: str = "worst"
+    trials: Optional[Annotated[int, Within(least=1, most=MAX_TRIALS)]] = None
+    hours: Optional[Annotated[float, Within(above=0)]] = None
+    repeats: Annotated[int, Within(least=1, most=_MAX_REPEATS)] = 1
+    sampler: Annotated[str, OneOf(SAMPLERS)] = "tpe"
+    pruner: Annotated[str, OneOf(PRUNERS)] = "median"
+    prune_after: Optional[Annotated[int, Within(least=1)]] = None
+    title: Optional[str] = None
+    output_dir: Optional[Path] = None
+    resume: bool = False
 
 
 def tune(given: GivenRun) -> None:

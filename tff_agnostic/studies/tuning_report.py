@@ -15,9 +15,9 @@ from tabulate import tabulate
 
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, csv_text, shown, with_percent
+from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, scale_axis
 from tff_agnostic.run.command_line import arm_text
-from tff_agnostic.settings import flag_text
 from tff_agnostic.studies.methods import OF_ALL_ROWS
 from tff_agnostic.studies.optuna_studies import ENDED, SECONDS
 from tff_agnostic.studies.search import best

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.data.clients import InMemoryClients, even_partition
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.classifiers import logistic_regression
-from tff_agnostic.settings import setting
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, TEST_SPLIT, Task, TaskContext, TaskSpec, Use
 
 _DOMAIN_NAMES = ("doctorate", "non-doctorate")
@@ -64,22 +65,22 @@ Table = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class AdultOptions:
-    """Options of the task."""
+class AdultOptions(Options):
+    """Options of the task.
 
-    num_clients: int = setting(50, "Training clients.")
-    num_test_clients: int = setting(20, "Test clients.")
-    heldout_share: float = setting(
-        0.0,
-        "Share of the training rows to evaluate on in place of adult.test, while tuning; they are "
-        "not trained on.",
-    )
-    ridge: float = setting(
-        0.0,
-        "Half of it times the squared norm of the weights, bias and all, is part of the loss; the "
-        "scores of both classes have weights.",
-        at_least=0.0,
-    )
+    Attributes:
+        num_clients: Training clients.
+        num_test_clients: Test clients.
+        heldout_share: Share of the training rows to evaluate on in place of adult.test, while
+            tuning; they are not trained on.
+        ridge: Half of it times the squared norm of the weights, bias and all, is part of the loss;
+            the scores of both classes have weights.
+    """
+
+    num_clients: int = 50
+    num_test_clients: int = 20
+    heldout_share: float = 0.0
+    ridge: Annotated[float, Within(least=0.0)] = 0.0
 
 
 def load(options: AdultOptions, context: TaskContext) -> Task:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Callable, Optional
+from typing import Annotated, Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.base.options import OneOf
 from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
 from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
@@ -21,7 +22,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
     DomainsOf,
@@ -53,17 +53,18 @@ MODELS: Registry[Callable[[int, int], Model]] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class EmnistOptions(SplitOptions):
-    """Options of the task."""
+    """Options of the task.
 
-    num_classes: int = setting(62, "62 for digits and letters, 10 for digits.")
-    model: str = setting(
-        "cnn",
-        "cnn, of Reddi et al. 2021, or linear, logistic regression on the pixels.",
-        choices=MODELS,
-    )
-    high_school_writers: Optional[int] = setting(
-        None, "How many high-school writers are trained on, drawn by the seed; all if not given."
-    )
+    Attributes:
+        num_classes: 62 for digits and letters, 10 for digits.
+        model: cnn, of Reddi et al. 2021, or linear, logistic regression on the pixels.
+        high_school_writers: How many high-school writers are trained on, drawn by the seed; all if
+            not given.
+    """
+
+    num_classes: int = 62
+    model: Annotated[str, OneOf(MODELS)] = "cnn"
+    high_school_writers: Optional[int] = None
 
 
 def load(options: EmnistOptions, context: TaskContext) -> Task:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Optional
+from typing import Annotated, Optional
 
 import numpy as np
 
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.data.clients import InMemoryClients, dirichlet_partition
 from tff_agnostic.data.store import StoreClients
 from tff_agnostic.data.store_format import LABEL, Feature
@@ -24,7 +25,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import sklearn
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.models.model import Examples
-from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
     SplitOptions,
@@ -45,31 +45,26 @@ _NUM_PIXELS = 28 * 28
 
 
 @dataclasses.dataclass(frozen=True)
-class DigitsOptions:
-    """Options of the task."""
+class DigitsOptions(Options):
+    """Options of the task.
 
-    num_clients: int = setting(50, "Training clients.")
-    num_test_clients: int = setting(20, "Test clients.")
-    concentration: float = setting(
-        0.5,
-        "Dirichlet parameter of the clients' mixtures of classes; small is skewed.",
-        # There every class lies on one client already; far below, the draw never ends.
-        at_least=1e-4,
-    )
-    keep: str = setting(
-        "8:0.15,9:0.3",
-        "Share of the training examples that rare classes keep, CLASS:SHARE comma-separated; empty "
-        "keeps all.",
-    )
-    test_share: float = setting(0.3, "Share of the images that is held out for the test.")
-    heldout_share: float = setting(
-        0.0,
-        "Share of the training images to evaluate on in place of the test images, while tuning; "
-        "they are not trained on, and none of their rare classes is left out.",
-        short="Share of the training images to evaluate on instead, while tuning.",
-        at_least=0.0,
-        at_most=0.9,
-    )
+    Attributes:
+        num_clients: Training clients.
+        num_test_clients: Test clients.
+        concentration: Dirichlet parameter of the clients' mixtures of classes; small is skewed.
+        keep: Share of the training examples that rare classes keep, CLASS:SHARE comma-separated;
+            empty keeps all.
+        test_share: Share of the images that is held out for the test.
+        heldout_share: Share of the training images to evaluate on in place of the test images,
+            while tuning; they are not trained on, and none of their rare classes is left out.
+    """
+
+    num_clients: int = 50
+    num_test_clients: int = 20
+    concentration: Annotated[float, Within(least=0.0001)] = 0.5
+    keep: str = "8:0.15,9:0.3"
+    test_share: float = 0.3
+    heldout_share: Annotated[float, Within(least=0.0, most=0.9)] = 0.0
 
 
 def load(options: DigitsOptions, context: TaskContext) -> Task:

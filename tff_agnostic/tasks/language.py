@@ -7,10 +7,11 @@ import types
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Annotated, Any, Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.base.options import OneOf
 from tff_agnostic.data import data_warnings
 from tff_agnostic.data.inputs import SENTENCE
 from tff_agnostic.data.store import Store, StoreClients, parse_examples, vocabulary_digest
@@ -18,7 +19,6 @@ from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import NextWordNetwork, next_word_model
-from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
     DomainOptions,
@@ -52,32 +52,30 @@ NEXT_WORD_DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions(SplitOptions):
-    """Options that every task on texts has."""
+    """Options that every task on texts has.
 
-    vocabulary_size: int = setting(
-        10_000, "K, how many of the most frequent words are known; fewer if there are fewer."
-    )
-    vocabulary: Optional[str] = setting(
-        None,
-        "Whose words are known: another client store, or a text file with a word and its count a "
-        "line, the most frequent first. [the store's own]",
-        is_path=True,
-    )
+    Attributes:
+        vocabulary_size: K, how many of the most frequent words are known; fewer if there are fewer.
+        vocabulary: Whose words are known: another client store, or a text file with a word and its
+            count a line, the most frequent first. [the store's own]
+    """
+
+    vocabulary_size: int = 10_000
+    vocabulary: Optional[Path] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageOptions(TextOptions):
-    """Options that every next-word task has."""
+    """Options that every next-word task has.
 
-    sequence_length: int = setting(
-        SEQUENCE_LENGTH, "T, words of a sentence that are predicted by one example."
-    )
-    long_sentences: str = setting(
-        "cut",
-        "What becomes of the words beyond T: cut leaves them out, chunk continues with them in the "
-        "next example.",
-        choices=LONG_SENTENCES,
-    )
+    Attributes:
+        sequence_length: T, words of a sentence that are predicted by one example.
+        long_sentences: What becomes of the words beyond T: cut leaves them out, chunk continues
+            with them in the next example.
+    """
+
+    sequence_length: int = SEQUENCE_LENGTH
+    long_sentences: Annotated[str, OneOf(LONG_SENTENCES)] = "cut"
 
 
 @dataclasses.dataclass(frozen=True)

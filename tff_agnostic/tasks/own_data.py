@@ -15,10 +15,11 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Annotated, Any, Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.base.options import Options, OneOf
 from tff_agnostic.data.clients import check_labels, checked_examples
 from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature
@@ -30,7 +31,6 @@ from tff_agnostic.models.metrics import sentence_spec
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.user_model import ModelData, build_user_model
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import (
     Corpus,
     StoredTextOptions,
@@ -64,22 +64,18 @@ Build = Callable[[ModelData], Model]
 
 @dataclasses.dataclass(frozen=True)
 class CustomOptions(StoredTextOptions):
-    """Options of the task."""
+    """Options of the task.
 
-    model: Optional[str] = setting(
-        None, "Python file with a function build_model.", flag="model", is_path=True
-    )
-    predict: Optional[str] = setting(
-        None,
-        "What is learnt from texts: label or next_word. [label, if they have one]",
-        choices=PREDICTIONS,
-    )
-    categories: str = setting(
-        "one_hot",
-        "What categories are to the model: one_hot entries of a vector, or ids, an input for each "
-        "column.",
-        choices=CATEGORY_ENCODINGS,
-    )
+    Attributes:
+        model: Python file with a function build_model.
+        predict: What is learnt from texts: label or next_word. [label, if they have one]
+        categories: What categories are to the model: one_hot entries of a vector, or ids, an input
+            for each column.
+    """
+
+    model_file: Optional[Path] = None
+    predict: Optional[Annotated[str, OneOf(PREDICTIONS)]] = None
+    categories: Annotated[str, OneOf(CATEGORY_ENCODINGS)] = "one_hot"
 
 
 def load_custom(options: CustomOptions, context: TaskContext) -> Task:
@@ -238,7 +234,7 @@ CUSTOM = TaskSpec(
 
 
 @dataclasses.dataclass(frozen=True)
-class ClientFilesOptions:
+class ClientFilesOptions(Options):
     """This task has no options: the files say everything."""
 
 

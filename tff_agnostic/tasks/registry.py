@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -14,7 +13,6 @@ from tff_agnostic.data.clients import SelectedClients
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import check_values, settings_in
 from tff_agnostic.tasks import adult, emnist, image_classes, own_data, text_tasks, toy_regression
 from tff_agnostic.tasks.stored import TRAIN_SPLIT, SplitOptions
 from tff_agnostic.tasks.task import (
@@ -66,7 +64,6 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     for option in options:
         _ = known[option]
     chosen = spec.options(**options)
-    check_values(chosen, functools.partial(option_flag, name))
     task = spec.load(chosen, context)
     # All tasks on stores share these options: which clients train, and which are evaluated.
     if isinstance(chosen, SplitOptions):
@@ -81,26 +78,6 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
 def option_flags(task: str) -> dict[str, str]:
     """Returns the names of a task's options by flag."""
     return {option_flag(task, f): f.name for f in dataclasses.fields(TASKS[task].options)}
-
-
-def task_of_flags(flags: Mapping[str, Any], is_of_now: bool) -> tuple[str, dict[str, Any]]:
-    """Returns the name of a run's task and all its options, from what config.json holds.
-
-    Args:
-        is_of_now: Whether this release wrote them; what another one lacks takes its default.
-
-    Raises:
-        KeyError: If a flag is missing that this release writes.
-    """
-    task = flags["task"]
-    options = {}
-    for setting in settings_in(TASKS[task].options):
-        flag, field = option_flag(task, setting.field), setting.field
-        value = flags[flag] if is_of_now else flags.get(flag, field.default)
-        value = tuple(value) if isinstance(value, list) else value
-        dataclasses.replace(setting, flag=flag).check_type(value)
-        options[field.name] = value
-    return task, options
 
 
 def _check_path(

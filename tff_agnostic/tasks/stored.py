@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Annotated, Any, Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.data.clients import check_labels
 from tff_agnostic.data.inputs import ONLY, ModelInputs, Whole
 from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
-from tff_agnostic.settings import setting
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT
 
 TRAIN_SPLIT = TRAIN
@@ -24,17 +24,18 @@ _DTYPES = ("string", "int64")
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitOptions:
-    """Options of every task on a store: who trains, and who is evaluated."""
+class SplitOptions(Options):
+    """Options of every task on a store: who trains, and who is evaluated.
 
-    test_split: str = setting(TEST_SPLIT, "Split to evaluate on: test, or heldout while tuning.")
-    train_share: Optional[float] = setting(
-        None,
-        "Divide the training clients: this share of them, drawn by --seed, trains, and the others "
-        "are evaluated in place of the test clients. So each trial has a split of its own.",
-        positive=True,
-        below=1.0,
-    )
+    Attributes:
+        test_split: Split to evaluate on: test, or heldout while tuning.
+        train_share: Divide the training clients: this share of them, drawn by --seed, trains, and
+            the others are evaluated in place of the test clients. So each trial has a split of its
+            own.
+    """
+
+    test_split: str = TEST_SPLIT
+    train_share: Optional[Annotated[float, Within(above=0, below=1.0)]] = None
 
 
 # (client id, columns) -> the domain id of each example, -1 for one that is left out.
@@ -125,14 +126,15 @@ def stored_domains(store: Store) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class DomainOptions:
-    """The option of tasks with the domains that a store names."""
+class DomainOptions(Options):
+    """The option of tasks with the domains that a store names.
 
-    domain_feature: str = setting(
-        DOMAIN,
-        "Feature of the store with an example's domain: domain, as it was imported, or any "
-        "other text or whole number, such as type of a store of Stack Exchange.",
-    )
+    Attributes:
+        domain_feature: Feature of the store with an example's domain: domain, as it was imported,
+            or any other text or whole number, such as type of a store of Stack Exchange.
+    """
+
+    domain_feature: str = DOMAIN
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Callable
+from typing import Annotated, Callable
 
 import numpy as np
 
+from tff_agnostic.base.options import OneOf
 from tff_agnostic.data.inputs import TEXT
 from tff_agnostic.data.store import Store, StoreClients, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS, Feature
@@ -41,7 +42,6 @@ from tff_agnostic.models.next_word import (
     text_classifier,
     unigram_model,
 )
-from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import (
     NEXT_WORD_DEFAULTS,
     Corpus,
@@ -76,12 +76,14 @@ _TEXTS = "text_classifier"
 
 @dataclasses.dataclass(frozen=True)
 class UnigramOptions(DomainOptions, TextOptions):
-    """Options of the task."""
+    """Options of the task.
 
-    vocabulary_size: int = setting(
-        10_000,
-        "K, how many of the most frequent words are outcomes; all others together are one more.",
-    )
+    Attributes:
+        vocabulary_size: K, how many of the most frequent words are outcomes; all others together
+            are one more.
+    """
+
+    vocabulary_size: int = 10_000
 
 
 def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
@@ -135,23 +137,23 @@ UNIGRAM = TaskSpec(
 
 @dataclasses.dataclass(frozen=True)
 class TextClassifierOptions(DomainOptions, TextOptions):
-    """Options of the task."""
+    """Options of the task.
 
-    sequence_length: int = setting(50, "T, words of a text that are read; the rest is cut off.")
-    label_feature: str = setting(
-        LABEL,
-        "Feature of the store with a text's class: label, or any other text or whole number, "
-        "such as type of a store of Stack Exchange.",
-    )
-    pooling: str = setting(
-        TextNetwork.pooling,
-        "How words become one vector: mean of their vectors, or lstm, which reads them in order.",
-        choices=POOLINGS,
-    )
-    embedding: int = setting(TextNetwork.embedding, "Size of the word vectors.")
-    units: int = setting(
-        TextNetwork.units, f"Units of the LSTM. Only with --{_TEXTS}_pooling=lstm."
-    )
+    Attributes:
+        sequence_length: T, words of a text that are read; the rest is cut off.
+        label_feature: Feature of the store with a text's class: label, or any other text or whole
+            number, such as type of a store of Stack Exchange.
+        pooling: How words become one vector: mean of their vectors, or lstm, which reads them in
+            order.
+        embedding: Size of the word vectors.
+        units: Units of the LSTM. Only with --text_classifier_pooling=lstm.
+    """
+
+    sequence_length: int = 50
+    label_feature: str = LABEL
+    pooling: Annotated[str, OneOf(POOLINGS)] = TextNetwork.pooling
+    embedding: int = TextNetwork.embedding
+    units: int = TextNetwork.units
 
 
 def load_text_classifier(options: TextClassifierOptions, context: TaskContext) -> Task:
@@ -269,20 +271,22 @@ _TYPE = "type"
 
 @dataclasses.dataclass(frozen=True)
 class NextWordOptions(StoredTextOptions):
-    """Options of the task."""
+    """Options of the task.
 
-    cell: str = setting(
-        "lstm",
-        "Recurrent cell: lstm, with a dense layer after it; or cifg, with three quarters of its "
-        "weights, projected.",
-        choices=CELLS,
-    )
-    embedding: int = setting(96, "Size of the word vectors, and of each projection.")
-    units: int = setting(256, "Units of each recurrent layer.")
-    layers: int = setting(1, "Number of recurrent layers.")
-    tied: bool = setting(
-        False, "Whether words are scored by their own vectors, which saves a matrix of that size."
-    )
+    Attributes:
+        cell: Recurrent cell: lstm, with a dense layer after it; or cifg, with three quarters of its
+            weights, projected.
+        embedding: Size of the word vectors, and of each projection.
+        units: Units of each recurrent layer.
+        layers: Number of recurrent layers.
+        tied: Whether words are scored by their own vectors, which saves a matrix of that size.
+    """
+
+    cell: Annotated[str, OneOf(CELLS)] = "lstm"
+    embedding: int = 96
+    units: int = 256
+    layers: int = 1
+    tied: bool = False
 
 
 NEXT_WORD = stored_text_task(
@@ -301,10 +305,15 @@ NEXT_WORD = stored_text_task(
 
 @dataclasses.dataclass(frozen=True)
 class SpanishKeyboardOptions(StoredTextOptions):
-    """Options of the task."""
+    """Options of the task.
 
-    projection: int = setting(96, "Size of the recurrent projection and of the word vectors.")
-    units: int = setting(670, "Units of the CIFG.")
+    Attributes:
+        projection: Size of the recurrent projection and of the word vectors.
+        units: Units of the CIFG.
+    """
+
+    projection: int = 96
+    units: int = 670
 
 
 SPANISH_KEYBOARD = stored_text_task(
@@ -329,10 +338,15 @@ SPANISH_KEYBOARD = stored_text_task(
 
 @dataclasses.dataclass(frozen=True)
 class TwoDomainOptions(StoredTextOptions):
-    """Options of the task."""
+    """Options of the task.
 
-    embedding: int = setting(96, "Size of the word vectors.")
-    units: int = setting(256, "Units of each LSTM.")
+    Attributes:
+        embedding: Size of the word vectors.
+        units: Units of each LSTM.
+    """
+
+    embedding: int = 96
+    units: int = 256
 
 
 TWO_DOMAIN_LM = stored_text_task(
@@ -357,11 +371,17 @@ TWO_DOMAIN_LM = stored_text_task(
 
 @dataclasses.dataclass(frozen=True)
 class StackOverflowOptions(LanguageOptions):
-    """Options of the task."""
+    """Options of the task.
 
-    embedding: int = setting(96, "Size of the word vectors.")
-    units: int = setting(670, "Units of each LSTM.")
-    layers: int = setting(1, "Number of LSTMs.")
+    Attributes:
+        embedding: Size of the word vectors.
+        units: Units of each LSTM.
+        layers: Number of LSTMs.
+    """
+
+    embedding: int = 96
+    units: int = 670
+    layers: int = 1
 
 
 def load_stackoverflow(options: StackOverflowOptions, context: TaskContext) -> Task:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from tff_agnostic.base.options import Options, Within
 from tff_agnostic.data.clients import InMemoryClients, even_partition
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import matplotlib, tf
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.model import Model
-from tff_agnostic.settings import setting
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
 
 _CENTERS = (-1.0, -0.4, 0.3, 0.7, 1.0)
@@ -32,13 +32,16 @@ _WEIGHTS = {"domain weight": "lambda", "share of the round's weight": "share"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ToyRegressionOptions:
-    """Options of the task."""
+class ToyRegressionOptions(Options):
+    """Options of the task.
 
-    num_clients: int = setting(50, "Clients that the points are dealt to.")
-    spread: float = setting(
-        0.1, "Standard deviation of the points around their centre.", at_least=0.0
-    )
+    Attributes:
+        num_clients: Clients that the points are dealt to.
+        spread: Standard deviation of the points around their centre.
+    """
+
+    num_clients: int = 50
+    spread: Annotated[float, Within(least=0.0)] = 0.1
 
 
 def load(options: ToyRegressionOptions, context: TaskContext) -> Task:

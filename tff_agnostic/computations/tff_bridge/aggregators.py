@@ -82,7 +82,7 @@ class FactorySum(PlacedAggregation):
 
     @property
     def cuts_clients(self) -> bool:
-        """Whether no more than `limits.max_examples` examples of a client are used."""
+        """Whether no more than `limits.examples` examples of a client are used."""
         return True
 
     @property

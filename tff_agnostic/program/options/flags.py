@@ -43,6 +43,8 @@ _DEFINE: Mapping[type, Any] = {
     float: absl_flags.DEFINE_float,
     tuple: absl_flags.DEFINE_list,
 }
+# With `Annotated`, a tuple of texts whose flag may be given several times.
+REPEATED = "repeated"
 _NONE = "none"
 # Between numbers within a member of a union, whose fields are separated by commas.
 _SLASH = "/"
@@ -79,7 +81,7 @@ class Flag:
     @property
     def members(self) -> dict[str, type[Options]]:
         """Members of a union by name; empty for other flags."""
-        return {member_name(m): m for m in alternatives(self.hint) if is_options(m)}
+        return members_of(self.hint)
 
     @property
     def kind(self) -> type:
@@ -98,21 +100,28 @@ class Flag:
         """Whether it names files."""
         return self.item is Path
 
+    def value_in(self, options: Any) -> Any:
+        """Returns the value of the field in options."""
+        for name in self.path:
+            options = getattr(options, name)
+        return options
+
     @property
     def user_names(self) -> str:
         """Names of what has the flag."""
         return ", ".join(name for _, name in self.users)
 
-    def define(self, default: str = "", repeated: bool = False) -> None:
+    def define(self, default: str = "") -> None:
         """Defines the flag for absl, without a default: a value is one that a user gave.
 
         Args:
             default: Text of the default, for the help.
-            repeated: Whether it may be given several times.
         """
-        plain = not self.members and len(alternatives(self.hint)) == 1
-        usual = _DEFINE.get(self.kind, absl_flags.DEFINE_string) if plain else None
-        define = absl_flags.DEFINE_multi_string if repeated else usual or absl_flags.DEFINE_string
+        define = absl_flags.DEFINE_string
+        if REPEATED in getattr(self.hint, "__metadata__", ()):
+            define = absl_flags.DEFINE_multi_string
+        elif not self.members and len(alternatives(self.hint)) == 1:
+            define = _DEFINE.get(self.kind, define)
         define(self.name, None, self.help(default))
 
     def help(self, default: str) -> str:
@@ -129,7 +138,7 @@ class Flag:
     def _choices(self) -> tuple[str, ...]:
         if self.members:
             none = (_NONE,) if is_optional(self.hint) else ()
-            return (*none, *map(_form, self.members.values()))
+            return (*none, *(_form(name, kind) for name, kind in self.members.items()))
         simple = _simple(self.hint)
         if typing.get_origin(simple) is Literal:
             return tuple(map(str, typing.get_args(simple)))
@@ -163,7 +172,8 @@ class Flag:
         if value is None:
             return _NONE if self.members else None
         if isinstance(value, Options):
-            return member_text(value)
+            name = next(n for n, kind in self.members.items() if kind is type(value))
+            return _member_text(name, value)
         if isinstance(value, Path):
             return str(value)
         if isinstance(value, tuple):
@@ -178,12 +188,12 @@ class Flag:
             from_text: Whether a text may stand for a number, as on the command line.
         """
         where = f"--{self.name}"
-        if value is None or isinstance(value, Options):
+        if value is None or isinstance(value, (Options, Mapping)):
             return value
         if self.members and isinstance(value, str):
             name, _, rest = value.partition(":")
             if name in self.members:
-                return _member(where, self.members[name], rest)
+                return _member(where, name, self.members[name], rest)
             if name == _NONE and is_optional(self.hint):
                 return None
         simple = [m for m in alternatives(self.hint) if not is_options(m)]
@@ -198,38 +208,46 @@ class Flag:
         raise errors[0]
 
 
-def member_name(kind: type) -> str:
-    """Returns the name of a member of a union: `projected_gradient` of `ProjectedGradient`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
+@functools.cache
+def members_of(hint: Any) -> dict[str, type[Options]]:
+    """Returns the classes of options in a union by name: `projected_gradient: ProjectedGradient`.
+
+    The words with which the names of all classes end are not part of the names.
+    """
+    kinds = [member for member in alternatives(hint) if is_options(member)]
+    words = [re.findall(r"[A-Z][a-z0-9]*", kind.__name__) for kind in kinds]
+    while len(words) > 1 and all(len(w) > 1 and w[-1] == words[0][-1] for w in words):
+        words = [w[:-1] for w in words]
+    return {"_".join(w).lower(): kind for w, kind in zip(words, kinds)}
 
 
-def member_text(member: Options) -> str:
+def _member_text(name: str, member: Options) -> str:
     """Returns a member of a union as a text: `ball:radius=0.5`."""
     fields = [
-        f"{flag.name}={_within(flag.to_value(_get(member, flag.path)))}"
+        f"{flag.name}={_within(flag.to_value(flag.value_in(member)))}"
         for flag in flags_of(type(member))
-        if _get(member, flag.path) is not None
+        if flag.value_in(member) is not None
     ]
-    return f"{member_name(type(member))}{':' * bool(fields)}{','.join(fields)}"
+    return f"{name}{':' * bool(fields)}{','.join(fields)}"
 
 
 def _within(value: Any) -> str:
     return _SLASH.join(map(str, value)) if isinstance(value, tuple) else flag_text(value)
 
 
-def _form(kind: type[Options]) -> str:
-    names = [f"{flag.name}=.." for flag in flags_of(kind)]
-    return f"{member_name(kind)}{':' * bool(names)}{','.join(names)}"
+def _form(name: str, kind: type[Options]) -> str:
+    fields = [f"{flag.name}=.." for flag in flags_of(kind)]
+    return f"{name}{':' * bool(fields)}{','.join(fields)}"
 
 
-def _member(where: str, kind: type[Options], text: str) -> Options:
+def _member(where: str, member: str, kind: type[Options], text: str) -> Options:
     known = {flag.name: flag for flag in flags_of(kind)}
     values: dict[str, Any] = {}
     for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
         if not equals or name not in known or name in values:
-            form = _form(kind) if known else f"{member_name(kind)} alone"
-            raise UserError(f"{where}: expected {form}, found {member_name(kind)}:{text}")
+            form = _form(member, kind) if known else f"{member} alone"
+            raise UserError(f"{where}: expected {form}, found {member}:{text}")
         values[name] = value.split(_SLASH) if known[name].kind is tuple else value
     try:
         return build(kind, values, prefix="")
@@ -320,10 +338,14 @@ def flag_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+def flags_of(kind: Any, prefix: str = "") -> tuple[Flag, ...]:
+    """Returns the flags of a class of options, those of its parts in their place."""
+    return _all_flags_of(kind, prefix)
+
+
 # Made once for a class: a command asks for them several times.
 @functools.cache
-def flags_of(kind: type, prefix: str = "") -> tuple[Flag, ...]:
-    """Returns the flags of a class of options, those of its parts in their place."""
+def _all_flags_of(kind: Any, prefix: str) -> tuple[Flag, ...]:
     return tuple(_flags_of(kind, prefix, (), _defaults(kind)))
 
 
@@ -340,7 +362,8 @@ def _flags_of(
             inner = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
             yield from _flags_of(type(default), _prefix(prefix, name), (*path, name), inner)
         else:
-            yield Flag(prefix + name, (*path, name), kind, hint, default)
+            declaring = next(k for k in kind.__mro__ if name in vars(k).get("__annotations__", {}))
+            yield Flag(prefix + name, (*path, name), declaring, hint, default)
 
 
 def _prefix(prefix: str, field: str) -> str:
@@ -348,9 +371,7 @@ def _prefix(prefix: str, field: str) -> str:
     return f"{prefix}{field.rstrip('_')}_"
 
 
-def build(
-    kind: type[Any], values: Mapping[str, Any], default: Any = None, prefix: str = ""
-) -> Any:
+def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefix: str = "") -> Any:
     """Returns options with values by flag; the flags of others are ignored.
 
     Args:
@@ -383,15 +404,28 @@ def build(
 
 def values_of(options: Any) -> dict[str, Any]:
     """Returns the values of options by flag."""
-    return {
-        flag.name: flag.to_value(_get(options, flag.path)) for flag in flags_of(type(options))
-    }
+    return {flag.name: flag.to_value(flag.value_in(options)) for flag in flags_of(type(options))}
 
 
-def _get(options: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        options = getattr(options, name)
-    return options
+# From a flag to another one and the values of it with which the first has an effect.
+Needs = Mapping[str, tuple[str, tuple[Any, ...]]]
+
+
+def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -> None:
+    """Refuses given flags without effect.
+
+    Args:
+        needs: Flags that need others.
+        values: Values by flag.
+        given: Names of the flags that a user gave.
+    """
+    for name in given:
+        other, wanted = needs.get(name, (name, (values[name],)))
+        if values[other] not in wanted:
+            raise UserError(
+                f"--{name} has no effect with --{other}={flag_text(values[other])}: it needs "
+                f"--{other}={' or '.join(map(flag_text, wanted))}"
+            )
 
 
 def flag_of_error(error: OptionError, options: Iterable[Any]) -> UserError:
@@ -409,7 +443,7 @@ def flag_of_error(error: OptionError, options: Iterable[Any]) -> UserError:
 
 
 @functools.cache
-def _attributes(kind: type) -> Mapping[str, str]:
+def _attributes(kind: Any) -> Mapping[str, str]:
     """Returns the texts under "Attributes:" in the docstring of a class, by name."""
     lines = inspect.cleandoc(vars(kind).get("__doc__") or "").splitlines()
     start = next((k for k, line in enumerate(lines) if line.strip() == "Attributes:"), len(lines))
@@ -464,7 +498,6 @@ class FlagTable(Registry[Flag]):
         names: Optional[Container[str]] = None,
         without: Container[str] = (),
         default_text: Callable[[Flag], str] = Flag.default_text,
-        repeated: Container[str] = (),
     ) -> None:
         """Defines flags for absl.
 
@@ -472,7 +505,6 @@ class FlagTable(Registry[Flag]):
             names: Names of the flags to define; all if None.
             without: Names of those not to define.
             default_text: From a flag to the text of its default.
-            repeated: Names of those that may be given several times.
         """
         for name, flag in self.items():
             if (names is not None and name not in names) or name in without:
@@ -482,7 +514,7 @@ class FlagTable(Registry[Flag]):
                     f"{flag.user_names}: options: expected names that no other flag has, found "
                     f"{name}"
                 )
-            flag.define(default_text(flag), name in repeated)
+            flag.define(default_text(flag))
 
     def from_flags(self) -> dict[str, Any]:
         """Returns the values that the command line gives, by flag."""

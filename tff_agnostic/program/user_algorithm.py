@@ -16,20 +16,21 @@ from typing import Any, Callable, Optional
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.base.options import Options
 from tff_agnostic.computations.clients import arrays_of_client
 from tff_agnostic.computations.round import check_bounds, check_state, client_result
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
-from tff_agnostic.settings import Settings, settings_in
+from tff_agnostic.program.options.flags import build as build_options
+from tff_agnostic.program.options.flags import flags_of
 from tff_agnostic.user_code import UserFile
 
 _SUFFIX = ".py"
 _DEFINITION = "ALGORITHM"
 # In the fingerprint of a run: the user's file, and what it imports from beside it.
 OWN_CODE = ("algorithm", "files that the algorithm imports")
-_KINDS = (bool, int, float, str)
-_ITEMS = (int, float, str)
+_KINDS = (bool, int, float, str, Path)
+_ITEMS = (int, float, str, Path)
 _KEPT_FILES = 16
 
 
@@ -128,32 +129,20 @@ def _loaded(path: Path, mtime_ns: int, size: int) -> _Loaded:
 
 
 def _check_options(options: Any) -> None:
-    if not (isinstance(options, type) and issubclass(options, Settings)):
-        raise UserError(f"options: expected a subclass of Settings, found {_shown(options)}")
-    fields = {field.name: field for field in dataclasses.fields(options)}
-    undeclared = sorted(set(vars(options).get("__annotations__", {})) - set(fields))
+    if not (isinstance(options, type) and issubclass(options, Options)):
+        raise UserError(f"options: expected a subclass of Options, found {_shown(options)}")
+    fields = {field.name for field in dataclasses.fields(options)}
+    undeclared = sorted(set(vars(options).get("__annotations__", {})) - fields)
     if undeclared:
         raise UserError(
             f"options: expected a frozen dataclass, found a plain class with {undeclared[0]}"
         )
-    for name, field in fields.items():
-        if "help" not in field.metadata:
+    for flag in flags_of(options):
+        is_list = flag.kind is tuple and flag.item in _ITEMS
+        if not is_list and flag.kind not in _KINDS:
             raise UserError(
-                f"options: expected every field to be a setting(default, help), found {name}"
-            )
-        if not isinstance(field.metadata.get("choices", ALGORITHMS), Registry):
-            raise UserError(f"options: expected a Registry as choices of {name}")
-    for setting in settings_in(options):
-        if not setting.flag.isidentifier():
-            raise UserError(
-                f"options: expected a flag of letters, digits and _ for {setting.field.name}, "
-                f"found {setting.flag!r}"
-            )
-        is_list = setting.kind is tuple and setting.item in _ITEMS
-        if not is_list and setting.kind not in _KINDS:
-            raise UserError(
-                f"options: expected {setting.field.name} to be bool, int, float, str or "
-                f"tuple[float, ...], optional or not, found {_shown(setting.kind)}"
+                f"options: expected {flag.path[-1]} to be bool, int, float, str, Path or "
+                f"tuple[float, ...], optional or not, found {_shown(flag.kind)}"
             )
     options()
 
@@ -163,14 +152,14 @@ def _check_paper_settings(spec: core.AlgorithmSpec) -> None:
         raise UserError(
             f"paper_settings: expected values by flag, found {_shown(spec.paper_settings)}"
         )
-    own = {one.flag: one for one in settings_in(spec.options)}
-    for flag, value in spec.paper_settings.items():
-        if flag not in own:
-            raise UserError(f"paper_settings: expected flags of its options, found {flag!r}")
-        try:
-            own[flag].check_type(value)
-        except UserError as e:
-            raise UserError(f"paper_settings: {e}") from None
+    names = {flag.name for flag in flags_of(spec.options)}
+    strange = next((name for name in spec.paper_settings if name not in names), None)
+    if strange is not None:
+        raise UserError(f"paper_settings: expected flags of its options, found {strange!r}")
+    try:
+        build_options(spec.options, spec.paper_settings)
+    except UserError as e:
+        raise UserError(f"paper_settings: {e}") from None
 
 
 def _shown(value: Any) -> str:

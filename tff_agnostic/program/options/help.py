@@ -1,0 +1,130 @@
+"""Help of a command: its flags in groups, with the defaults that hold for the chosen values.
+
+A command on runs has more than a hundred flags, of which a run of one task and one algorithm uses
+half. `--help` shows those, in groups: a group is the class of options that declares the flags, and
+its heading is the first sentence of the class's docstring. `--help=GROUP` prints one group with the
+names of all that have its flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Optional
+
+from tff_agnostic.program.options.flags import Flag, flags_of
+from tff_agnostic.registry import Registry
+
+_WIDTH = 100
+_LEAST_WIDTH = 40
+
+
+class Group(NamedTuple):
+    """Flags that belong together.
+
+    Attributes:
+        name: Name for `--help=NAME`.
+        heading: Subject of the flags.
+        flags: The flags.
+    """
+
+    name: str
+    heading: str
+    flags: Sequence[Flag]
+
+
+# From a flag to the text of its default; "" if it has none.
+DefaultText = Callable[[Flag], str]
+
+
+def groups_of(options: type, has: Callable[[Flag], bool] = lambda flag: True) -> list[Group]:
+    """Returns the flags of a class of options, a group for each class that declares some.
+
+    Args:
+        options: A class of options; its own fields come first, then those of its bases and parts.
+        has: Whether a flag is shown.
+    """
+    by_class: dict[type, list[Flag]] = {}
+    for flag in flags_of(options):
+        if has(flag):
+            by_class.setdefault(flag.owner, []).append(flag)
+    order = {kind: k for k, kind in enumerate(options.__mro__)}
+    classes = sorted(by_class, key=lambda kind: order.get(kind, len(order)))
+    return [Group(_group_name(kind), _heading(kind), by_class[kind]) for kind in classes]
+
+
+def own_groups(options: type) -> list[Group]:
+    """Returns the groups of a command's flags; those that only it has are called "command"."""
+    first, *others = groups_of(options) or [Group("command", "", [])]
+    if first.name != _group_name(options):
+        return [first, *others]
+    return [Group("command", "Flags of this command", first.flags), *others]
+
+
+def _group_name(kind: type) -> str:
+    words = re.findall(r"[A-Z][a-z0-9]*", kind.__name__)
+    return "_".join(word.lower() for word in words if word != "Options")
+
+
+def _heading(kind: type) -> str:
+    first = " ".join((kind.__doc__ or kind.__name__).split("\n\n")[0].split())
+    return re.split(r"[;.]", first)[0]
+
+
+def without_repeated(groups: Iterable[Group]) -> list[Group]:
+    """Returns the groups without flags that an earlier group has, and without empty groups."""
+    seen: set[str] = set()
+    result = []
+    for group in groups:
+        new = [flag for flag in group.flags if flag.name not in seen]
+        seen.update(flag.name for flag in new)
+        if new:
+            result.append(group._replace(flags=new))
+    return result
+
+
+def help_page(
+    doc: Optional[str],
+    groups: Sequence[Group],
+    default_text: DefaultText,
+    last: Sequence[str] = (),
+) -> str:
+    """Returns the page of `--help`.
+
+    Args:
+        doc: Description of the command.
+        groups: The flags.
+        default_text: From a flag to the default that holds for the chosen values.
+        last: Lines about flags that are not shown.
+    """
+    parts = [(doc or "").strip()]
+    for group in groups:
+        shown = (dataclasses.replace(flag, users=()) for flag in group.flags)
+        lines = [_flag_lines(flag, default_text(flag)) for flag in shown]
+        parts.append("\n".join([f"{group.heading} [{group.name}]", *lines]))
+    names = ", ".join(group.name for group in groups)
+    more = [*last, f"One group in full: --help=GROUP, of {names}.", "All flags: --helpfull."]
+    parts.append("\n".join(textwrap.fill(line, _width()) for line in more))
+    return "\n\n".join(part for part in parts if part)
+
+
+def group_page(groups: Sequence[Group], name: str, default_text: DefaultText) -> str:
+    """Returns the page of `--help=NAME`."""
+    by_name = Registry("group of flags", {group.name: group for group in groups})
+    group: Group = by_name.given("--help", name)
+    lines = [_flag_lines(flag, default_text(flag)) for flag in group.flags]
+    return "\n".join([f"{group.heading} [{group.name}]", *lines])
+
+
+def _flag_lines(flag: Flag, default: str) -> str:
+    name = f"[no]{flag.name}" if flag.kind is bool else flag.name
+    text = " ".join(f"--{name}: {flag.help(default)}".split())
+    return textwrap.fill(text, _width(), initial_indent="  ", subsequent_indent="      ")
+
+
+def _width() -> int:
+    columns = shutil.get_terminal_size((_WIDTH, 24)).columns
+    return max(_LEAST_WIDTH, min(_WIDTH, columns))
