@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, Callable, NamedTuple, Optional
+from typing import Annotated, Any, ClassVar, NamedTuple, Union
 
 import numpy as np
 
@@ -34,52 +34,73 @@ from tff_agnostic.algorithms.tail_thresholds import (
     exact_share,
     paper_share,
 )
-from tff_agnostic.base.options import OneOf, Within
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.options import Options, Verbatim, Within
 from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
-
-# Quantile of the losses -> how much clients at it count; None for the smoothed objective.
-BOUNDARIES: Registry[Optional[Callable[[Any], tf.Tensor]]] = Registry(
-    "boundary", {"exact": exact_share, "paper": paper_share, "smooth": None}
-)
 
 
-def _of_histogram(theta: float, options: DeltaFlOptions) -> Threshold:
-    share_at = BOUNDARIES[options.boundary]
-    if share_at is None:
-        return Smoothed(theta, options.smoothing)
-    return CutThreshold(theta, share_at)
+@dataclasses.dataclass(frozen=True)
+class ExactBoundary(Options):
+    """Clients at the threshold count as much as is left of theta."""
 
 
-def _of_digits(theta: float, options: DeltaFlOptions) -> Threshold:
-    share_at = BOUNDARIES[options.boundary]
-    assert share_at is not None
-    return Refined(theta, share_at)
+@dataclasses.dataclass(frozen=True)
+class PaperBoundary(Options):
+    """Clients at the threshold count in full, as printed."""
 
 
-class _ThresholdChoice(NamedTuple):
-    """How clients learn whether they train.
+@dataclasses.dataclass(frozen=True)
+class SmoothBoundary(Options):
+    """Clients above the threshold count the more the larger their loss: the smoothed objective.
 
     Attributes:
-        threshold: (theta, settings) -> the threshold of a level.
-        surveys: Names of the steps before the training in which clients send their losses.
+        width: Distance from the threshold to the loss from which a client counts in full.
     """
 
-    threshold: Callable[[float, DeltaFlOptions], Threshold]
-    surveys: tuple[str, ...] = ()
+    width: Annotated[float, Within(above=0)] = 0.1
 
 
-THRESHOLDS: Registry[_ThresholdChoice] = Registry(
-    "threshold",
-    {
-        "survey": _ThresholdChoice(_of_histogram, ("survey",)),
-        "refined": _ThresholdChoice(_of_digits, ("survey", "second_survey", "third_survey")),
-        "lagged": _ThresholdChoice(_of_histogram),
-        "tracked": _ThresholdChoice(lambda theta, options: Tracked(theta, options.threshold_rate)),
-    },
-)
-_SURVEYED = tuple(name for name, choice in THRESHOLDS.items() if choice.surveys)
+Boundary = Union[ExactBoundary, PaperBoundary, SmoothBoundary]
+
+
+@dataclasses.dataclass(frozen=True)
+class SurveyThreshold(Options):
+    """The quantile of the losses of a survey, in bins 2.7% wide.
+
+    Attributes:
+        rounds: Number of rounds that train with the threshold of a survey (Algorithm 1 of the
+            paper).
+    """
+
+    rounds: Annotated[int, Within(least=1)] = 1
+    steps: ClassVar[tuple[str, ...]] = ("survey",)
+
+
+@dataclasses.dataclass(frozen=True)
+class RefinedThreshold(SurveyThreshold):
+    """The exact quantile, from three surveys.
+
+    Attributes:
+        rounds: Number of rounds that train with the threshold of a survey (Algorithm 1 of the
+            paper).
+    """
+
+    steps: ClassVar[tuple[str, ...]] = ("survey", "second_survey", "third_survey")
+
+
+@dataclasses.dataclass(frozen=True)
+class LaggedThreshold(Options):
+    """The quantile of the losses of the round before, without a survey."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackedThreshold(Options):
+    """A threshold that moves by factors, without a survey.
+
+    Attributes:
+        rate: Step size of the logarithm of the threshold.
+    """
+
+    rate: Annotated[float, Within(above=0)] = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,51 +116,65 @@ class DeltaFlOptions(
             with the largest losses, that a model is trained for; 1 is FedAvg. Each level has a
             model.
         threshold: How clients learn whether they train: from a survey of the losses, in bins 2.7%
-            wide; from three surveys, which find the quantile exactly (refined); or in one step,
-            from the losses of the round before (lagged), or from a threshold that moves by factors
-            (tracked).
-        boundary: What clients at the threshold count: what is left of theta (exact); all, as
+            wide (survey); from three surveys, which find the quantile exactly (refined); or in one
+            step, from the losses of the round before (lagged), or from a threshold that moves by
+            factors (tracked).
+        boundary: Part that clients at the threshold count: what is left of theta (exact); all, as
             printed (paper); or, above it, more with their loss, of the smoothed objective (smooth).
-        smoothing: How far above the threshold a loss is from which on a client counts in full.
-        threshold_rate: How fast a tracked threshold moves.
-        rounds_per_threshold: Number of rounds that train with the threshold of a survey (Algorithm
-            1 of the paper).
     """
 
-    theta: tuple[float, ...] = (0.5,)
-    threshold: Annotated[str, OneOf(THRESHOLDS)] = "survey"
-    boundary: Annotated[str, OneOf(BOUNDARIES)] = "exact"
-    smoothing: Annotated[float, Within(above=0)] = 0.1
-    threshold_rate: Annotated[float, Within(above=0)] = 0.2
-    rounds_per_threshold: Annotated[int, Within(least=1)] = 1
+    theta: Annotated[tuple[float, ...], Within(above=0, most=1)] = (0.5,)
+    threshold: Union[SurveyThreshold, RefinedThreshold, LaggedThreshold, TrackedThreshold] = (
+        SurveyThreshold()
+    )
+    boundary: Boundary = ExactBoundary()
 
     def __post_init__(self) -> None:
-        """Checks the levels, and which settings fit each other; see `Options`."""
+        """Checks which options fit each other; see `Options`."""
         super().__post_init__()
-        if self.threshold == "refined" and BOUNDARIES[self.boundary] is None:
-            raise UserError(
-                "--threshold: expected survey or lagged with --boundary=smooth, which depends on "
-                "all losses above the threshold, found refined"
-            )
-        if self.rounds_per_threshold > 1 and self.threshold not in _SURVEYED:
-            raise UserError(
-                f"--rounds_per_threshold: expected 1 with --threshold={self.threshold}, which has "
-                f"no survey, found {self.rounds_per_threshold}"
+        if isinstance(self.threshold, RefinedThreshold) and self.is_smooth:
+            raise self.error(
+                "threshold",
+                "survey or lagged with a smooth boundary, which depends on all losses above the "
+                "threshold",
+                Verbatim("refined"),
             )
         if not self.theta:
-            raise UserError("--theta: expected levels in (0, 1], found none")
-        for theta in self.theta:
-            if not 0 < theta <= 1:
-                raise UserError(f"--theta: expected levels in (0, 1], found {theta:g}")
+            raise self.error("theta", "levels above 0 and at most 1")
         # Models, columns and plots have these names, so levels must not round to the same one.
         names = [f"{theta:g}" for theta in self.theta]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise UserError(f"--theta: expected different levels, found {twice} twice")
+            raise self.error("theta", "different levels", Verbatim(f"{twice} twice"))
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether the objective is the smoothed one."""
+        return isinstance(self.boundary, SmoothBoundary)
+
+    @property
+    def surveys(self) -> tuple[str, ...]:
+        """Names of the steps before the training in which clients send their losses."""
+        return self.threshold.steps if isinstance(self.threshold, SurveyThreshold) else ()
+
+    @property
+    def rounds_per_survey(self) -> int:
+        """Number of rounds that train with the threshold of a survey."""
+        return self.threshold.rounds if isinstance(self.threshold, SurveyThreshold) else 1
 
     def thresholds(self) -> tuple[Threshold, ...]:
         """Returns the threshold of each level."""
-        return tuple(THRESHOLDS[self.threshold].threshold(theta, self) for theta in self.theta)
+        return tuple(map(self._threshold, self.theta))
+
+    def _threshold(self, theta: float) -> Threshold:
+        if isinstance(self.threshold, TrackedThreshold):
+            return Tracked(theta, self.threshold.rate)
+        if isinstance(self.boundary, SmoothBoundary):
+            return Smoothed(theta, self.boundary.width)
+        share_at = paper_share if isinstance(self.boundary, PaperBoundary) else exact_share
+        if isinstance(self.threshold, RefinedThreshold):
+            return Refined(theta, share_at)
+        return CutThreshold(theta, share_at)
 
 
 class Level(NamedTuple):
@@ -380,8 +415,8 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
     """Returns Delta-FL, with a step for each survey and one for the training."""
     model, optimizer = problem.model, options.server.build(problem.model)
     thresholds = options.thresholds()
-    surveys = THRESHOLDS[options.threshold].surveys
-    keeps_thresholds = not surveys or options.rounds_per_threshold > 1
+    surveys = options.surveys
+    keeps_thresholds = not surveys or options.rounds_per_survey > 1
     holdout = options.holdout(problem.seed)
 
     def initialize() -> DeltaFlState:
@@ -390,7 +425,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
             eta = core.as_tensors(threshold.initial()) if keeps_thresholds else ()
             return Level(*start, eta)
 
-        since_survey = tf.constant(0) if options.rounds_per_threshold > 1 else ()
+        since_survey = tf.constant(0) if options.rounds_per_survey > 1 else ()
         return DeltaFlState(tuple(map(level, thresholds)), since_survey)
 
     def has_survey(state: DeltaFlState) -> tf.Tensor:
@@ -438,9 +473,9 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
 
         outputs = sums[-1].levels
         levels = map(level, thresholds, state.levels, etas(state, *sums), outputs, said)
-        if options.rounds_per_threshold == 1:
+        if options.rounds_per_survey == 1:
             return DeltaFlState(tuple(levels))
-        since_survey = (state.rounds_since_survey + 1) % options.rounds_per_threshold
+        since_survey = (state.rounds_since_survey + 1) % options.rounds_per_survey
         return DeltaFlState(tuple(levels), since_survey)
 
     def models(state: DeltaFlState) -> core.Models:
@@ -457,7 +492,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         def kept_share(r: core.RoundView) -> tf.Tensor:
             total = tf.cast(threshold.total(*statements(*r.sums)[k]), tf.float32)
             kept = tf.math.divide_no_nan(r.sums[-1].levels[k].weight, total)
-            if options.rounds_per_threshold == 1:
+            if options.rounds_per_survey == 1:
                 return kept
             # Without a survey the server does not learn the cohort's weight.
             return tf.where(has_survey(r.before), kept, np.nan)
@@ -489,7 +524,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         "client_weighting": options.client_weighting,
         "holdout": holdout,
     }
-    is_due = has_survey if options.rounds_per_threshold > 1 else None
+    is_due = has_survey if options.rounds_per_survey > 1 else None
 
     def survey_bounds(limits: core.ClientLimits) -> Survey:
         heaviest = options.largest_weight(limits)
@@ -552,11 +587,11 @@ def _check_thresholds(options: DeltaFlOptions, report: Mapping[str, Any]) -> Non
     for theta, threshold in zip(options.theta, options.thresholds()):
         loss = float(report["levels"][_name(theta)]["threshold"])
         if theta < 1 and threshold.is_unordered(loss, mean_loss):
-            raise UserError(
-                f"--threshold={options.threshold}: expected losses that it can order, found the "
-                f"threshold of level {theta:g} among {threshold.unordered}: use "
-                "--threshold=refined, which orders all losses, or add a constant to the loss"
+            found = (
+                f"the threshold of level {theta:g} among {threshold.unordered}: use refined, which "
+                "orders all losses, or add a constant to the loss"
             )
+            raise options.error("threshold", "losses that it can order", Verbatim(found))
 
 
 def _name(theta: float) -> str:
@@ -597,7 +632,6 @@ ALGORITHM = core.AlgorithmSpec(
     paper_settings={
         **core.AVERAGE,  # line 9
         "threshold": "refined",  # line 4: the quantile of the losses themselves
-        "rounds_per_threshold": 1,
         "boundary": "paper",  # line 6: F_k >= eta_t counts in full
         "client_weighting": "examples",  # alpha_k
         "client_normalizer": "batch",  # line 12

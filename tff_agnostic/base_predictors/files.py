@@ -26,6 +26,7 @@ from tff_agnostic.models.keras_platform import classes_of, layers_of
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.user_model import NUM_ROWS, described
+from tff_agnostic.run.options import task_in
 from tff_agnostic.saving.checkpoints import (
     CHECKPOINTS,
     Checkpoint,
@@ -33,7 +34,6 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 from tff_agnostic.saving.keras import KERAS_FILES, architecture_text, read_keras
-from tff_agnostic.run.options import task_in
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import DATA, MODEL_CODE, Task, TaskContext
 from tff_agnostic.user_code import in_one_line

@@ -25,9 +25,6 @@ NEEDS: Needs = {
     "evaluation_statistics": ("private_evaluation", (True,)),
     "answering_clients": ("secret_participation", (True,)),
     "boundary": ("threshold", ("survey", "refined", "lagged")),
-    "smoothing": ("boundary", ("smooth",)),
-    "threshold_rate": ("threshold", ("tracked",)),
-    "rounds_per_threshold": ("threshold", ("survey", "refined")),
     "loss_estimate": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
     "lambda_gradient": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
     "budget": ("predictor_sampling", ("uniform", "weighted")),
@@ -47,7 +44,7 @@ NEEDS: Needs = {
     "lambda_radius": ("lambda_set", ("ball",)),
 }
 # At level 1 every client trains.
-_OF_THRESHOLDS = ("boundary", "smoothing", "threshold_rate", "rounds_per_threshold")
+_OF_THRESHOLDS = ("boundary", "threshold")
 # At level 1 lambda goes to the training mixture, whatever the losses, and starts there by default.
 _OF_CVAR = ("cvar_rate", "lambda_absent", "lambda_baselines")
 

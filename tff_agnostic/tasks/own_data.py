@@ -19,7 +19,7 @@ from typing import Annotated, Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.base.options import Options, OneOf
+from tff_agnostic.base.options import OneOf, Options
 from tff_agnostic.data.clients import check_labels, checked_examples
 from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature

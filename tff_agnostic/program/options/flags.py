@@ -420,10 +420,14 @@ def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -
         given: Names of the flags that a user gave.
     """
     for name in given:
-        other, wanted = needs.get(name, (name, (values[name],)))
-        if values[other] not in wanted:
+        if name not in needs:
+            continue
+        other, wanted = needs[name]
+        value = values[other]
+        # A member of a union may have fields.
+        if (value.partition(":")[0] if isinstance(value, str) else value) not in wanted:
             raise UserError(
-                f"--{name} has no effect with --{other}={flag_text(values[other])}: it needs "
+                f"--{name} has no effect with --{other}={flag_text(value)}: it needs "
                 f"--{other}={' or '.join(map(flag_text, wanted))}"
             )
 
