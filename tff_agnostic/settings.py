@@ -11,7 +11,6 @@ import functools
 import math
 import os
 import re
-import sys
 import types
 import typing
 from collections.abc import Container, Iterable, Mapping
@@ -84,9 +83,8 @@ def setting(
             if it is not the default), `is_stored` (False of what no folder keeps: it is given
             each time), `short` (its help on a page of many flags, where that is shorter),
             `required` (what has to be given), `repeated` (of texts: the flag may be
-            given several times), `alias` (another setting, and its values by those of this one,
-            which is an earlier name of it and not stored), `or_text` (of numbers: a text that is
-            none is kept as it is), and `also` (types that callers in Python may give instead).
+            given several times), `or_text` (of numbers: a text that is none is kept as it is), and
+            `also` (types that callers in Python may give instead).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}
@@ -148,44 +146,6 @@ def check_values(settings: Any, name_of: Callable[[dataclasses.Field], str] = fl
             raise UserError(
                 f"--{name_of(field)}: expected {field.metadata['required']}, found none"
             )
-
-
-def resolve_aliases(settings: Any) -> None:
-    """Gives settings the values that their aliases say, and forgets the aliases.
-
-    Args:
-        settings: A frozen dataclass that is being made.
-    """
-    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
-    for name, value in without_aliases(type(settings), values).items():
-        object.__setattr__(settings, name, value)
-    for field in dataclasses.fields(settings):
-        if "alias" in field.metadata:
-            object.__setattr__(settings, field.name, None)
-
-
-def without_aliases(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values, by field, in which those of aliases are those of what they are names of.
-
-    Args:
-        kind: A dataclass of settings.
-        values: By the names of its fields; others are left alone.
-    """
-    found = dict(values)
-    for field in dataclasses.fields(kind):
-        if "alias" not in field.metadata or found.get(field.name) is None:
-            continue
-        name, meanings = field.metadata["alias"]
-        value = found.pop(field.name)
-        if not isinstance(value, bool):
-            raise UserError(f"--{flag_of(field)}: expected true or false, found {value!r:.100}")
-        if found.get(name) not in (None, meanings[value]):
-            raise UserError(
-                f"--{flag_of(field)}={flag_text(value)} is --{name}={meanings[value]}: expected no "
-                f"other beside it, found --{name}={found[name]}"
-            )
-        found[name] = meanings[value]
-    return found
 
 
 def part_of(settings: Any, part: type) -> Any:
@@ -342,21 +302,7 @@ class Option:
         return "" if default in (None, "", ()) else flag_text(default)
 
     def parsed(self, value: Any) -> Any:
-        """Returns a value of the option's type from a flag's value or from text.
-
-        Of an earlier name of another option a line says that it goes: only what a user gives is
-        parsed.
-        """
-        found = self._parsed(value)
-        if "alias" in self.field.metadata:
-            name, meanings = self.field.metadata["alias"]
-            _tell_once(
-                f"note: --{self.flag}={flag_text(found)} goes with the next release: "
-                f"--{name}={meanings[found]} is the same"
-            )
-        return found
-
-    def _parsed(self, value: Any) -> Any:
+        """Returns a value of the option's type from a flag's value or from text."""
         if self.kind is Path:
             return named_path(f"--{self.flag}", value)
         try:
@@ -411,12 +357,6 @@ def _listed(choices: Registry) -> str:
     if all(isinstance(text, str) and text != name for name, text in choices.items()):
         return "; ".join(f"{name}: {meaning}" for name, meaning in choices.items())
     return ", ".join(choices)
-
-
-# A search parses a value in every trial.
-@functools.cache
-def _tell_once(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _plain(value: Any) -> Any:

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from tests.marks import usually
-from tff_agnostic import settings
 from tff_agnostic.domain_weights import ascent, project_to_simplex
 from tff_agnostic.domain_weights.ascent import DOMAIN_WEIGHT_UPDATES, LambdaOptions, lambda_ascent
-from tff_agnostic.settings import settings_in
 
 
 def _f32(*values) -> np.ndarray:
@@ -249,19 +247,3 @@ def test_in_a_box_the_loss_of_an_absent_domain_is_the_mean_of_the_others():
     # (0.1 * 2 + 0.5 * 1) / 0.6
     expected = lambda_ * np.exp(0.5 * np.array([2.0, 7 / 6, 1.0]))
     np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-6)
-
-
-def test_the_earlier_name_is_forgotten_once_it_is_understood():
-    assert LambdaOptions(freeze_absent_domains=False) == LambdaOptions(lambda_absent="zero")
-    assert LambdaOptions(freeze_absent_domains=True) == LambdaOptions()
-
-
-def test_a_line_says_once_that_the_earlier_name_goes(capsys):
-    settings._tell_once.cache_clear()
-    (option,) = (o for o in settings_in(LambdaOptions) if o.flag == "freeze_absent_domains")
-    assert [option.parsed(text) for text in ("false", "false", "true")] == [False, False, True]
-    assert capsys.readouterr().err.splitlines() == [
-        f"note: --freeze_absent_domains={old} goes with the next release: --lambda_absent={new} "
-        "is the same"
-        for old, new in (("false", "zero"), ("true", "freeze"))
-    ]

@@ -16,7 +16,6 @@ The arithmetic is in pure functions on vectors of one entry per domain, usable w
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Sequence
 from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
@@ -32,7 +31,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, Role
-from tff_agnostic.settings import resolve_aliases, setting
+from tff_agnostic.settings import setting
 
 # The smallest normal float32: what is smaller, processors may take for 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
@@ -271,7 +270,6 @@ class LambdaOptions(LambdaSetOptions):
             and for CVaR the training mixture. A weight of 0 stays 0 under exponentiated gradient.
             A hull starts from the mean of its mixtures.
         lambda_absent: Member of `ABSENT_DOMAINS`; made with None, it is `own_absent_domains`.
-        freeze_absent_domains: An earlier name: true is "freeze", false is "zero".
         chi2_weight: mu of a term mu chi2(lambda || m_bar) of the objective, at least 0.
         chi2_sign: Member of `CHI2_SIGNS`.
     """
@@ -321,12 +319,6 @@ class LambdaOptions(LambdaSetOptions):
         short="Lambda of an absent domain stays (freeze), or its loss counts as 0 (zero).",
         only_with=MOVING,
     )
-    freeze_absent_domains: Optional[bool] = setting(
-        None,
-        "Until the next release another name of --lambda_absent=freeze.",
-        alias=("lambda_absent", types.MappingProxyType({True: FREEZE, False: ZERO})),
-        is_stored=False,
-    )
     chi2_weight: float = setting(
         0.0,
         "Weight mu of a term mu chi2(lambda || training mixture) in the objective.",
@@ -346,7 +338,6 @@ class LambdaOptions(LambdaSetOptions):
         """Puts what the algorithm has of its own where nothing is given; see `Settings`."""
         if self.lambda_update is None:
             object.__setattr__(self, "lambda_update", self.own_update)
-        resolve_aliases(self)
         if self.lambda_absent is None:
             object.__setattr__(self, "lambda_absent", self.own_absent_domains)
         super().__post_init__()

@@ -47,7 +47,6 @@ from tff_agnostic.settings import (
     flag_of,
     flag_text,
     make,
-    without_aliases,
 )
 from tff_agnostic.tasks.domain_input import with_domain_input
 from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_flags
@@ -219,8 +218,6 @@ def resolve(
         dict(tuned),
         *layers[2:],
     )
-    known = algorithm_of_flag(name).options
-    given, shared = without_aliases(known, given), without_aliases(known, shared)
     rounds = values.get("rounds", RunConfig.rounds)
     given = tabulated(given, rounds)
     values = ChainMap({"algorithm": name}, given, tabulated(shared, rounds), *values.maps[3:])
@@ -264,8 +261,6 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
     task, options = task_of_flags(flags, is_of_now)
     config = make(RunConfig, complete(RunConfig, values, is_of_now))
     aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
-    if not is_of_now:
-        values = without_aliases(algorithm.options, values)
     privacy = PRIVACIES[config.privacy].options
     of_updates = UPDATE_AGGREGATORS[config.update_aggregator].options
     return RunSpec(
