@@ -43,9 +43,9 @@ def _algorithm():
         client_batch_size=4,
         lambda_learning_rate=0.1,
         window=2,
-        initial_domain_counts=(10.0, 10.0, 10.0),
     )
-    return agnostic_fed_avg(Problem.of_numbered_domains(logistic_regression(4, 3), 3), options)
+    problem = Problem.of_numbered_domains(logistic_regression(4, 3), 3)
+    return agnostic_fed_avg(problem, options, initial_counts=(10.0, 10.0, 10.0))
 
 
 def _bounds(options: SecureSumOptions) -> TrainingOutput:

@@ -6,6 +6,7 @@ import pytest
 from tests.marks import usually
 from tff_agnostic.domain_weights import ascent, project_to_simplex
 from tff_agnostic.domain_weights.ascent import DOMAIN_WEIGHT_UPDATES, LambdaOptions, lambda_ascent
+from tff_agnostic.errors import UserError
 
 
 def _f32(*values) -> np.ndarray:
@@ -182,8 +183,9 @@ def test_freeze_absent_compares_negative_losses_of_the_present():
     ],
 )
 def test_freeze_absent_keeps_the_sum_with_a_chi2_term(update, mixture, lambda_, losses, counts):
-    options = LambdaOptions(lambda_update=update, lambda_learning_rate=1.0, chi2_weight=1.0)
-    steps = lambda_ascent(options, ["abc"[i] for i in range(len(mixture))], mixture)
+    options = LambdaOptions(lambda_update=update, lambda_learning_rate=1.0)
+    names = ["abc"[i] for i in range(len(mixture))]
+    steps = lambda_ascent(options, names, mixture, ascent.chi2(1.0))
     updated = np.asarray(steps.next(_f32(*lambda_), _f32(*losses), _f32(*counts)))
     _assert_on_simplex(updated)
     np.testing.assert_allclose(updated[-1], lambda_[-1], rtol=1e-6)
@@ -247,3 +249,10 @@ def test_in_a_box_the_loss_of_an_absent_domain_is_the_mean_of_the_others():
     # (0.1 * 2 + 0.5 * 1) / 0.6
     expected = lambda_ * np.exp(0.5 * np.array([2.0, 7 / 6, 1.0]))
     np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("update", ["cvar", "fixed"])
+def test_a_slope_without_a_step_is_refused(update):
+    options = LambdaOptions(lambda_update=update)
+    with pytest.raises(UserError, match=f"slope: expected none with lambda_update={update}"):
+        lambda_ascent(options, ["a", "b"], slope=ascent.chi2(0.1))

@@ -406,8 +406,7 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
         task.model,
         [predictor.weights for predictor in predictors],
         list(found),
-        options.ensemble_loss,
-        [predictor.architecture for predictor in predictors],
+        architectures=[predictor.architecture for predictor in predictors],
     )
     content = b"".join(np.asarray(a).tobytes() for a in model.initial_weights.non_trainable)
     content += "".join(predictor.told_apart_by for predictor in predictors).encode()

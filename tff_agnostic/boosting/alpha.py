@@ -43,11 +43,6 @@ MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Regi
 _SAMPLED = ("uniform", "weighted")
 # The best estimator on problems with known optima: docs/reference/algorithms/fed_boost.md.
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
-# What a run evaluates and exports: the last alpha, or alpha^A.
-RETURNED: Registry[str] = Registry(
-    "alpha",
-    {"last": "alpha after the last round", "mean": "alpha^A, as the paper's figures return it"},
-)
 
 
 def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
@@ -62,11 +57,12 @@ def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleOptions(Settings):
-    """What is mixed, and of which loss; for algorithms whose model is an ensemble.
+    """Predictors of an ensemble; for algorithms whose model is one.
 
     Attributes:
-        base_predictors: Files and folders of predictors, in the order in which alpha has them.
-        ensemble_loss: Member of `MIXTURE_LOSSES`; what fits the predictions if None.
+        base_predictors: Predictors to mix, separated by commas, in the order in which alpha has
+            them: folders of runs, Keras models with the task's inputs and outputs, files of
+            base_predictors.
     """
 
     base_predictors: Optional[tuple[str, ...]] = setting(
@@ -74,12 +70,6 @@ class EnsembleOptions(Settings):
         "What is mixed, comma-separated: folders of runs, Keras models with the task's inputs and "
         "outputs, files of base_predictors.",
         is_path=True,
-    )
-    ensemble_loss: Optional[str] = setting(
-        None,
-        "Loss of the mixture: log, of classes the cross-entropy of mixed probabilities, or "
-        "squared; if not given, log of distributions, and squared of numbers.",
-        choices=MIXTURE_LOSSES,
     )
 
     def __post_init__(self) -> None:
@@ -94,19 +84,22 @@ class BoostOptions(EnsembleOptions):
     """Settings of FedBoost, and of AFLBoost among others.
 
     Attributes:
-        predictor_sampling: Member of `PREDICTOR_SAMPLINGS`.
-        budget: C, at least 1; half of the predictors, rounded up, if None.
-        uniform_share: Share of uniform sampling in gamma, in [0, 1).
-        predictor_draw: Member of `PREDICTOR_DRAWS`.
-        gradient_estimator: Member of `GRADIENT_ESTIMATORS`; the best known of the ensemble's loss
-            if None.
-        mirror_map: Member of `MIRROR_MAPS`.
-        alpha_learning_rate: eta; positive.
-        repetitions: R, steps of a round, each with predictors of its own and the same clients.
-        returned_alpha: Member of `RETURNED`: which alpha's ensemble is the main model.
-        alpha_schedule: How eta falls; a name in `SCHEDULES`, or a function of the round.
-        alpha_schedule_rounds: T of it.
-        alpha_schedule_factors: f of it.
+        predictor_sampling: Predictors that a round sends: all (none), each with the same
+            probability (uniform), or by its weight (weighted).
+        budget: C, predictors that a round sends; half of them, rounded up, if not given.
+        uniform_share: Share of uniform sampling in the probabilities of weighted sampling, in
+            [0, 1): a floor. The paper has none.
+        predictor_draw: Draw of predictors with their probabilities: at most C (systematic), or each
+            by itself, as the paper has it, which makes C a mean (independent).
+        gradient_estimator: Estimate of the gradient from the sampled predictors: as the paper's
+            figures have it (masked), over the probabilities (divided), without its bias (unbiased,
+            squared loss), or of 1 + gradient (centred, log loss). If not given, centred for the
+            log loss and unbiased for the squared.
+        mirror_map: Steps of alpha: exponentiated gradients (entropy), or projected ones, with F =
+            |x|^2 / 2 (euclidean) or F = |x|^2, as in the paper (squared).
+        alpha_learning_rate: eta, step size of the predictors' weights alpha.
+        repetitions: R, steps of alpha in a round, each with predictors of its own and the same
+            clients.
     """
 
     predictor_sampling: str = setting(
@@ -160,17 +153,10 @@ class BoostOptions(EnsembleOptions):
         "R, steps of alpha in a round: each sends predictors of its own to the same clients.",
         at_least=1,
     )
-    returned_alpha: str = setting(
-        "last", "Whose ensemble is evaluated first, saved and exported.", choices=RETURNED
-    )
-    alpha_schedule: str = core.schedule_setting("alpha", "eta")
-    alpha_schedule_rounds: tuple[int, ...] = core.rounds_setting("alpha")
-    alpha_schedule_factors: tuple[float, ...] = core.factors_setting("alpha")
 
     def __post_init__(self) -> None:
         """Refuses settings that lose predictors for ever; see `Settings`."""
         super().__post_init__()
-        core.check_schedule(self, "alpha")
         if (
             self.mirror_map != "entropy"
             and self.predictor_sampling == "weighted"
@@ -188,8 +174,8 @@ class BoostOptions(EnsembleOptions):
         wanted = GRADIENT_ESTIMATORS[name].loss
         if wanted not in (None, model.mixture_loss):
             raise UserError(
-                f"--gradient_estimator: {name} is one of the {wanted} loss, and --ensemble_loss is "
-                f"{model.mixture_loss}"
+                f"--gradient_estimator: expected one for the ensemble's {model.mixture_loss} loss, "
+                f"found {name}, which is for the {wanted} loss"
             )
         return name
 
@@ -301,9 +287,7 @@ class AlphaSteps:
         delta = tf.scatter_nd(indices[:, tf.newaxis], delta, tf.shape(alpha))
         mirror_map = MIRROR_MAPS[self.options.mirror_map]
         # [grad F]^{-1}(grad F(alpha_t) - eta delta_t L), projected
-        # eta of the round: its repetitions have the same.
-        eta = core.rate_of(self.options, "alpha").at(step // self.options.repetitions)
-        moved = mirror_map(alpha, -delta, eta)
+        moved = mirror_map(alpha, -delta, self.options.alpha_learning_rate)
         has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
         return tf.where(has_step, moved, alpha)
 
@@ -349,6 +333,7 @@ def boost_algorithm(
     initialize: Callable[[], Any],
     repetition: Callable[[Any, core.TrainingOutput], Any],
     scale: Callable[[Any], tf.Tensor],
+    mean_first: bool,
     max_weight: Optional[float] = None,
     domain_weights: Sequence[core.Column] = (),
     lambda_set: Optional[LambdaSet] = None,
@@ -364,6 +349,7 @@ def boost_algorithm(
         initialize: () -> state.
         repetition: (state, sum of a repetition) -> state.
         scale: state -> what an example of each domain counts, float32 [p].
+        mean_first: Whether the main model is the ensemble of the mean of alpha, not of the last.
         max_weight: Bound of a client's weight; see `core.training_bounds`.
         domain_weights: What is reported of the weights of domains.
         lambda_set: See `core.Algorithm`.
@@ -380,7 +366,7 @@ def boost_algorithm(
 
     def models(state: Any) -> core.Models:
         mean = ModelWeights([state.mean_alpha], state.weights.non_trainable)
-        if options.returned_alpha == "mean":
+        if mean_first:
             return {core.MAIN_MODEL: mean, "last": state.weights}
         return {core.MAIN_MODEL: state.weights, "mean": mean}
 

@@ -148,7 +148,7 @@ class Rate:
 
 
 def rate_of(options: Any, whose: str) -> Rate:
-    """Returns a rate of an algorithm's settings; "client", "server" or "alpha"."""
+    """Returns a rate of an algorithm's settings; "client" or "server"."""
     schedule = f"{whose}_schedule"
     return Rate(
         getattr(options, f"{whose}_learning_rate"),
@@ -185,7 +185,6 @@ def check_schedule(options: Any, whose: str) -> None:
 _RATES: Mapping[str, str] = {
     "client": "learning rate of the clients' SGD",
     "server": "learning rate of the server optimizer",
-    "alpha": "step size of the predictors' weights",
 }
 
 

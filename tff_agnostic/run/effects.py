@@ -41,7 +41,6 @@ def check_effect(flag: str, run: RunSpec) -> None:
     """
     ignored = (
         _ignored_by_level(flag, run.algorithm)
-        or _ignored_by_chi2(flag, run.algorithm)
         or _ignored_by_baselines(flag, run)
         or _ignored_by_noise(flag, run.config)
     )
@@ -57,12 +56,6 @@ def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
         stays = algorithm.domain_conformity == 1 and algorithm.lambda_initial is None
         if algorithm.lambda_update == "cvar" and stays:
             return _Ignored("with --domain_conformity=1", "a level below 1, or --lambda_initial")
-    return None
-
-
-def _ignored_by_chi2(flag: str, algorithm: Any) -> Optional[_Ignored]:
-    if flag == "chi2_sign" and isinstance(algorithm, LambdaOptions) and not algorithm.chi2_weight:
-        return _Ignored("with --chi2_weight=0", "a positive --chi2_weight")
     return None
 
 
