@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.algorithms import Problem
+from tff_agnostic.algorithms.saddle_point import all_domains, drawn_by_lambda
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -20,7 +21,7 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 _CLIENTS, _EXAMPLES, _FEATURES, _CLASSES = 100, 200, 60, 10
 _DOMAINS = (2, 10, 100)
 _ROUNDS, _WARM = 60, 5
-_GRADIENTS = ("per_domain", "weighted")
+_GRADIENTS = {"per_domain": all_domains, "weighted": drawn_by_lambda}
 
 
 def clients(num_domains: int) -> list[dict[str, np.ndarray]]:
@@ -44,15 +45,15 @@ def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
     problem = Problem(logistic_regression(_FEATURES, _CLASSES), names, 0, counts)
     trainings: dict[str, Any] = {
         gradient: runtime.training(
-            stochastic_afl(problem, StochasticAflOptions(weights_gradient=gradient)), PlainSum()
+            stochastic_afl(problem, StochasticAflOptions(), weights_gradient=estimate), PlainSum()
         )
-        for gradient in _GRADIENTS
+        for gradient, estimate in _GRADIENTS.items()
     }
     states = {gradient: training.initialize() for gradient, training in trainings.items()}
     found: dict[str, list[float]] = {gradient: [] for gradient in _GRADIENTS}
     for k in range(_WARM + _ROUNDS):
         # Which one is first changes, too.
-        for gradient in _GRADIENTS[:: 1 if k % 2 else -1]:
+        for gradient in list(_GRADIENTS)[:: 1 if k % 2 else -1]:
             start = time.perf_counter()
             states[gradient], _ = trainings[gradient].next(states[gradient], cohort)
             if k >= _WARM:

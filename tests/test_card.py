@@ -161,7 +161,7 @@ def test_noise_of_tensorflow_privacy_reaches_the_model(tff_runtime):
     )
     # The weights of a round add up to 1.
     algorithm = build(
-        "agnostic_fed_avg", logistic_regression(300, 10), 3, initial_domain_counts=(9.0,) * 3
+        "agnostic_fed_avg", logistic_regression(300, 10), 3, initial_counts=(9.0,) * 3
     )
     aggregation = aggregations.from_tff(factory, mean_weight=1 / num_clients)
     training = tff_runtime.training(algorithm, aggregation)

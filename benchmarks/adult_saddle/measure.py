@@ -7,6 +7,8 @@ rounds; draws the latter. See README.md beside this file.
 """
 
 import sys
+import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +18,14 @@ from matplotlib.figure import Figure
 from benchmarks.adult_saddle.exact import TwoDomains, accuracies
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.algorithms import Problem
+from tff_agnostic.algorithms.saddle_point import drawn_by_lambda
 from tff_agnostic.algorithms.stochastic_afl import (
     StochasticAflOptions,
     stochastic_afl,
 )
 from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.data.clients import even_partition
+from tff_agnostic.later import tf
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.reports.figures import save
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -38,7 +42,8 @@ class Run(NamedTuple):
         rounds: How many.
         num_clients: Clients that the rows are dealt to.
         cohort: Clients of a round, drawn uniformly.
-        settings: Of `StochasticAflOptions`.
+        settings: Settings of `StochasticAflOptions`.
+        arguments: Further arguments of `stochastic_afl`.
     """
 
     label: str
@@ -46,13 +51,11 @@ class Run(NamedTuple):
     num_clients: int
     cohort: int
     settings: dict[str, Any]
+    arguments: Mapping[str, Any] = types.MappingProxyType({})
 
 
-_DECAYING = {
-    "server_learning_rate": 3.0,
-    "lambda_learning_rate": 1.0,
-    "step_decay": "inverse_sqrt",
-}
+_FAST = {"server_learning_rate": 3.0, "lambda_learning_rate": 1.0}
+_DECAYING = {"decay": lambda t: tf.math.rsqrt(t)}
 RUNS = (
     Run(
         "all rows, constant steps",
@@ -61,13 +64,21 @@ RUNS = (
         64,
         {"server_learning_rate": 1.0, "lambda_learning_rate": 0.1},
     ),
-    Run("1 row in 100, per-domain gradient, steps / sqrt(t)", 8192, 1000, 10, _DECAYING),
+    Run(
+        "1 row in 100, per-domain gradient, steps / sqrt(t)",
+        8192,
+        1000,
+        10,
+        _FAST,
+        _DECAYING,
+    ),
     Run(
         "1 row in 100, weighted gradient, steps / sqrt(t)",
         8192,
         1000,
         10,
-        {**_DECAYING, "weights_gradient": "weighted"},
+        _FAST,
+        {**_DECAYING, "weights_gradient": drawn_by_lambda},
     ),
 )
 
@@ -85,26 +96,28 @@ def dealt(table: Table, num_clients: int) -> list[dict[str, np.ndarray]]:
     return [{"x": x[rows], "y": y[rows], "domain_id": domain_id[rows]} for rows in parts]
 
 
-def build(table: Table, share: float, **settings: Any) -> Algorithm:
+def build(table: Table, share: float, settings: Mapping[str, Any], **arguments: Any) -> Algorithm:
     """Returns Stochastic-AFL for Adult with the ridge, from lambda = (1/2, 1/2).
 
     Args:
         table: The training rows.
-        share: How many of them a round is expected to have.
-        **settings: Of `StochasticAflOptions`.
+        share: Share of them that a round is expected to have.
+        settings: Settings of `StochasticAflOptions`.
+        **arguments: Further arguments of `stochastic_afl`.
     """
     counts = tuple(share * np.bincount(table[2]).astype(float))
     # The two scores have weights each, half as large: exact.py.
     model = logistic_regression(table[0].shape[1], 2, 2 * RIDGE)
     options = StochasticAflOptions(lambda_initial=(0.5, 0.5), **settings)
-    return stochastic_afl(Problem(model, ("doctorate", "non-doctorate"), 0, counts), options)
+    problem = Problem(model, ("doctorate", "non-doctorate"), 0, counts)
+    return stochastic_afl(problem, options, **arguments)
 
 
 def gaps(table: Table, game: TwoDomains, run: Run, runtime: CohortRuntime) -> dict[int, float]:
     """Returns the duality gap of the mean iterates after 1, 2, 4 ... rounds."""
     clients = dealt(table, run.num_clients)
     draw = np.random.default_rng(1)
-    algorithm = build(table, run.cohort / run.num_clients, **run.settings)
+    algorithm = build(table, run.cohort / run.num_clients, run.settings, **run.arguments)
     training = runtime.training(algorithm, PlainSum())
     state = training.initialize()
     found: dict[int, float] = {}

@@ -102,11 +102,14 @@ def run_ours(runtime: TffRuntime, problem: Problem) -> Trajectory:
         lambda_learning_rate=settings.domain_learning_rate,
         window=settings.window_size,
         lambda_initial=settings.initial_weights,
-        initial_domain_counts=settings.initial_counts,
         lambda_absent="zero",
     )
     num_domains = len(settings.initial_weights)
-    algorithm = agnostic_fed_avg(Learned.of_numbered_domains(model, num_domains), options)
+    algorithm = agnostic_fed_avg(
+        Learned.of_numbered_domains(model, num_domains),
+        options,
+        initial_counts=settings.initial_counts,
+    )
     training = runtime.training(algorithm, PlainSum())
     state = training.initialize()
     rounds = []

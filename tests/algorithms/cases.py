@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import numpy as np
@@ -42,14 +44,25 @@ def build(
     seed: int = 7,
     **settings: Any,
 ) -> Algorithm:
-    """Returns an algorithm with `SETTINGS`, or others for those that are given and that it has."""
+    """Returns an algorithm with `SETTINGS`, or others, and arguments of its builder, if it has any.
+
+    Settings and arguments that the algorithm lacks are ignored.
+    """
     spec = CASES[name]
     fields = {field.name for field in dataclasses.fields(spec.options)}
     chosen = {key: value for key, value in {**SETTINGS, **settings}.items() if key in fields}
     model = logistic_regression(4, 3) if model is None else model
     if issubclass(spec.options, EnsembleOptions):
         model = random_ensemble(model)
-    return spec.build(Problem.of_numbered_domains(model, num_domains, seed), spec.options(**chosen))
+    problem = Problem.of_numbered_domains(model, num_domains, seed)
+    return spec.build(problem, spec.options(**chosen), **arguments_of(spec.build, settings))
+
+
+def arguments_of(build: Callable[..., Algorithm], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that are keyword arguments of an algorithm's builder."""
+    parameters = inspect.signature(build).parameters.values()
+    names = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return {name: value for name, value in values.items() if name in names}
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.algorithms.cases import arguments_of
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.models import logistic_regression
@@ -13,11 +14,13 @@ COUNTS = np.array([6.0, 5.0, 8.0])
 
 
 def build_afl(num_domains: int = 3, counts: Any = COUNTS, **settings: Any) -> Any:
-    """Returns the algorithm with settings."""
+    """Returns the algorithm with settings, and arguments of `stochastic_afl`."""
+    arguments = arguments_of(stochastic_afl, settings)
+    options = {name: value for name, value in settings.items() if name not in arguments}
     problem = Problem(
         logistic_regression(4, 3),
         tuple(map(str, range(num_domains))),
         seed=7,
         expected_counts=tuple(counts),
     )
-    return stochastic_afl(problem, StochasticAflOptions(**settings))
+    return stochastic_afl(problem, StochasticAflOptions(**options), **arguments)

@@ -43,13 +43,8 @@ def test_stochastic_afl_reaches_the_exact_saddle(table, game, cohort_runtime):
     found = 100 * accuracies(saddle.w, *read_adult(_REAL / "adult.test"))
     assert found == pytest.approx([80.24, 67.40, 80.39], abs=0.01)
 
-    algorithm = build(
-        table,
-        1.0,
-        server_optimizer="nesterov",
-        server_learning_rate=0.8,
-        lambda_learning_rate=0.3,
-    )
+    settings = {"server_optimizer": "nesterov", "server_learning_rate": 0.8}
+    algorithm = build(table, 1.0, {**settings, "lambda_learning_rate": 0.3})
     training = cohort_runtime.training(algorithm, PlainSum())
     state, clients = training.initialize(), dealt(table, 64)
     for _ in range(_ROUNDS):

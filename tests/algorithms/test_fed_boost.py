@@ -324,7 +324,7 @@ def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streamin
     ("settings", "message"),
     [
         ({"budget": 5}, "--budget: expected at most 4, the number of base predictors, found 5"),
-        ({"gradient_estimator": "unbiased"}, "unbiased is one of the squared loss"),
+        ({"gradient_estimator": "unbiased"}, "found unbiased, which is for the squared loss"),
     ],
 )
 def test_settings_that_do_not_fit_the_ensemble_are_refused(settings, message):
@@ -343,5 +343,5 @@ def test_a_model_that_is_no_ensemble_is_refused(name):
 def test_steps_of_cvar_are_refused():
     spec = ALGORITHMS["afl_boost"]
     problem = Problem.of_numbered_domains(_ensemble("log"), 3)
-    with pytest.raises(UserError, match="--lambda_update: AFLBoost steps along estimates"):
+    with pytest.raises(UserError, match="--lambda_update: expected steps along estimates"):
         spec.build(problem, spec.options(lambda_update="cvar"))

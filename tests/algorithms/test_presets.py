@@ -6,6 +6,7 @@ clients and predictors, is asked of the package.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
@@ -23,6 +24,7 @@ from tff_agnostic.computations.clients import client_seeds
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.spec import from_flags, resolve
 from tff_agnostic.settings import flag_of
 
@@ -230,7 +232,6 @@ _TRAINED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]] =
         _agnostic_fed_avg,
         {
             "lambda_learning_rate": _GAMMA_LAMBDA,
-            "initial_domain_counts": tuple(_N_0),
             "window": 1,
         },
     ),
@@ -295,7 +296,8 @@ def test_the_ensemble_is_the_papers(streaming_runtime, name):
     if name == "afl_boost":
         given["lambda_learning_rate"] = _GAMMA_LAMBDA
     options = _options(name, **given)
-    algorithm = ALGORITHMS[name].build(Problem(model, tuple("012"), _SEED, tuple(_N_0)), options)
+    spec, problem = ALGORITHMS[name], Problem(model, tuple("012"), _SEED, tuple(_N_0))
+    algorithm = spec.build(problem, options, **spec.paper_arguments)
     state, _ = run_rounds(streaming_runtime.training(algorithm, PlainSum()), _COHORTS)
     steps = alpha_steps(model, options, _SEED)
     kernel, bias = (np.asarray(v, float) for v in model.initial_weights.non_trainable)
@@ -330,11 +332,30 @@ def test_the_ensemble_is_the_papers(streaming_runtime, name):
     assert np.ptp(alpha) > 0.005
 
 
+@pytest.mark.parametrize(
+    ("preset", "names"), [("none", ["model", "mean"]), ("paper", ["model", "last"])]
+)
+def test_the_preset_puts_the_mean_of_alpha_first(preset, names):
+    run = resolve("digits", {"algorithm": "afl_boost", "preset": preset}, {})
+    task = run.load_task()
+    task = dataclasses.replace(task, model=random_ensemble(task.model))
+    algorithm = build_algorithm(run, task)
+    assert list(algorithm.models(algorithm.initialize())) == names
+
+
+def test_the_preset_of_afl_boost_refuses_losses_that_are_ratios():
+    spec = ALGORITHMS["afl_boost"]
+    problem = Problem.of_numbered_domains(random_ensemble(logistic_regression(4, 3)), NUM_DOMAINS)
+    with pytest.raises(UserError, match="--loss_estimate: expected unbiased where examples weigh"):
+        spec.build(problem, spec.options(loss_estimate="ratio"), **spec.paper_arguments)
+
+
 def test_every_algorithm_has_a_preset_of_settings_that_it_has():
     assert set(ALGORITHMS) == {*_TRAINED, "fed_boost", "afl_boost"}
     for name, spec in ALGORITHMS.items():
         fields = {flag_of(field) for field in dataclasses.fields(spec.options)}
         assert spec.paper_settings and set(spec.paper_settings) <= fields, name
+        assert set(spec.paper_arguments) <= set(inspect.signature(spec.build).parameters), name
 
 
 def test_what_is_given_comes_before_the_preset_and_both_are_kept():

@@ -15,9 +15,10 @@ from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
 from tests.computations.harness import make_client, random_client, run_rounds, single
 from tests.domain_weights import solvers
-from tff_agnostic.algorithms.saddle_point import draw
+from tff_agnostic.algorithms.saddle_point import draw, drawn_by_lambda, one_drawn_loss
 from tff_agnostic.computations import PlainSum, TrainingOutput
 from tff_agnostic.computations.local_training import gradient_pass
+from tff_agnostic.domain_weights.ascent import PESSIMISM, chi2
 from tff_agnostic.models import logistic_regression
 
 _CENTER = COUNTS / COUNTS.sum()
@@ -63,15 +64,15 @@ _VARIANTS = {
     "entropy": _variant(_entropy, {"lambda_update": "exponentiated_gradient"}),
     "optimistic": _variant(_euclidean(), {"optimistic": True}, optimistic=True),
     "ratios": _variant(_euclidean(), {"loss_estimate": "ratio"}, ratio=True),
-    "1 / sqrt(t)": _variant(_euclidean(), {"step_decay": "inverse_sqrt"}, decay=lambda t: t**-0.5),
-    "1 / t": _variant(_euclidean(), {"step_decay": "inverse"}, decay=lambda t: 1 / t),
+    "1 / sqrt(t)": _variant(_euclidean(), {"decay": tf.math.rsqrt}, decay=lambda t: t**-0.5),
+    "1 / t": _variant(_euclidean(), {"decay": tf.math.reciprocal}, decay=lambda t: 1 / t),
     "in a ball of weights": _variant(_euclidean(), {"weights_radius": 1.2}, radius=1.2),
     "in a box": _variant(
         _euclidean([(0.2, 0.5)] * 3),
         {"lambda_set": "box", "lambda_lower": (0.2,), "lambda_upper": (0.5,)},
     ),
-    "penalty": _variant(_penalised, {"chi2_weight": 0.3}),
-    "pessimism": _variant(_pessimistic, {"chi2_weight": 0.3, "chi2_sign": "pessimism"}),
+    "penalty": _variant(_penalised, {"slope": chi2(0.3)}),
+    "pessimism": _variant(_pessimistic, {"slope": chi2(0.3, PESSIMISM)}),
 }
 
 
@@ -104,7 +105,7 @@ def test_rounds_are_those_of_the_reference(cohort_runtime, name):
 
 def test_rounds_of_one_drawn_domain_are_those_of_the_reference(streaming_runtime):
     variant = _VARIANTS["as printed"]
-    algorithm = build_afl(**variant.settings, weights_gradient="weighted")
+    algorithm = build_afl(**variant.settings, weights_gradient=drawn_by_lambda)
     training = streaming_runtime.training(algorithm, PlainSum())
     _assert_follows(training, algorithm, variant.steps, is_weighted=True)
 
@@ -245,7 +246,7 @@ def test_draws_have_their_probabilities_and_never_what_has_none():
 @pytest.mark.slow
 def test_one_loss_of_one_domain_has_the_mean_of_all(cohort_runtime):
     """p L_K e_K: lambda moves in one entry, and each entry moves in a third of the rounds."""
-    algorithm = build_afl(lambda_gradient="one_domain", lambda_learning_rate=1e-3)
+    algorithm = build_afl(lambda_gradient=one_drawn_loss, lambda_learning_rate=1e-3)
     training = cohort_runtime.training(algorithm, PlainSum())
     cohort = _population()
     state, moved = training.initialize(), []

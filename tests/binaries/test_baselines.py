@@ -274,7 +274,7 @@ def test_trivial_baselines_are_made_in_a_new_folder_and_fixed_weights_take_none(
         expected.append(-(ones * np.log(ones) + (1 - ones) * np.log(1 - ones)))
     assert found.algorithm.lambda_baselines == pytest.approx(expected)
     assert json.loads((path / "baselines" / "baselines.json").read_text())["task"] == "custom"
-    with pytest.raises(UserError, match=r"^--lambda_baselines has no effect with --domain_weight_"):
+    with pytest.raises(UserError, match=r"^--lambda_baselines has no effect with --lambda_update"):
         resolve("custom", {**given, "lambda_update": "fixed"}, options, data=store)
 
 

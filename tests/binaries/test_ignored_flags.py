@@ -40,22 +40,16 @@ _PAIRS = (
     _Pair("--lambda_learning_rate=0.1", (_FIXED,)),
     _Pair("--lambda_absent=zero", (_FIXED,)),
     _Pair("--lambda_absent=freeze", (_FIXED,)),
-    _Pair("--chi2_weight=0.1", (_FIXED,)),
-    _Pair("--chi2_weight=0", (_FIXED,)),
     _Pair(_NUMBERS, (_FIXED,)),
     _Pair("--baseline_losses=heldout", (_FIXED,), ("--lambda_baselines=own",)),
     _Pair("--lambda_absent=freeze", (_FIXED, _AFL), (_AFL,)),
-    _Pair("--lambda_gradient=one_domain", (_FIXED, _AFL), (_AFL,)),
-    _Pair("--lambda_gradient=every_domain", (_FIXED, _AFL), (_AFL,)),
     _Pair("--loss_estimate=ratio", (_FIXED, _AFL), (_AFL,)),
     _Pair("--loss_estimate=unbiased", (_FIXED, _AFL), (_AFL,)),
     _Pair("--loss_estimate=ratio", (_FIXED, _BOOST), (_BOOST,)),
     _Pair("--lambda_absent=freeze", (_FIXED, _BOOST), (_BOOST,)),
-    _Pair("--chi2_weight=0.1", (_FIXED, _BOOST), (_BOOST,)),
     _Pair("--lambda_learning_rate=0.1", (_FIXED, _BOOST), (_BOOST,)),
     # CVaR, and steps along the losses.
     _Pair("--lambda_learning_rate=0.1", (_CVAR,)),
-    _Pair("--chi2_weight=0", (_CVAR,)),
     _Pair("--domain_conformity=0.5", (f"{_UPDATE}=exponentiated_gradient",), (_CVAR,)),
     _Pair("--cvar_rate=0.5", (f"{_UPDATE}=projected_gradient",), (_CVAR,)),
     _Pair("--cvar_rate=0.5", (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
@@ -66,11 +60,7 @@ _PAIRS = (
     ),
     _Pair("--lambda_absent=zero", (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
     _Pair(_NUMBERS, (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
-    # Terms and baselines without which their settings mean nothing.
-    _Pair("--chi2_sign=pessimism", (), ("--chi2_weight=0.1",)),
-    _Pair("--chi2_sign=pessimism", ("--chi2_weight=0",), ("--chi2_weight=0.1",)),
-    _Pair("--chi2_sign=penalty", ("--chi2_weight=0",), ("--chi2_weight=0.1",)),
-    _Pair("--chi2_sign=pessimism", ("--chi2_weight=0", _AFL), ("--chi2_weight=0.1", _AFL)),
+    # Baselines without which their settings mean nothing.
     _Pair("--baseline_losses=heldout", (), ("--lambda_baselines=own",)),
     _Pair("--baseline_losses=training", (), ("--lambda_baselines=own",)),
     _Pair("--baseline_losses=heldout", (_NUMBERS,), ("--lambda_baselines=own",)),
@@ -118,7 +108,7 @@ _PAIRS = (
     _Pair("--server_epsilon=0.5", ("--server_optimizer=nesterov",), ("--server_optimizer=adam",)),
     *(
         pair
-        for whose, algorithm in (("client", _AGNOSTIC), ("server", _AGNOSTIC), ("alpha", _BOOST))
+        for whose, algorithm in (("client", _AGNOSTIC), ("server", _AGNOSTIC))
         for pair in (
             _Pair(
                 f"--{whose}_schedule_rounds=5",
@@ -148,7 +138,6 @@ _PAIRS = (
             ("--cohort_share=0.5", "fed_avg_sub"),
             ("--target_domain=a", "fed_avg_target_only"),
             ("--mirror_map=entropy", "fed_boost"),
-            ("--example_weight=cohort", "afl_boost"),
         )
     ),
     *(
@@ -224,8 +213,8 @@ def test_ignored_flag_is_refused(folder, pair):
 
 def test_flag_used_by_one_method_is_accepted():
     arms = "--arms=uniform;moving=agnostic_fed_avg;full=delta_fl:theta=1;half=delta_fl"
-    shared = ("--lambda_absent=zero", "--chi2_weight=0.1", "--chi2_sign=pessimism")
-    specs = compared_specs(*TOY, arms, *shared, "--boundary=smooth", "--smoothing=0.3")
+    shared = ("--lambda_absent=zero", "--boundary=smooth", "--smoothing=0.3")
+    specs = compared_specs(*TOY, arms, *shared)
     assert {run.algorithm.lambda_absent for run in specs["moving"]} == {"zero"}
     assert {run.algorithm.smoothing for run in specs["half"]} == {0.3}
 

@@ -267,7 +267,7 @@ def test_equal_ensembles_are_traced_once():
             None,
             "found the loss BinaryCrossentropy",
         ),
-        (_regression(2), "log", "--ensemble_loss: expected squared, found log"),
+        (_regression(2), "log", "^loss: expected squared, found log"),
     ],
 )
 def test_what_is_no_mixture_is_refused(model, loss, message):

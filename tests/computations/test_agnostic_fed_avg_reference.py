@@ -42,7 +42,6 @@ def _options(server: str = "sgd", **settings: Any) -> AgnosticFedAvgOptions:
         "lambda_learning_rate": 0.1,
         "window": 2,
         "lambda_initial": _LAMBDA_0,
-        "initial_domain_counts": _N_0,
         "lambda_absent": "zero",
     }
     return AgnosticFedAvgOptions(**{**chosen, **_SERVERS[server], **settings})
@@ -96,7 +95,7 @@ def _reference_cohort(cohort: Sequence[dict[str, np.ndarray]]) -> list[reference
 
 def _algorithm(options: AgnosticFedAvgOptions) -> Algorithm:
     problem = Problem.of_numbered_domains(logistic_regression(4, 3), _DOMAINS)
-    return agnostic_fed_avg(problem, options)
+    return agnostic_fed_avg(problem, options, initial_counts=_N_0)
 
 
 def _assert_follows_reference(training, server: reference.Server, seed: int = 0) -> None:

@@ -178,7 +178,7 @@ def test_what_does_not_depend_on_the_client_gets_an_axis_of_clients_too():
 
 
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5), (7,), (0, 0)])
-@pytest.mark.parametrize("client_batch_size", [3, 100])
+@pytest.mark.parametrize("batch_size", [3, 100])
 def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
     weights = _weights()
@@ -192,7 +192,7 @@ def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5)])
 def test_vectorised_training_is_that_of_each_client(sizes):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
-    options = LocalTrainingOptions(client_learning_rate=0.5, client_epochs=2, batch_size=4)
+    options = LocalTrainingOptions(client_learning_rate=0.5, client_epochs=2, client_batch_size=4)
     alpha = np.array([0.5, 1, 2], np.float32)
     seeds = tf.range(10, 10 + len(sizes), dtype=tf.int64)
     betas = tf.constant([float(max(n, 1)) for n in sizes])

@@ -334,7 +334,7 @@ def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
         assert accuracy.denominator[i] == in_domain.sum()
 
 
-@pytest.mark.parametrize("client_batch_size", [1, 2, 7, 22, 23, 24])
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 24])
 def test_domain_pass_does_not_depend_on_its_batch_size(batch_size):
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
     sums = domain_sums(model, 4, weights, single(client), batch_size=batch_size)

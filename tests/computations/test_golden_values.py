@@ -27,9 +27,9 @@ _ALGORITHM = agnostic_fed_avg(
         lambda_learning_rate=0.01,
         window=2,
         lambda_initial=_LAMBDA_0,
-        initial_domain_counts=_N_0,
         lambda_absent="zero",
     ),
+    initial_counts=_N_0,
 )
 
 

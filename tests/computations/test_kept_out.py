@@ -222,7 +222,7 @@ def test_rounds_are_those_of_the_reference(streaming_runtime, update):
         measured_share=SHARE,
         client_shuffle=False,
         lambda_update=update,
-        initial_domain_counts=(9.0, 3.0, 6.0),
+        initial_counts=(9.0, 3.0, 6.0),
         lambda_initial=(0.5, 0.2, 0.3),
         lambda_absent="zero",
     )

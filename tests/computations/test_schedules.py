@@ -48,7 +48,7 @@ def test_an_exponential_does_not_drift_in_long_runs():
 
 def _with_schedule(name: str) -> list[tuple[str, str]]:
     fields = {field.name for field in dataclasses.fields(CASES[name].options)}
-    return [(name, w) for w in ("client", "server", "alpha") if f"{w}_schedule" in fields]
+    return [(name, w) for w in ("client", "server") if f"{w}_schedule" in fields]
 
 
 _ALL = [pair for name in CASES for pair in _with_schedule(name)]
@@ -58,11 +58,10 @@ _USUAL = [
     ("q_ffl", "client"),
     ("delta_fl", "server"),
     ("stochastic_afl", "server"),
-    ("fed_boost", "alpha"),
 ]
 
 
-@pytest.mark.nightly_cases("fed_boost-alpha", "q_ffl-client")
+@pytest.mark.nightly_cases("q_ffl-client")
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "whose"), usually(_USUAL, _ALL))
 def test_rounds_of_a_schedule_are_rounds_of_its_rates(streaming_runtime, name, whose):

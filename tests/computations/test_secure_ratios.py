@@ -49,7 +49,7 @@ class _Answer(NamedTuple):
             weighted_delta=[real(self.update[:12].reshape(4, 3)), real(self.update[12:])],
             beta=real(self.beta),
             extra=(),
-            loss_estimate=real(self.losses),
+            domain_losses=real(self.losses),
             domain_counts=tf.constant(self.counts, tf.int64),
             metric_sums=OrderedDict(accuracy=accuracy),
             clients=ClientCounts(*map(tf.constant, np.array([1, 0, 0, 0], np.int64))),

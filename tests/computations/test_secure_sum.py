@@ -43,9 +43,9 @@ def _algorithm():
         client_batch_size=4,
         lambda_learning_rate=0.1,
         window=2,
-        initial_domain_counts=(10.0, 10.0, 10.0),
     )
-    return agnostic_fed_avg(Problem.of_numbered_domains(logistic_regression(4, 3), 3), options)
+    problem = Problem.of_numbered_domains(logistic_regression(4, 3), 3)
+    return agnostic_fed_avg(problem, options, initial_counts=(10.0, 10.0, 10.0))
 
 
 def _bounds(options: SecureSumOptions) -> TrainingOutput:
@@ -126,14 +126,14 @@ def test_values_beyond_their_bounds_are_counted_by_field_and_scaled_with_their_r
     spoiled = first._replace(
         weighted_delta=[first.weighted_delta[0] * 0 - 7.0, first.weighted_delta[1]],
         beta=tf.constant(2.5),
-        loss_estimate=tf.constant([210.0, 3.0, 80.0]),
+        domain_losses=tf.constant([210.0, 3.0, 80.0]),
         domain_counts=tf.constant([21, 3, 400], tf.int64),
     )
     decoded, report = sum_of(SecureSum(_OPTIONS), [spoiled, *outputs[1:]], bounds, [5, 0, 7, 0, 1])
     assert {name: int(count) for name, count in report["clipped"].items()} == {
         "weighted_delta": 12,
         "beta": 1,
-        "loss_estimate": 1,
+        "domain_losses": 1,
         "domain_counts": 2,
         "metric_sums": 0,
         "clients": 0,
@@ -144,16 +144,16 @@ def test_values_beyond_their_bounds_are_counted_by_field_and_scaled_with_their_r
     scaled = spoiled._replace(
         weighted_delta=[d / 7 for d in spoiled.weighted_delta],
         beta=tf.constant(2.5 / 7),
-        loss_estimate=tf.constant([200.0, 3.0, 4.0]),
+        domain_losses=tf.constant([200.0, 3.0, 4.0]),
         domain_counts=tf.constant([20, 3, 20], tf.int64),
     )
     _assert_within_quantization_error(decoded, [scaled, *outputs[1:]], bounds, _OPTIONS.bits)
 
 
 def test_a_negative_loss_is_cut_to_zero_and_counted():
-    spoiled = _client_outputs()[0]._replace(loss_estimate=tf.constant([-1.0, 2.0, 3.0]))
+    spoiled = _client_outputs()[0]._replace(domain_losses=tf.constant([-1.0, 2.0, 3.0]))
     decoded, report = sum_of(SecureSum(_OPTIONS), [spoiled], _bounds(_OPTIONS))
-    assert report["clipped"]["loss_estimate"] == 1
+    assert report["clipped"]["domain_losses"] == 1
     np.testing.assert_allclose(decoded.domain_losses, [0.0, 2.0, 3.0], atol=0.05)
 
 

@@ -233,7 +233,7 @@ def test_only_secure_takes_the_secure_aggregator_and_no_other(tff_runtime, name)
 @pytest.mark.slow
 def test_losses_and_counts_are_in_secure_sums_beside_any_factory(tff_runtime):
     report = security_report(_under("robust").next)
-    assert any("loss_estimate" in name for name in report.secure)
+    assert any("domain_losses" in name for name in report.secure)
     assert any("domain_counts" in name for name in report.secure)
     assert not any("domain" in name for name in report.plain)
 

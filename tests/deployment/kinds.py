@@ -108,7 +108,7 @@ def make_request(
     is of every learning rate that may have one.
     """
     schedules: dict[str, Any] = {}
-    for whose in ("client", "server", "alpha"):
+    for whose in ("client", "server"):
         schedules[f"{whose}_schedule"] = schedule
         schedules[f"{whose}_schedule_rounds"] = (1,)
     model, ranges = KINDS[kind].model(), KINDS[kind].ranges
@@ -121,7 +121,7 @@ def make_request(
         threshold=threshold,
         theta=conformity,
         **schedules,
-        initial_domain_counts=(5.0,) * NUM_DOMAINS,
+        initial_counts=(5.0,) * NUM_DOMAINS,
     )
     spec = AGGREGATIONS[PROFILES[profile].aggregation]
     options = {"secure": SecureSumOptions(max_examples=20)}

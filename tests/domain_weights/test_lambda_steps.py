@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from tests.marks import usually
-from tff_agnostic import settings
 from tff_agnostic.domain_weights import ascent, project_to_simplex
 from tff_agnostic.domain_weights.ascent import DOMAIN_WEIGHT_UPDATES, LambdaOptions, lambda_ascent
-from tff_agnostic.settings import settings_in
+from tff_agnostic.errors import UserError
 
 
 def _f32(*values) -> np.ndarray:
@@ -184,8 +183,9 @@ def test_freeze_absent_compares_negative_losses_of_the_present():
     ],
 )
 def test_freeze_absent_keeps_the_sum_with_a_chi2_term(update, mixture, lambda_, losses, counts):
-    options = LambdaOptions(lambda_update=update, lambda_learning_rate=1.0, chi2_weight=1.0)
-    steps = lambda_ascent(options, ["abc"[i] for i in range(len(mixture))], mixture)
+    options = LambdaOptions(lambda_update=update, lambda_learning_rate=1.0)
+    names = ["abc"[i] for i in range(len(mixture))]
+    steps = lambda_ascent(options, names, mixture, ascent.chi2(1.0))
     updated = np.asarray(steps.next(_f32(*lambda_), _f32(*losses), _f32(*counts)))
     _assert_on_simplex(updated)
     np.testing.assert_allclose(updated[-1], lambda_[-1], rtol=1e-6)
@@ -251,17 +251,8 @@ def test_in_a_box_the_loss_of_an_absent_domain_is_the_mean_of_the_others():
     np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-6)
 
 
-def test_the_earlier_name_is_forgotten_once_it_is_understood():
-    assert LambdaOptions(freeze_absent_domains=False) == LambdaOptions(lambda_absent="zero")
-    assert LambdaOptions(freeze_absent_domains=True) == LambdaOptions()
-
-
-def test_a_line_says_once_that_the_earlier_name_goes(capsys):
-    settings._tell_once.cache_clear()
-    (option,) = (o for o in settings_in(LambdaOptions) if o.flag == "freeze_absent_domains")
-    assert [option.parsed(text) for text in ("false", "false", "true")] == [False, False, True]
-    assert capsys.readouterr().err.splitlines() == [
-        f"note: --freeze_absent_domains={old} goes with the next release: --lambda_absent={new} "
-        "is the same"
-        for old, new in (("false", "zero"), ("true", "freeze"))
-    ]
+@pytest.mark.parametrize("update", ["cvar", "fixed"])
+def test_a_slope_without_a_step_is_refused(update):
+    options = LambdaOptions(lambda_update=update)
+    with pytest.raises(UserError, match=f"slope: expected none with lambda_update={update}"):
+        lambda_ascent(options, ["a", "b"], slope=ascent.chi2(0.1))

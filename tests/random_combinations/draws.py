@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tests.aggregations.sums import private_sum
+from tests.algorithms.cases import arguments_of
 from tests.random_combinations.tasks import ENSEMBLE, TASKS, Task
 from tests.runtimes.running import ClientsInMemory
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
+from tff_agnostic.algorithms.saddle_point import drawn_by_lambda, one_drawn_loss
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.computations import Algorithm
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.domain_weights.ascent import PESSIMISM, chi2
 from tff_agnostic.errors import UserError
 from tff_agnostic.settings import Settings, check_effective
 
@@ -43,7 +47,7 @@ _SUMS = {
     "tff/compressed": 0.2,
     "tff/secure": 0.1,
 }
-# Values of settings in addition to their defaults.
+# Values of settings and of arguments of builders, in addition to their defaults.
 _POOL: Mapping[str, Sequence[Any]] = {
     "client_learning_rate": (0.05, 0.3),
     "client_epochs": (1, 2),
@@ -66,21 +70,20 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "domain_conformity": (0.4, 1.0),
     "cvar_rate": (1.0,),
     "lambda_absent": ("freeze", "zero"),
-    "chi2_weight": (0.2,),
-    "chi2_sign": ("pessimism",),
+    "slope": (chi2(0.2), chi2(0.2, PESSIMISM)),
     "lambda_set": ("box", "hull", "ball"),
     "lambda_lower": ((0.1,), (0.3, 0.0, 0.1)),
     "lambda_upper": ((0.6,), (0.5, 0.4, 0.9)),
     "lambda_radius": (0.05, 0.5, 5.0),
     "mixtures": (_MIXTURES,),
     "lambda_initial": ((0.5, 0.2, 0.3), (0.0, 0.4, 0.6)),
-    "initial_domain_counts": ((4.0, 1.0, 2.5),),
+    "initial_counts": ((4.0, 1.0, 2.5),),
     "lambda_baselines": ((0.4, 1.0, 0.1),),
     "window": (2,),
     "loss_estimate": ("ratio", "unbiased"),
-    "weights_gradient": ("weighted",),
-    "lambda_gradient": ("one_domain",),
-    "step_decay": ("inverse_sqrt", "inverse"),
+    "weights_gradient": (drawn_by_lambda,),
+    "lambda_gradient": (one_drawn_loss,),
+    "decay": (tf.math.rsqrt, tf.math.reciprocal),
     "optimistic": (True,),
     "weights_radius": (1.0,),
     "sample_size": (3,),
@@ -100,13 +103,12 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "mirror_map": ("euclidean", "squared"),
     "alpha_learning_rate": (0.5,),
     "repetitions": (2,),
-    "returned_alpha": ("mean",),
-    "alpha_schedule": ("inverse_sqrt",),
-    "example_weight": ("cohort",),
+    "mean_first": (True,),
+    "weighs_by_cohort": (True,),
 }
 _REQUIRED = ("client_shuffle", "target_domain", "mixtures", "q", "tilt", "theta")
 _PER_DOMAIN = (
-    *("lambda_lower", "lambda_upper", "lambda_initial", "initial_domain_counts"),
+    *("lambda_lower", "lambda_upper", "lambda_initial", "initial_counts"),
     *("lambda_baselines", "lambda_set"),
 )
 
@@ -119,7 +121,7 @@ class Combination:
         seed: Seed of the weights and of the clients.
         group: Seed of what a trace depends on: algorithm, settings, task, sums and runtime.
         algorithm: Name of the algorithm.
-        settings: Its settings that differ from the defaults.
+        settings: Its settings, and arguments of its builder, that differ from the defaults.
         task: Member of `TASKS`, or "ensemble".
         sums: Member of `_SUMS`.
         runtime: "streamed", "vectorised" or "tff".
@@ -153,7 +155,7 @@ class Combination:
     @property
     def options(self) -> Any:
         """The algorithm's settings."""
-        return self.spec.options(**self.settings)
+        return self.spec.options(**_of_fields(self.spec.options, self.settings))
 
     @property
     def is_private(self) -> bool:
@@ -164,7 +166,9 @@ class Combination:
         """Returns the algorithm."""
         model = self.the_task.model(self.seed, self.factor, self.shift)
         counts = tuple(self.expected_counts().tolist())
-        return self.spec.build(Problem(model, self.domains, self.group, counts), self.options)
+        problem = Problem(model, self.domains, self.group, counts)
+        arguments = arguments_of(self.spec.build, self.settings)
+        return self.spec.build(problem, self.options, **arguments)
 
     def traced(self) -> "Combination":
         """Returns what a trace depends on, without clients, weights and the losses' constants."""
@@ -233,6 +237,12 @@ class Combination:
         return private_sum(name, inner, 0.02, clients, least_clients=least, clip_norm=0.5)
 
 
+def _of_fields(options: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the settings that are fields of the options."""
+    fields = {field.name for field in dataclasses.fields(options)}
+    return {name: value for name, value in settings.items() if name in fields}
+
+
 def _without(client: Mapping[str, np.ndarray], domains: Sequence[int]) -> dict[str, np.ndarray]:
     stays = ~np.isin(client["domain_id"], domains)
     return {name: column[stays] for name, column in client.items()}
@@ -263,7 +273,9 @@ def draw(seed: int) -> Combination:
         domains=("0",) if is_single else ("0", "1", "2"),
     )
     while True:
-        drawn = dataclasses.replace(combination, settings=_settings(rng, options, is_single))
+        drawn = dataclasses.replace(
+            combination, settings=_settings(rng, combination.spec, is_single)
+        )
         try:
             drawn.build()
         except UserError:
@@ -284,21 +296,22 @@ def _with_clients(combination: Combination) -> Combination:
     )
 
 
-def _settings(rng: np.random.Generator, options: type, is_single: bool) -> dict[str, Any]:
-    """Returns random settings that the package accepts together."""
-    fields = {field.name for field in dataclasses.fields(options)}
+def _settings(rng: np.random.Generator, spec: AlgorithmSpec, is_single: bool) -> dict[str, Any]:
+    """Returns random settings that the package accepts together, and arguments of the builder."""
+    names = {*_of_fields(spec.options, _POOL), *arguments_of(spec.build, _POOL)}
     likelihood = rng.choice([0.2, 0.5])
     settings: dict[str, Any] = {}
     # A setting precedes those that have an effect with some of its values only.
     for name, values in _POOL.items():
-        if name not in fields or (name not in _REQUIRED and rng.random() > likelihood):
+        if name not in names or (name not in _REQUIRED and rng.random() > likelihood):
             continue
         value = values[rng.integers(len(values))]
         if is_single and name in _PER_DOMAIN:
             continue
         more = {**settings, name: "0" if is_single and name == "target_domain" else value}
         try:
-            check_effective(options(**more), more)
+            fields = _of_fields(spec.options, more)
+            check_effective(spec.options(**fields), fields)
         except UserError:
             continue
         settings = more

@@ -216,9 +216,11 @@ def _check_factor(bench: Bench, run: Run, tolerance: float) -> None:
     for name in divided:
         if hasattr(options, name):
             settings[name] = getattr(options, name) / _FACTOR
-    for name in ("mu", "chi2_weight", "smoothing"):
+    for name in ("mu", "smoothing"):
         if name in settings:
             settings[name] *= _FACTOR
+    if slope := settings.get("slope"):
+        settings["slope"] = lambda lambda_, mixture: _FACTOR * slope(lambda_, mixture)
     if "lambda_baselines" in settings:
         settings["lambda_baselines"] = tuple(_FACTOR * b for b in settings["lambda_baselines"])
     scaled = dataclasses.replace(combination, settings=settings, factor=_FACTOR)
@@ -329,11 +331,7 @@ def _reads_no_order(run: Run) -> bool:
 
 
 def _draws_no_domain(run: Run) -> bool:
-    options = run.combination.options
-    return (
-        getattr(options, "weights_gradient", "per_domain") == "per_domain"
-        and getattr(options, "lambda_gradient", "every_domain") == "every_domain"
-    )
+    return not {"weights_gradient", "lambda_gradient"} & set(run.combination.settings)
 
 
 def _tells_losses_apart(run: Run) -> bool:
@@ -374,7 +372,7 @@ def _ignores_shift(run: Run) -> bool:
     if getattr(options, "lambda_update", "fixed") == "fixed":
         return True
     if combination.algorithm == "stochastic_afl" and (
-        options.loss_estimate != "ratio" or options.lambda_gradient != "every_domain"
+        options.loss_estimate != "ratio" or "lambda_gradient" in combination.settings
     ):
         return False
     # An absent domain's loss of 0 is not shifted.

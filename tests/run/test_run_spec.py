@@ -252,9 +252,9 @@ def test_every_run_can_be_given_by_its_flags(task):
 
 
 def test_lists_of_numbers():
-    spec = _parse("--lambda_initial=0.5, 0.25,0.25", "--initial_domain_counts=1,2,3")
+    spec = _parse("--lambda_initial=0.5, 0.25,0.25", "--lambda_baselines=1,2,3")
     assert spec.algorithm.lambda_initial == (0.5, 0.25, 0.25)
-    assert spec.algorithm.initial_domain_counts == (1.0, 2.0, 3.0)
+    assert spec.algorithm.lambda_baselines == (1.0, 2.0, 3.0)
 
 
 def test_an_unknown_option_names_the_nearest():

@@ -111,7 +111,7 @@ class Group:
     """Values of a client's output whose joint l2 norm is bounded.
 
     Attributes:
-        name: For people, such as "loss_estimate".
+        name: For people, such as "domain_losses".
         positions: Positions of the values in the flattened output.
         limit: The bound; for an update the bound with a clip norm of 1.
         is_update: Whether it is clipped to a clip norm; other groups have fixed bounds.

@@ -7,6 +7,7 @@ domain. The server averages the deltas and moves lambda towards the domains with
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, Optional
 
 import numpy as np
@@ -19,6 +20,7 @@ from tff_agnostic.domain_weights.ascent import (
     LAMBDA,
     MEAN_LAMBDA,
     LambdaOptions,
+    Slope,
     lambda_ascent,
     per_domain,
 )
@@ -39,12 +41,9 @@ class WindowOptions(LambdaOptions):
 
     Attributes:
         window: r, rounds whose counts scale lambda.
-        initial_domain_counts: N_0, comma-separated; if not given, the counts that a round is
-            expected to have, from the totals over all training clients.
     """
 
     window: Annotated[int, Within(least=1)] = 1
-    initial_domain_counts: Optional[tuple[float, ...]] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +105,29 @@ def client_work(
     return core.training_output(weights, trained, beta, sums, clients)
 
 
-def agnostic_fed_avg(problem: core.Problem, options: AgnosticFedAvgOptions) -> core.Algorithm:
-    """Returns AgnosticFedAvg."""
+def agnostic_fed_avg(
+    problem: core.Problem,
+    options: AgnosticFedAvgOptions,
+    *,
+    slope: Optional[Slope] = None,
+    initial_counts: Optional[Sequence[float]] = None,
+) -> core.Algorithm:
+    """Returns AgnosticFedAvg.
+
+    Args:
+        problem: The learning problem.
+        options: The settings.
+        slope: Slope of a term of lambda's objective besides the losses; see `lambda_ascent`.
+        initial_counts: N_0, p positive numbers that fill the window before the first round; if
+            None, the counts that a round is expected to have. With r = 1 only their ratios matter,
+            and only in the first round; with r > 1 they stay next to real counts for r - 1 rounds,
+            so that their size matters as well.
+    """
     holdout = options.holdout(problem.seed)
-    ascent = lambda_ascent(options, problem.domain_names, problem.expected_counts)
-    counts_0 = initial_counts(options, problem, holdout)
+    ascent = lambda_ascent(options, problem.domain_names, problem.expected_counts, slope)
+    if initial_counts is None and problem.expected_counts is not None:
+        initial_counts = holdout.trained_part(problem.expected_counts, problem.expected_kept_out)
+    counts_0 = first_counts(options.window, initial_counts, problem.num_domains)
     baselines = options.baselines(problem.num_domains)
 
     def memory() -> Domains:
@@ -169,25 +186,20 @@ def agnostic_fed_avg(problem: core.Problem, options: AgnosticFedAvgOptions) -> c
     )
 
 
-def initial_counts(
-    options: AgnosticFedAvgOptions, problem: core.Problem, holdout: core.Holdout
-) -> np.ndarray:
-    """Returns N_0, float32 [p]."""
-    p, counts_0 = problem.num_domains, options.initial_domain_counts
+def first_counts(window: int, counts: Optional[Sequence[float]], p: int) -> np.ndarray:
+    """Returns N_0, float32 [p], of counts that are to fill the window; 1 each if None."""
     max_rounds = _MAX_WINDOW_BYTES // (np.dtype(np.float32).itemsize * p)
-    if options.window > max_rounds:
+    if window > max_rounds:
         raise UserError(
             f"--window: expected at most {max_rounds} rounds of {p} domains each, which make "
-            f"{_MAX_WINDOW_BYTES // 2**20} MiB, found {options.window}"
+            f"{_MAX_WINDOW_BYTES // 2**20} MiB, found {window}"
         )
-    if counts_0 is None and problem.expected_counts is not None:
-        counts_0 = holdout.trained_part(problem.expected_counts, problem.expected_kept_out)
-    counts = per_domain("--initial_domain_counts", counts_0, p, 1.0)
-    if np.any(counts <= 0):
+    counts_0 = per_domain("initial_counts", counts, p, 1.0)
+    if not np.all((counts_0 > 0) & np.isfinite(counts_0)):
         raise UserError(
-            f"--initial_domain_counts: expected positive numbers, found {counts.tolist()}"
+            f"initial_counts: expected positive finite numbers, found {counts_0.tolist()}"
         )
-    return counts.astype(np.float32)
+    return counts_0.astype(np.float32)
 
 
 def slide(
@@ -231,7 +243,6 @@ ALGORITHM = core.AlgorithmSpec(
         "lambda_update": "exponentiated_gradient",  # line 12
         "lambda_set": "simplex",
         "lambda_absent": "zero",  # section 4: "we set L to zero for that round"
-        "chi2_weight": 0.0,
     },
 )
 

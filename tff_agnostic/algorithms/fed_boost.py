@@ -10,8 +10,8 @@ AFLBoost: figure 2 of the same paper: an ensemble for the worst mixture of domai
 predictors and moves alpha, and lambda climbs along the losses of the domains. Lines 4 and 5 as
 printed weigh clients by m_j / m, which is not the objective (11), sum_k lambda_k L_k with the mean
 loss L_k of each domain. Here, as in Stochastic-AFL, an example of domain k counts lambda_k / N_k,
-where N_k are the examples of it that a round is expected to have; `example_weight="cohort"` is the
-figure. `--preset=paper` makes both figures of this file what is printed.
+where N_k are the examples of it that a round is expected to have; `weighs_by_cohort` is the
+figure. `--preset=paper` is both figures as printed, which return the mean of alpha.
 
 The agnostic objective of section 3 is the worst Bregman divergence B_F(D_k || h), and not the worst
 loss: of the log loss it is L_k(h) less the entropy of D_k, of the squared loss less its variance.
@@ -23,13 +23,12 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import DOMAIN_LOSSES, LossEstimatorOptions, running_mean
-from tff_agnostic.base.options import OneOf
 from tff_agnostic.boosting.alpha import (
     BoostOptions,
     alpha_steps,
@@ -40,24 +39,14 @@ from tff_agnostic.domain_weights.ascent import (
     ALPHA,
     LAMBDA,
     MEAN_LAMBDA,
-    LambdaOptions,
     lambda_ascent,
 )
-from tff_agnostic.domain_weights.excess import OWN, excess_losses
+from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
 
 # Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
 _MAX_BETA = 10.0
-EXAMPLE_WEIGHTS: Registry[str] = Registry(
-    "weight of an example",
-    {
-        "domain": "lambda_k / N_k, by the examples N_k that a round is expected to have of its "
-        "domain k: objective (11) of the paper",
-        "cohort": "lambda_k / m, by the examples m of the cohort: lines 4 and 5 of figure 2",
-    },
-)
 # Figures 1 and 2 leave open F and the way to sample; entropy and (8) are this package's defaults.
 _PAPER: Mapping[str, Any] = types.MappingProxyType(
     {
@@ -65,7 +54,6 @@ _PAPER: Mapping[str, Any] = types.MappingProxyType(
         "gradient_estimator": "masked",
         "uniform_share": 0.0,
         "repetitions": 1,
-        "returned_alpha": "mean",
     }
 )
 
@@ -86,8 +74,16 @@ class FedBoostState(NamedTuple):
     steps: tf.Tensor
 
 
-def fed_boost(problem: core.Problem, options: BoostOptions) -> core.Algorithm:
-    """Returns FedBoost; its models are the ensembles of the last alpha, and of the mean."""
+def fed_boost(
+    problem: core.Problem, options: BoostOptions, *, mean_first: bool = False
+) -> core.Algorithm:
+    """Returns FedBoost; its models are the ensembles of the last alpha, and of the mean.
+
+    Args:
+        problem: The learning problem, whose model is an ensemble.
+        options: The settings.
+        mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 1.
+    """
     model, p = ensemble_of(problem.model, "fed_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
 
@@ -112,7 +108,13 @@ def fed_boost(problem: core.Problem, options: BoostOptions) -> core.Algorithm:
         )
 
     return boost_algorithm(
-        "fed_boost", problem, alphas, initialize, repetition, scale=lambda state: tf.ones([p])
+        "fed_boost",
+        problem,
+        alphas,
+        initialize,
+        repetition,
+        scale=lambda state: tf.ones([p]),
+        mean_first=mean_first,
     )
 
 
@@ -130,44 +132,13 @@ ALGORITHM = core.AlgorithmSpec(
         }
     ),
     paper_settings=_PAPER,
+    paper_arguments={"mean_first": True},
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class AflBoostOptions(BoostOptions, LambdaOptions, LossEstimatorOptions):
-    """Options of AFLBoost: both players' settings, and the estimate of the domains' losses.
-
-    Attributes:
-        example_weight: What an example of domain k counts in AFLBoost.
-    """
-
-    example_weight: Annotated[str, OneOf(EXAMPLE_WEIGHTS)] = "domain"
-
-    def __post_init__(self) -> None:
-        """Refuses CVaR, and estimates and baselines that do not fit the other settings."""
-        super().__post_init__()
-        if self.lambda_update == "cvar":
-            raise UserError(
-                "--lambda_update: AFLBoost steps along estimates of the losses, and cvar "
-                "has no step: expected another, or --algorithm=agnostic_fed_avg"
-            )
-        if self.example_weight == "cohort" and self.loss_estimate != "unbiased":
-            raise UserError(
-                f"--loss_estimate={self.loss_estimate} has no effect with --example_weight=cohort, "
-                "which divides all losses by the cohort's examples: it needs "
-                "--example_weight=domain"
-            )
-        self.check_baselines("AFLBoost")
-        if self.lambda_baselines == OWN and self.ensemble_loss == "squared":
-            raise UserError(
-                f"--lambda_baselines: expected numbers or trivial with --ensemble_loss=squared, "
-                f"found {OWN}, whose reference runs have the task's own loss"
-            )
-
-    @property
-    def own_absent_domains(self) -> str:
-        """What the estimate of the losses needs."""
-        return self.absent_by_estimate()
+class AflBoostOptions(BoostOptions, LossEstimatorOptions):
+    """Options of AFLBoost: those of both players."""
 
 
 class AflBoostState(NamedTuple):
@@ -190,9 +161,28 @@ class AflBoostState(NamedTuple):
     steps: tf.Tensor
 
 
-def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm:
-    """Returns AFLBoost; its models are the ensembles of the last alpha, and of the mean."""
-    is_by_cohort = options.example_weight == "cohort"
+def afl_boost(
+    problem: core.Problem,
+    options: AflBoostOptions,
+    *,
+    weighs_by_cohort: bool = False,
+    mean_first: bool = False,
+) -> core.Algorithm:
+    """Returns AFLBoost; its models are the ensembles of the last alpha, and of the mean.
+
+    Args:
+        problem: The learning problem, whose model is an ensemble.
+        options: The settings.
+        weighs_by_cohort: Whether an example of domain k weighs lambda_k / m, with the examples m of
+            the cohort, as in lines 4 and 5 of figure 2, and not lambda_k / N_k, as in objective
+            (11) of the paper.
+        mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 2.
+    """
+    if weighs_by_cohort and options.loss_estimate != "unbiased":
+        raise UserError(
+            "--loss_estimate: expected unbiased where examples weigh lambda_k / m, as with "
+            f"--preset=paper: all losses are divided by m, found {options.loss_estimate}"
+        )
     model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
     lambdas = lambda_ascent(options, problem.domain_names, problem.expected_counts)
@@ -211,7 +201,7 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
 
     def scale(state: AflBoostState) -> tf.Tensor:
         mixture = lambdas.mixture(state.lambda_)
-        return mixture if is_by_cohort else mixture / expected
+        return mixture if weighs_by_cohort else mixture / expected
 
     def repetition(state: AflBoostState, summed: core.TrainingOutput) -> AflBoostState:
         # Lines 4 to 7.
@@ -220,11 +210,11 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
         counts = tf.cast(sums.counts, tf.float32)
         m = tf.reduce_sum(counts)
         has_examples = m > 0
-        weight = m if is_by_cohort else tf.cast(has_examples, tf.float32)
+        weight = m if weighs_by_cohort else tf.cast(has_examples, tf.float32)
         moved = alphas.next(alpha, gradient, weight, state.steps)
         # delta_lambda,t L = (L_1, ..., L_p), at alpha~; as printed sum_j m_j / m grad_lambda L_j
         losses = excess_losses(domain_losses(sums, expected), baselines, sums.counts > 0)
-        if is_by_cohort:
+        if weighs_by_cohort:
             losses = tf.math.divide_no_nan(sums.losses, m)
         taken = state.taken + tf.cast(has_examples, tf.int32)
         mixture = lambdas.mixture(state.lambda_)
@@ -245,7 +235,8 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
         initialize,
         repetition,
         scale,
-        max_weight=None if is_by_cohort else _MAX_BETA,
+        mean_first,
+        max_weight=None if weighs_by_cohort else _MAX_BETA,
         domain_weights=[
             core.Column(LAMBDA, lambda r: lambdas.mixture(r.after.lambda_)),
             core.Column(ALPHA, lambda r: scale(r.before)),
@@ -263,10 +254,9 @@ AFL_BOOST = core.AlgorithmSpec(
     traits=frozenset({core.Trait.PARTITION_BLIND, core.Trait.LEARNS_FROM_EVERY_DOMAIN}),
     paper_settings={
         **_PAPER,
-        "example_weight": "cohort",  # lines 4 and 5
         "lambda_set": "simplex",
         "loss_estimate": "unbiased",
         "lambda_absent": "zero",  # line 5: a domain without examples has a gradient of 0
-        "chi2_weight": 0.0,
     },
+    paper_arguments={"weighs_by_cohort": True, "mean_first": True},  # lines 4 and 5
 )

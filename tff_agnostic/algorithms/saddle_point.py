@@ -1,40 +1,42 @@
 """The game of w and lambda on sum_i lambda_i L_i(w): estimates of both gradients, and steps.
 
-Source: Mohri, Sivek, Suresh 2019, section 4.2. Pure functions on float32 vectors [p].
+Source: Mohri, Sivek, Suresh 2019, section 4.2 and appendix F. Pure functions on float32 vectors
+[p].
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Callable, NamedTuple, Optional
+from typing import Annotated, Callable, NamedTuple
 
-from tff_agnostic.base.options import OneOf, Options, Within
+from tff_agnostic.base.options import OneOf
 from tff_agnostic.computations import DomainSums
-from tff_agnostic.domain_weights.ascent import FREEZE, ZERO
+from tff_agnostic.domain_weights.ascent import CVAR, FREEZE, ZERO, LambdaOptions
 from tff_agnostic.domain_weights.excess import BaselineOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 
-# t, counted from 1 -> what both step sizes are multiplied by.
-STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
-    "decay of steps",
-    {
-        "none": lambda t: tf.ones_like(t),
-        "inverse_sqrt": lambda t: tf.math.rsqrt(t),
-        "inverse": lambda t: tf.math.reciprocal(t),
-    },
-)
+# (lambda or losses L, [p], and a seed, int32 [2]) -> a vector [p] whose mean over seeds they are:
+# the weights of the domains in the gradient by w, or the gradient by lambda.
+Estimate = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
-# (lambda, seed, int32 [2]) -> by what the gradient of each domain's loss counts, in expectation
-# lambda.
-WeightsGradient = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
-# (losses L of the domains, seed) -> the gradient by lambda, in expectation L.
-LambdaGradient = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
+def all_domains(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Returns lambda or the losses themselves: the per-domain gradients of section 4.2."""
+    del seed
+    return values
 
-# (sums of the round, examples of each domain that a round is expected to measure) -> L.
-DomainLosses = Callable[[DomainSums, "tf.Tensor"], "tf.Tensor"]
+
+def drawn_by_lambda(lambda_: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Returns the vertex of domain K ~ lambda: the weighted gradient of figure 4."""
+    return tf.one_hot(draw(lambda_, seed), lambda_.shape[0])
+
+
+def one_drawn_loss(losses: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Returns p L_K in entry K, uniform in [p], and 0 elsewhere: lambda's gradient in figure 4."""
+    p = losses.shape[0]
+    return losses * p * tf.one_hot(draw(tf.ones([p]) / p, seed), p)
 
 
 def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -51,25 +53,8 @@ def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
 
 
-def _drawn_by_lambda(lambda_: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    # K ~ lambda: as if lambda were the vertex of domain K.
-    return tf.one_hot(draw(lambda_, seed), lambda_.shape[0])
-
-
-def _one_loss(losses: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    # p L_K for K uniform in [p]
-    p = losses.shape[0]
-    return losses * p * tf.one_hot(draw(tf.ones([p]) / p, seed), p)
-
-
-WEIGHTS_GRADIENTS: Registry[WeightsGradient] = Registry(
-    "gradient of the weights",
-    {"per_domain": lambda lambda_, seed: lambda_, "weighted": _drawn_by_lambda},
-)
-LAMBDA_GRADIENTS: Registry[LambdaGradient] = Registry(
-    "gradient of lambda", {"every_domain": lambda losses, seed: losses, "one_domain": _one_loss}
-)
-DOMAIN_LOSSES: Registry[DomainLosses] = Registry(
+# (sums of the round, examples of each domain that a round is expected to measure) -> L.
+DOMAIN_LOSSES: Registry[Callable[[DomainSums, tf.Tensor], tf.Tensor]] = Registry(
     "estimate of domain losses",
     {
         "unbiased": lambda sums, expected: sums.losses / expected,
@@ -79,62 +64,39 @@ DOMAIN_LOSSES: Registry[DomainLosses] = Registry(
 
 
 @dataclasses.dataclass(frozen=True)
-class LossEstimatorOptions(BaselineOptions):
-    """How losses of domains are estimated, and their baselines.
+class LossEstimatorOptions(LambdaOptions, BaselineOptions):
+    """How lambda moves along estimates of the domains' losses.
 
     Attributes:
         loss_estimate: What sums of losses are divided by in the games of weights and lambda: counts
-            that are expected (unbiased), or those of the round (ratio).
+            that are expected (unbiased), or those of the round (ratio). Only with lambda_update
+            exponentiated_gradient, projected_gradient or cvar.
     """
 
     loss_estimate: Annotated[str, OneOf(DOMAIN_LOSSES)] = "unbiased"
 
-    def check_baselines(self, algorithm: str) -> None:
-        """Refuses baselines of losses that are not means."""
-        if self.lambda_baselines is not None and self.loss_estimate != "ratio":
-            raise UserError(
-                f"--lambda_baselines: expected --loss_estimate=ratio with it in {algorithm}, since "
-                "a domain's baseline is a mean and the others are no means, found "
-                f"{self.loss_estimate}"
-            )
+    @property
+    def own_absent_domains(self) -> str:
+        """The treatment of absent domains where nothing is given.
 
-    def absent_by_estimate(self) -> str:
-        """Returns a default of --lambda_absent.
-
-        An unbiased loss is 0 where a domain is absent, and too large where it is there: a lambda
-        that moved only where it is there would climb. With "ratio" lambda may stay.
+        An unbiased loss is 0 where a domain is absent, and too large where it is present: a lambda
+        that moved only where it is present would climb. With "ratio" lambda may stay.
         """
         return ZERO if self.loss_estimate == "unbiased" else FREEZE
 
-
-@dataclasses.dataclass(frozen=True)
-class GameGradientOptions(Options):
-    """Which estimates of the two players' gradients a round makes.
-
-    Attributes:
-        weights_gradient: Of what the weights' gradient is in Stochastic-AFL: of all domains by
-            their lambda, or of one that is drawn by lambda.
-        lambda_gradient: Of what lambda's gradient is in Stochastic-AFL: of the losses of all
-            domains, or of one that is drawn uniformly.
-    """
-
-    weights_gradient: Annotated[str, OneOf(WEIGHTS_GRADIENTS)] = "per_domain"
-    lambda_gradient: Annotated[str, OneOf(LAMBDA_GRADIENTS)] = "every_domain"
-
-
-@dataclasses.dataclass(frozen=True)
-class GameStepOptions(Options):
-    """How both players step.
-
-    Attributes:
-        step_decay: How both players' steps fall in round t: not, by 1 / sqrt(t), or by 1 / t.
-        optimistic: Whether both players step along twice the gradient less the one before.
-        weights_radius: Norm of the ball in which the weights stay; none if not given.
-    """
-
-    step_decay: Annotated[str, OneOf(STEP_DECAYS)] = "none"
-    optimistic: bool = False
-    weights_radius: Optional[Annotated[float, Within(above=0)]] = None
+    def __post_init__(self) -> None:
+        """Refuses CVaR, of which a largest estimate is none, and baselines of losses no means."""
+        super().__post_init__()
+        if self.lambda_update == CVAR:
+            raise UserError(
+                "--lambda_update: expected steps along estimates of the losses, found cvar, which "
+                "has no step: --algorithm=agnostic_fed_avg has it"
+            )
+        if self.lambda_baselines is not None and self.loss_estimate != "ratio":
+            raise UserError(
+                "--lambda_baselines: expected --loss_estimate=ratio with it, since a baseline is a "
+                f"mean and the other estimate is no mean, found {self.loss_estimate}"
+            )
 
 
 class Gradients(NamedTuple):
@@ -149,17 +111,39 @@ class Gradients(NamedTuple):
     losses: tf.Tensor
 
 
-def optimistic(found: Gradients, before: Gradients, step: tf.Tensor) -> Gradients:
-    """Returns 2 g_{t-1} - g_{t-2}; g_{-1} is g_0.
+class LastGradients(NamedTuple):
+    """The gradients that optimistic steps look back to.
+
+    Attributes:
+        gradients: Last gradients by w, and by each domain's weight.
+        is_known: Whether a domain has had a loss, bool [p].
+    """
+
+    gradients: Gradients
+    is_known: tf.Tensor
+
+
+def optimistic_step(
+    last: LastGradients, new: Gradients, step: tf.Tensor, has_loss: tf.Tensor
+) -> tuple[Gradients, LastGradients]:
+    """Returns the directions 2 g_{t-1} - g_{t-2} (appendix F.3), and the memory of the next step.
+
+    At the first step, and at a domain's first loss, the direction is g_{t-1}. A domain without a
+    loss keeps its last one: no later step has taken it back.
 
     Args:
-        found: g_{t-1}.
-        before: g_{t-2}.
+        last: g_{t-2}.
+        new: g_{t-1}.
         step: t, counted from 1.
+        has_loss: Which losses are those of the round, bool [p].
     """
-    return tf.nest.map_structure(
-        lambda new, old: tf.where(step <= 1, new, 2.0 * new - old), found, before
-    )
+    before = last.gradients
+    has_last = step > 1
+    weights = [tf.where(has_last, 2.0 * g - old, g) for g, old in zip(new.weights, before.weights)]
+    ahead = tf.where(has_last & last.is_known, 2.0 * new.losses - before.losses, new.losses)
+    losses = tf.where(has_loss, new.losses, before.losses)
+    memory = LastGradients(Gradients(new.weights, losses), last.is_known | has_loss)
+    return Gradients(weights, ahead), memory
 
 
 def scaled_step(
@@ -173,7 +157,7 @@ def scaled_step(
 
 
 def project_to_ball(weights: list[tf.Tensor], radius: float) -> list[tf.Tensor]:
-    """Returns the weights nearest to the given ones whose norm is at most `radius`."""
+    """Returns the nearest weights whose norm is at most `radius`."""
     norm = tf.linalg.global_norm(weights)
     factor = tf.where(norm > radius, radius / norm, 1.0)
     return [w * factor for w in weights]

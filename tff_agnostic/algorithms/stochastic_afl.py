@@ -12,21 +12,19 @@ as the mean loss of a cohort, is not.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, ClassVar, NamedTuple, Optional
+from typing import Annotated, Any, Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import (
     DOMAIN_LOSSES,
-    LAMBDA_GRADIENTS,
-    STEP_DECAYS,
-    WEIGHTS_GRADIENTS,
-    GameGradientOptions,
-    GameStepOptions,
+    Estimate,
     Gradients,
+    LastGradients,
     LossEstimatorOptions,
-    optimistic,
+    all_domains,
+    optimistic_step,
     project_to_ball,
     running_mean,
     scaled_step,
@@ -38,7 +36,7 @@ from tff_agnostic.domain_weights.ascent import (
     LAMBDA,
     MEAN_LAMBDA,
     ZERO,
-    LambdaOptions,
+    Slope,
     lambda_ascent,
 )
 from tff_agnostic.domain_weights.excess import excess_losses
@@ -53,13 +51,7 @@ _OF_WEIGHTS, _OF_LAMBDA = 0, 1
 
 
 @dataclasses.dataclass(frozen=True)
-class StochasticAflOptions(
-    LambdaOptions,
-    GameGradientOptions,
-    GameStepOptions,
-    LossEstimatorOptions,
-    core.HoldoutOptions,
-):
+class StochasticAflOptions(LossEstimatorOptions, core.HoldoutOptions):
     """Options of Stochastic-AFL; gamma_w is the server's learning rate.
 
     Attributes:
@@ -71,47 +63,19 @@ class StochasticAflOptions(
     server: core.ServerUpdate = core.ServerUpdate()
     sample_size: Optional[Annotated[int, Within(least=1)]] = None
 
-    @property
-    def own_absent_domains(self) -> str:
-        """What the estimate of the losses needs."""
-        return self.absent_by_estimate()
-
-    def __post_init__(self) -> None:
-        """Refuses CVaR too: the largest of unbiased estimates is no unbiased estimate of it."""
-        super().__post_init__()
-        if self.lambda_update == "cvar":
-            raise UserError(
-                "--lambda_update: Stochastic-AFL steps along estimates of the losses, and "
-                "cvar has no step: expected another, or --algorithm=agnostic_fed_avg"
-            )
-        self.check_baselines("Stochastic-AFL")
-
-
-class LastGradients(NamedTuple):
-    """The gradients that optimistic steps look back to.
-
-    Attributes:
-        gradients: Gradients of the last step.
-        is_known: 1 for domains whose loss is among them, 0 before a domain's first loss; float32
-            [p].
-    """
-
-    gradients: Gradients
-    is_known: tf.Tensor
-
 
 class StochasticAflState(NamedTuple):
-    """What the server remembers.
+    """The state of the server.
 
     Attributes:
         weights: w_t.
         optimizer_state: State of the server optimizer.
-        lambda_: lambda_t, by its coordinates in Lambda.
+        lambda_: Coordinates of lambda_t in Lambda.
         mean_weights: w_A, the mean of w_1 to w_t; w_0 before.
         mean_lambda: lambda_A, the mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before.
         steps: t, rounds that had examples, int32 scalar.
-        rounds: All rounds, int32 scalar: what draws are made from.
-        before: The last gradients, for the optimistic variant; empty otherwise.
+        rounds: Number of all rounds, from which draws are made, int32 scalar.
+        last: `LastGradients` of the optimistic variant; () otherwise.
     """
 
     weights: core.ModelWeights
@@ -121,7 +85,7 @@ class StochasticAflState(NamedTuple):
     mean_lambda: tf.Tensor
     steps: tf.Tensor
     rounds: tf.Tensor
-    before: Any
+    last: Any
 
 
 def client_work(
@@ -146,8 +110,31 @@ def client_work(
     return core.update_output(gradient, beta, sums, clients)
 
 
-def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core.Algorithm:
-    """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last one."""
+def stochastic_afl(
+    problem: core.Problem,
+    options: StochasticAflOptions,
+    *,
+    weights_gradient: Estimate = all_domains,
+    lambda_gradient: Estimate = all_domains,
+    slope: Optional[Slope] = None,
+    decay: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
+    optimistic: bool = False,
+    weights_radius: Optional[float] = None,
+) -> core.Algorithm:
+    """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last one.
+
+    Args:
+        problem: The learning problem.
+        options: The settings.
+        weights_gradient: Called with lambda and a seed; returns the weights of the domains in w's
+            gradient, such as `drawn_by_lambda` of figure 4.
+        lambda_gradient: Called with the losses and a seed; returns lambda's gradient, such as
+            `one_drawn_loss` of figure 4.
+        slope: Slope of a term of lambda's objective besides the losses; see `lambda_ascent`.
+        decay: Called with t, float32, from 1; returns the factor of both players' steps. None is 1.
+        optimistic: Whether both players step along 2 g_{t-1} - g_{t-2}.
+        weights_radius: Norm of the ball W around 0; None of all weights.
+    """
     model, p = problem.model, problem.num_domains
     if model.constraint is not None:
         raise UserError(
@@ -155,43 +142,39 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
             "mean of iterates does not meet, found one with constraints"
         )
     optimizer = options.server.build(model)
-    steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)
+    ascent = lambda_ascent(options, problem.domain_names, problem.expected_counts, slope)
     holdout = options.holdout(problem.seed)
-    expected = problem.expected_counts or (1.0,) * p
     # n_i, of the examples that are trained on, and of those that are measured
-    of_clients = expected, problem.expected_kept_out
-    expected_trained = np.asarray(holdout.trained_part(*of_clients), np.float32)
-    expected_measured = np.asarray(holdout.measured_part(*of_clients), np.float32)
-    decay = STEP_DECAYS[options.step_decay]
-    weights_gradient = WEIGHTS_GRADIENTS[options.weights_gradient]
-    lambda_gradient = LAMBDA_GRADIENTS[options.lambda_gradient]
+    counts = problem.expected_counts or (1.0,) * p, problem.expected_kept_out
+    expected_trained = np.asarray(holdout.trained_part(*counts), np.float32)
+    expected_measured = np.asarray(holdout.measured_part(*counts), np.float32)
     domain_losses = DOMAIN_LOSSES[options.loss_estimate]
     baselines = options.baselines(p)
 
     def initialize() -> StochasticAflState:
         weights, optimizer_state = core.initial_model(model, optimizer)
         # lambda_0
-        lambda_ = tf.constant(steps.initial, tf.float32)
-        no_gradients = Gradients([tf.zeros_like(w) for w in weights.trainable], tf.zeros([p]))
+        lambda_ = tf.constant(ascent.initial, tf.float32)
+        zeros = Gradients([tf.zeros_like(w) for w in weights.trainable], tf.zeros([p]))
         return StochasticAflState(
             weights=weights,
             optimizer_state=optimizer_state,
             lambda_=lambda_,
             mean_weights=list(weights.trainable),
-            mean_lambda=steps.mixture(lambda_),
+            mean_lambda=ascent.mixture(lambda_),
             steps=tf.constant(0),
             rounds=tf.constant(0),
-            before=LastGradients(no_gradients, tf.zeros([p])) if options.optimistic else (),
+            last=LastGradients(zeros, tf.zeros([p], tf.bool)) if optimistic else (),
         )
 
-    def seed_of(state: StochasticAflState, player: int) -> tf.Tensor:
+    def player_seed(state: StochasticAflState, player: int) -> tf.Tensor:
         seed = fold_in(tf.constant(problem.seed, tf.int64), state.rounds)
         return stateless_seed(fold_in(seed, player))
 
     def scale(state: StochasticAflState) -> tf.Tensor:
         # alpha_i = lambda_i / n_i
-        lambda_ = steps.mixture(state.lambda_)
-        return weights_gradient(lambda_, seed_of(state, _OF_WEIGHTS)) / expected_trained
+        lambda_ = ascent.mixture(state.lambda_)
+        return weights_gradient(lambda_, player_seed(state, _OF_WEIGHTS)) / expected_trained
 
     def broadcast(state: StochasticAflState) -> core.Broadcast:
         return core.Broadcast(state.weights, scale(state))
@@ -200,7 +183,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         # delta_lambda L
         sums = summed.domain_sums
         losses = excess_losses(domain_losses(sums, expected_measured), baselines, sums.counts > 0)
-        by_lambda = lambda_gradient(losses, seed_of(state, _OF_LAMBDA))
+        by_lambda = lambda_gradient(losses, player_seed(state, _OF_LAMBDA))
         # delta_w L
         return Gradients(summed.weighted_delta, by_lambda)
 
@@ -208,46 +191,33 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         sums = summed.domain_sums
         has_examples = tf.reduce_sum(tf.cast(sums.trained_counts, tf.float32)) > 0
         t = state.steps + tf.cast(has_examples, tf.int32)
-        factor = decay(tf.cast(tf.maximum(t, 1), tf.float32))
-        found = estimates(state, summed)
-        before = state.before
-        directions = found
-        if options.optimistic:
-            last = before.gradients
-            if options.lambda_absent == FREEZE:
-                # As in the first step, g_{t-2} is g_{t-1} at a domain's first loss.
-                losses = tf.where(before.is_known > 0, last.losses, found.losses)
-                last = last._replace(losses=losses)
-            directions = optimistic(found, last, t)
+        factor = None if decay is None else decay(tf.cast(tf.maximum(t, 1), tf.float32))
+        directions, last = estimates(state, summed), state.last
+        if optimistic:
+            has_loss = (sums.counts > 0) | (options.lambda_absent != FREEZE)
+            directions, memory = optimistic_step(last, directions, t, has_loss)
+            last = tf.nest.map_structure(
+                lambda new, old: tf.where(has_examples, new, old), memory, last
+            )
         # w_t = Project_W(w_{t-1} - gamma_w delta_w L)
         one = tf.cast(has_examples, tf.float32)
         trained = core.average_and_apply(optimizer, state, directions.weights, one)
-        trainable = scaled_step(state.weights.trainable, trained.weights.trainable, factor)
-        if options.weights_radius is not None:
-            trainable = project_to_ball(trainable, options.weights_radius)
+        trainable = trained.weights.trainable
+        if factor is not None:
+            trainable = scaled_step(state.weights.trainable, trainable, factor)
+        if weights_radius is not None:
+            trainable = project_to_ball(trainable, weights_radius)
         # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
         counts = sums.trained_and_measured()
         if options.loss_estimate == "unbiased" and options.lambda_absent == ZERO:
             # The 0 of a domain that is trained on, and not measured, belongs to the mean, too.
             counts = tf.cast(sums.counts, tf.float32), None
-        lambda_ = steps.next(state.lambda_, directions.losses, *counts, factor)
+        lambda_ = ascent.next(state.lambda_, directions.losses, *counts, factor)
         # w_A, lambda_A
         mean_weights = [
             running_mean(mean, w, t, has_examples) for mean, w in zip(state.mean_weights, trainable)
         ]
-        mean_lambda = running_mean(state.mean_lambda, steps.mixture(lambda_), t, has_examples)
-        if options.optimistic:
-            is_measured = sums.counts > 0
-            if options.lambda_absent == FREEZE:
-                # Nothing was taken back of a loss whose domain stayed away since: it is the last.
-                losses = tf.where(is_measured, found.losses, before.gradients.losses)
-                found = found._replace(losses=losses)
-            is_known = tf.maximum(before.is_known, tf.cast(is_measured, tf.float32))
-            before = tf.nest.map_structure(
-                lambda new, old: tf.where(has_examples, new, old),
-                LastGradients(found, is_known),
-                before,
-            )
+        mean_lambda = running_mean(state.mean_lambda, ascent.mixture(lambda_), t, has_examples)
         return StochasticAflState(
             core.ModelWeights(trainable, state.weights.non_trainable),
             trained.optimizer_state,
@@ -256,7 +226,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
             mean_lambda,
             t,
             state.rounds + 1,
-            before,
+            last,
         )
 
     def models(state: StochasticAflState) -> core.Models:
@@ -288,7 +258,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
             model,
             holdout.is_active,
             domain_weights=[
-                core.Column(LAMBDA, lambda r: steps.mixture(r.after.lambda_)),
+                core.Column(LAMBDA, lambda r: ascent.mixture(r.after.lambda_)),
                 core.Column(ALPHA, lambda r: scale(r.before)),
                 core.Column(MEAN_LAMBDA, lambda r: r.after.mean_lambda),
             ],
@@ -296,7 +266,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         ),
         models=models,
         with_weights=_start_from,
-        lambda_set=steps.lambda_set,
+        lambda_set=ascent.lambda_set,
     )
 
 
@@ -319,12 +289,7 @@ ALGORITHM = core.AlgorithmSpec(
         "server_optimizer": "sgd",
         "lambda_update": "projected_gradient",
         "loss_estimate": "unbiased",
-        "weights_gradient": "per_domain",
-        "lambda_gradient": "every_domain",
-        "step_decay": "none",
-        "optimistic": False,
         "lambda_absent": "zero",
-        "chi2_weight": 0.0,
         "measured_share": 0.0,
     },
 )

@@ -338,7 +338,9 @@ class RunPredictors:
             )
         mixing = self._mixing
         try:
-            name, options = task_in({k: tuple(v) if isinstance(v, list) else v for k, v in config.items()})
+            name, options = task_in(
+                {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+            )
             code = {key: mixing.task.fingerprint.get(key) for key in MODEL_CODE}
             is_own = (name, options) == (mixing.name, dict(mixing.options))
             # A user's file that has changed since is another model under the same name.
@@ -407,8 +409,7 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
         task.model,
         [predictor.weights for predictor in predictors],
         list(found),
-        options.ensemble_loss,
-        [predictor.architecture for predictor in predictors],
+        architectures=[predictor.architecture for predictor in predictors],
     )
     content = b"".join(np.asarray(a).tobytes() for a in model.initial_weights.non_trainable)
     content += "".join(predictor.told_apart_by for predictor in predictors).encode()

@@ -44,11 +44,6 @@ MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Regi
 _SAMPLED = ("uniform", "weighted")
 # The best estimator on problems with known optima: docs/reference/algorithms/fed_boost.md.
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
-# What a run evaluates and exports: the last alpha, or alpha^A.
-RETURNED: Registry[str] = Registry(
-    "alpha",
-    {"last": "alpha after the last round", "mean": "alpha^A, as the paper's figures return it"},
-)
 
 
 def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
@@ -63,17 +58,14 @@ def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleOptions(Options):
-    """What is mixed, and of which loss; for algorithms whose model is an ensemble.
+    """Predictors of an ensemble; for algorithms whose model is one.
 
     Attributes:
         base_predictors: What is mixed, comma-separated: folders of runs, Keras models with the
             task's inputs and outputs, files of base_predictors.
-        ensemble_loss: Loss of the mixture: log, of classes the cross-entropy of mixed
-            probabilities, or squared; if not given, log of distributions, and squared of numbers.
     """
 
     base_predictors: Optional[tuple[Path, ...]] = None
-    ensemble_loss: Optional[Annotated[str, OneOf(MIXTURE_LOSSES)]] = None
 
     def __post_init__(self) -> None:
         """Refuses paths that are empty too; see `Options`."""
@@ -105,7 +97,6 @@ class BoostOptions(EnsembleOptions):
         alpha_learning_rate: eta, step size of the predictors' weights alpha.
         repetitions: R, steps of alpha in a round: each sends predictors of its own to the same
             clients.
-        returned_alpha: Whose ensemble is evaluated first, saved and exported.
     """
 
     predictor_sampling: Annotated[str, OneOf(PREDICTOR_SAMPLINGS)] = "weighted"
@@ -116,7 +107,6 @@ class BoostOptions(EnsembleOptions):
     mirror_map: Annotated[str, OneOf(MIRROR_MAPS)] = "entropy"
     alpha_learning_rate: Annotated[float, Within(above=0)] = 0.1
     repetitions: Annotated[int, Within(least=1)] = 1
-    returned_alpha: Annotated[str, OneOf(RETURNED)] = "last"
 
     def __post_init__(self) -> None:
         """Refuses settings that lose predictors for ever; see `Options`."""
@@ -138,8 +128,8 @@ class BoostOptions(EnsembleOptions):
         wanted = GRADIENT_ESTIMATORS[name].loss
         if wanted not in (None, model.mixture_loss):
             raise UserError(
-                f"--gradient_estimator: {name} is one of the {wanted} loss, and --ensemble_loss is "
-                f"{model.mixture_loss}"
+                f"--gradient_estimator: expected one for the ensemble's {model.mixture_loss} loss, "
+                f"found {name}, which is for the {wanted} loss"
             )
         return name
 
@@ -251,9 +241,7 @@ class AlphaSteps:
         delta = tf.scatter_nd(indices[:, tf.newaxis], delta, tf.shape(alpha))
         mirror_map = MIRROR_MAPS[self.options.mirror_map]
         # [grad F]^{-1}(grad F(alpha_t) - eta delta_t L), projected
-        # eta of the round: its repetitions have the same.
-        eta = self.options.alpha_learning_rate
-        moved = mirror_map(alpha, -delta, eta)
+        moved = mirror_map(alpha, -delta, self.options.alpha_learning_rate)
         has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
         return tf.where(has_step, moved, alpha)
 
@@ -299,6 +287,7 @@ def boost_algorithm(
     initialize: Callable[[], Any],
     repetition: Callable[[Any, core.TrainingOutput], Any],
     scale: Callable[[Any], tf.Tensor],
+    mean_first: bool,
     max_weight: Optional[float] = None,
     domain_weights: Sequence[core.Column] = (),
     lambda_set: Optional[LambdaSet] = None,
@@ -314,6 +303,7 @@ def boost_algorithm(
         initialize: () -> state.
         repetition: (state, sum of a repetition) -> state.
         scale: state -> what an example of each domain counts, float32 [p].
+        mean_first: Whether the main model is the ensemble of the mean of alpha, not of the last.
         max_weight: Bound of a client's weight; see `core.training_bounds`.
         domain_weights: What is reported of the weights of domains.
         lambda_set: See `core.Algorithm`.
@@ -330,7 +320,7 @@ def boost_algorithm(
 
     def models(state: Any) -> core.Models:
         mean = ModelWeights([state.mean_alpha], state.weights.non_trainable)
-        if options.returned_alpha == "mean":
+        if mean_first:
             return {core.MAIN_MODEL: mean, "last": state.weights}
         return {core.MAIN_MODEL: state.weights, "mean": mean}
 

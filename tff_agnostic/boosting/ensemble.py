@@ -132,8 +132,8 @@ def ensemble(
         members = DiscreteMembers(with_norm=not mixture_loss.needs_densities)
     if mixture_loss.needs_densities and not members.are_densities:
         raise UserError(
-            f"--ensemble_loss: expected squared, found {loss}: what this task's model predicts are "
-            "numbers, whose mixture is no distribution"
+            f"loss: expected squared, found {loss}: this model predicts numbers, whose mixture is "
+            "no distribution"
         )
     names = tuple(names) or tuple(map(str, range(len(predictors))))
     stacks = members.stacked(predictors)
@@ -182,8 +182,7 @@ def _check(
             outcome, k = lost[0]
             raise UserError(
                 f"--base_predictors: {names[k]}: expected positive probabilities, found 0 of "
-                f"outcome {outcome}, of which the log loss is infinite: smooth it, or take "
-                "--ensemble_loss=squared"
+                f"outcome {outcome}, of which the log loss is infinite: smooth it"
             )
 
 

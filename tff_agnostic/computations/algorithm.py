@@ -268,18 +268,21 @@ class AlgorithmSpec:
     Attributes:
         label: What tables and plots call it.
         paper: Where it is from.
-        build: (problem, options) -> the algorithm; raises a `UserError` if they do not fit.
+        build: Called with a problem and options, and maybe `paper_arguments`; returns the
+            algorithm, or raises a `UserError` if they do not fit.
         options: Class of its options, a frozen dataclass and subclass of `base.options.Options`,
             mostly of `AveragingOptions`.
         traits: Which of the shared property tests hold, beside those that hold for every algorithm.
         paper_settings: Values of settings, by flag, with which it is the algorithm or figure to the
             letter: those of `--preset=paper`. What the paper leaves to whoever runs it, such as a
             step size, is not among them.
+        paper_arguments: Further arguments of `build` with `--preset=paper`.
     """
 
     label: str
     paper: str
-    build: Callable[[Problem, Any], Algorithm]
+    build: Callable[..., Algorithm]
     options: type = Options
     traits: frozenset[Trait] = frozenset()
     paper_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    paper_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)

@@ -1,7 +1,8 @@
 """How lambda moves: mirror ascent, CVaR, or not at all; one step a round by the domains' losses.
 
 Mirror ascent: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019, sections 3
-and 4.2, with either mirror map, and equation (6) for the term in chi2.
+and 4.2, with either mirror map, and equation (6) for `chi2`, a term of the objective besides the
+losses.
 
 CVaR over domains: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with
 Heterogeneous Devices", equation (2), with the p domains in the place of devices. A level theta in
@@ -39,11 +40,10 @@ SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
 _ROUNDING = 1e-12
 # For `only_with`: CVaR has no step along the losses, and fixed weights do not follow the losses.
 _STEPS = ("lambda_update", ("exponentiated_gradient", "projected_gradient"))
-MOVING = ("lambda_update", (*_STEPS[1], "cvar"))
-# What mu chi2(lambda || m_bar) is to the objective: equation (6) of Mohri et al. adds it within the
-# maximum, which is the pessimism of their bound, and a convex function of lambda; taken away, it is
-# the penalty of distributionally robust optimisation, and keeps lambda near m_bar.
-CHI2_SIGNS: Registry[float] = Registry("sign of chi2", {"penalty": -1.0, "pessimism": 1.0})
+CVAR = "cvar"
+MOVING = ("lambda_update", (*_STEPS[1], CVAR))
+# Signs of the term in `chi2`.
+PENALTY, PESSIMISM = -1, 1
 FREEZE, ZERO = "freeze", "zero"
 ABSENT_DOMAINS: Registry[str] = Registry(
     "treatment of absent domains",
@@ -91,8 +91,30 @@ def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: flo
     return project_to_simplex(lambda_ + learning_rate * losses)
 
 
+# (lambda, training mixture), both [p] -> the slope of a term of the objective, [p].
+Slope = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
+
+
+def chi2(mu: float, sign: int = PENALTY) -> Slope:
+    """Returns the slope of plus or minus mu times the chi2 distance from the training mixture.
+
+    Equation (6) of Mohri et al. adds the term within the maximum: it is the pessimism of their
+    bound, and a convex function of lambda. The penalty of distributionally robust optimisation
+    subtracts it, and keeps lambda near m_bar.
+
+    Args:
+        mu: Weight of the term.
+        sign: `PENALTY` or `PESSIMISM`.
+    """
+
+    def slope(lambda_: tf.Tensor, training_mixture: tf.Tensor) -> tf.Tensor:
+        return sign * mu * 2.0 * (lambda_ - training_mixture) / training_mixture
+
+    return slope
+
+
 class AscentInput(NamedTuple):
-    """What a round has for lambda to move by.
+    """The input of a step of lambda.
 
     Attributes:
         coordinates: Of lambda_{t-1} in its set, float32 [q].
@@ -196,38 +218,6 @@ def cvar_step(
     return tf.cast((1.0 - rate) * before + rate * worst, tf.float32)
 
 
-class _UpdateRule(NamedTuple):
-    """A way for lambda to move.
-
-    Attributes:
-        build: (settings, training mixture) -> the update.
-        check: Raises a `UserError` if it does not go with other settings.
-        starts_at_training_mixture: Whether this is lambda_0 where none is given.
-    """
-
-    build: Callable[[LambdaOptions, Sequence[float]], DomainWeightUpdate]
-    check: Callable[[LambdaOptions], None] = lambda options: None
-    starts_at_training_mixture: bool = False
-
-
-def _always(update: DomainWeightUpdate) -> _UpdateRule:
-    return _UpdateRule(lambda options, training_mixture: update)
-
-
-def _check_cvar(options: LambdaOptions) -> None:
-    flag = f"--lambda_update={options.lambda_update}"
-    if options.lambda_set != "simplex":
-        raise UserError(
-            f"--lambda_set: expected simplex with {flag}, whose --domain_conformity is a set of "
-            f"mixtures itself, found {options.lambda_set}"
-        )
-    if options.chi2_weight:
-        raise UserError(
-            f"--chi2_weight: expected 0 with {flag}, which finds the largest of a sum that is "
-            f"linear in lambda, found {options.chi2_weight:g}"
-        )
-
-
 def _cvar(options: LambdaOptions, training_mixture: Sequence[float]) -> DomainWeightUpdate:
     def update(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
         del lambda_set
@@ -243,15 +233,17 @@ def _cvar(options: LambdaOptions, training_mixture: Sequence[float]) -> DomainWe
     return update
 
 
-DOMAIN_WEIGHT_UPDATES: Registry[_UpdateRule] = Registry(
-    "domain weight update",
-    {
-        "exponentiated_gradient": _always(entropy_step),
-        "projected_gradient": _always(euclidean_step),
-        "fixed": _always(no_step),
-        # The one mixture that every level allows.
-        "cvar": _UpdateRule(_cvar, _check_cvar, starts_at_training_mixture=True),
-    },
+# (settings, training mixture) -> the update.
+DOMAIN_WEIGHT_UPDATES: Registry[Callable[[LambdaOptions, Sequence[float]], DomainWeightUpdate]] = (
+    Registry(
+        "domain weight update",
+        {
+            "exponentiated_gradient": lambda options, training_mixture: entropy_step,
+            "projected_gradient": lambda options, training_mixture: euclidean_step,
+            "fixed": lambda options, training_mixture: no_step,
+            CVAR: _cvar,
+        },
+    )
 )
 
 
@@ -276,10 +268,6 @@ class LambdaOptions(LambdaSetOptions):
             (freeze); or its loss counts as 0 (zero). If not given, freeze; in Stochastic-AFL and
             AFLBoost zero, if losses are unbiased. Only with lambda_update exponentiated_gradient,
             projected_gradient or cvar.
-        chi2_weight: Weight mu of a term mu chi2(lambda || training mixture) in the objective. Only
-            with lambda_update exponentiated_gradient or projected_gradient.
-        chi2_sign: Whether that term keeps lambda near the training mixture (penalty) or drives it
-            away (pessimism; Mohri et al., equation 6).
     """
 
     lambda_update: Optional[Annotated[str, OneOf(DOMAIN_WEIGHT_UPDATES)]] = None
@@ -288,41 +276,39 @@ class LambdaOptions(LambdaSetOptions):
     cvar_rate: Annotated[float, Within(above=0, most=1.0)] = 0.1
     lambda_initial: Optional[tuple[float, ...]] = None
     lambda_absent: Optional[Annotated[str, OneOf(ABSENT_DOMAINS)]] = None
-    chi2_weight: Annotated[float, Within(least=0.0)] = 0.0
-    chi2_sign: Annotated[str, OneOf(CHI2_SIGNS)] = "penalty"
     # How lambda moves in the algorithm's paper.
     own_update: ClassVar[str] = "exponentiated_gradient"
 
     def __post_init__(self) -> None:
-        """Puts what the algorithm has of its own where nothing is given; see `Options`."""
+        """Puts the algorithm's defaults where nothing is given, and refuses sets with CVaR."""
         if self.lambda_update is None:
             object.__setattr__(self, "lambda_update", self.own_update)
         if self.lambda_absent is None:
             object.__setattr__(self, "lambda_absent", self.own_absent_domains)
         super().__post_init__()
-        self.update_rule().check(self)
+        if self.lambda_update == CVAR and self.lambda_set != "simplex":
+            raise UserError(
+                "--lambda_set: expected simplex with --lambda_update=cvar, whose "
+                f"--domain_conformity is a set of mixtures itself, found {self.lambda_set}"
+            )
 
     @property
     def own_absent_domains(self) -> str:
-        """What the algorithm does with absent domains where nothing is given."""
+        """The algorithm's treatment of absent domains where nothing is given."""
         return FREEZE
-
-    def update_rule(self) -> _UpdateRule:
-        """Returns how lambda moves."""
-        assert self.lambda_update is not None
-        return DOMAIN_WEIGHT_UPDATES[self.lambda_update]
 
 
 @dataclasses.dataclass(frozen=True)
 class LambdaAscent:
-    """Moves lambda; what `LambdaOptions` make of the domains of a problem.
+    """The ascent of lambda over the domains of a problem.
 
     Attributes:
         options: The settings.
         lambda_set: Lambda.
         training_mixture: m_bar, the domains' shares of the training examples, p positive numbers.
         initial: The coordinates of lambda_0.
-        update: How lambda moves.
+        update: Step of lambda.
+        slope: Slope of a term of the objective besides the losses; None of no such term.
     """
 
     options: LambdaOptions
@@ -330,6 +316,7 @@ class LambdaAscent:
     training_mixture: tuple[float, ...]
     initial: tuple[float, ...]
     update: DomainWeightUpdate
+    slope: Optional[Slope] = None
 
     def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
         """Returns lambda, float32 [p], of coordinates in the set."""
@@ -385,8 +372,9 @@ class LambdaAscent:
         if keeps_unknown and not keeps_weights:
             # In other sets no weight can be kept alone: what is unknown is taken for the mean.
             losses = tf.where(known, losses, self._mean_of_known(coordinates, losses, known))
-        if self.options.chi2_weight:
-            losses += self._chi2_slope(coordinates)
+        if self.slope is not None:
+            training_mixture = tf.constant(self.training_mixture, tf.float32)
+            losses += self.slope(self.mixture(coordinates), training_mixture)
         if keeps_weights:
             # Updates depend on differences of slopes. Beside the 0 of an absent domain, negative
             # ones could leave the present domains without any weight to share.
@@ -410,46 +398,45 @@ class LambdaAscent:
         weights = self.mixture(coordinates) * tf.cast(known, tf.float32)
         return tf.math.divide_no_nan(tf.reduce_sum(weights * losses), tf.reduce_sum(weights))
 
-    def _chi2_slope(self, coordinates: tf.Tensor) -> tf.Tensor:
-        m = tf.constant(self.training_mixture, tf.float32)
-        sign = CHI2_SIGNS[self.options.chi2_sign]
-        return sign * self.options.chi2_weight * 2.0 * (self.mixture(coordinates) - m) / m
-
 
 def lambda_ascent(
     options: LambdaOptions,
     domain_names: Sequence[str],
     expected_counts: Optional[Sequence[float]] = None,
+    slope: Optional[Slope] = None,
 ) -> LambdaAscent:
-    """Returns what moves lambda among the domains of a problem.
+    """Returns the ascent of lambda over the domains of a problem.
 
     Args:
         options: The settings.
-        domain_names: Of the p domains.
+        domain_names: Names of the p domains.
         expected_counts: Examples of each domain in a round, whose shares are the training mixture;
             uniform if None.
+        slope: Slope of a term of the objective besides the losses, such as `chi2`; none if None.
     """
-    p = len(domain_names)
+    p, update = len(domain_names), options.lambda_update
+    assert update is not None
+    if slope is not None and update not in _STEPS[1]:
+        raise UserError(
+            f"slope: expected none with lambda_update={update}, which takes no step along the "
+            f"losses, found {slope}"
+        )
     counts = np.ones([p]) if expected_counts is None else np.asarray(expected_counts, np.float64)
     training_mixture = counts / counts.sum()
+    shares = tuple(training_mixture.tolist())
     lambda_set = options.build_lambda_set(domain_names, training_mixture)
-    flag = "--lambda_initial"
-    given = options.lambda_initial
-    update_rule = options.update_rule()
-    update = update_rule.build(options, tuple(training_mixture.tolist()))
-    if given is None and (options.lambda_set == "ball" or update_rule.starts_at_training_mixture):
-        weights = training_mixture
-    else:
-        weights = per_domain(flag, given, p, default=1.0 / p)
+    flag, weights = "--lambda_initial", training_mixture
+    # For CVaR the training mixture is the one that every level allows.
+    if options.lambda_initial is not None or (options.lambda_set != "ball" and update != CVAR):
+        weights = per_domain(flag, options.lambda_initial, p, default=1.0 / p)
     if np.any(weights < 0) or abs(weights.sum() - 1) > _SUM_TOLERANCE:
         raise UserError(
             f"{flag}: expected non-negative numbers that sum to 1, found "
             f"{list(options.lambda_initial or ())}, which sum to {weights.sum():g}"
         )
-    initial = lambda_set.start(weights / weights.sum())
-    return LambdaAscent(
-        options, lambda_set, tuple(training_mixture.tolist()), tuple(initial.tolist()), update
-    )
+    initial = tuple(lambda_set.start(weights / weights.sum()).tolist())
+    step = DOMAIN_WEIGHT_UPDATES[update](options, shares)
+    return LambdaAscent(options, lambda_set, shares, initial, step, slope)
 
 
 def per_domain(

@@ -117,9 +117,9 @@ def _loaded(path: Path, mtime_ns: int, size: int) -> _Loaded:
             raise UserError(f"label: expected a text, found {_shown(spec.label)}")
         _check_paper_settings(spec)
 
-    def build(problem: core.Problem, options: Any) -> core.Algorithm:
+    def build(problem: core.Problem, options: Any, **arguments: Any) -> core.Algorithm:
         with file.running("build"):
-            algorithm = checked_algorithm(spec.build(problem, options), problem, file)
+            algorithm = checked_algorithm(spec.build(problem, options, **arguments), problem, file)
         trace_round(algorithm)
         loaded.digests = loaded.digests or file.digests()
         return algorithm

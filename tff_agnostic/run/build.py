@@ -57,7 +57,7 @@ from tff_agnostic.run.evaluation import (
 )
 from tff_agnostic.run.folder import CHECKPOINT, RunFolder, SavedRun, with_kept_model
 from tff_agnostic.run.harm import keeping_absent, moves_lambda
-from tff_agnostic.run.options import RunConfig
+from tff_agnostic.run.options import PAPER, RunConfig
 from tff_agnostic.run.privacy import RunPrivacy, run_privacy
 from tff_agnostic.run.private_evaluation import ReleaseLedger
 from tff_agnostic.run.spec import RunSpec, check_sizes_by_chance, check_test_clients
@@ -223,7 +223,9 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
         expected_counts=_expected_counts(spec, task),
         expected_kept_out=_expected_kept_out(spec, task),
     )
-    algorithm = algorithm_named(spec.config.algorithm).build(problem, spec.algorithm)
+    named = algorithm_named(spec.config.algorithm)
+    arguments = named.paper_arguments if spec.config.preset == PAPER else {}
+    algorithm = named.build(problem, spec.algorithm, **arguments)
     return with_rate_columns(algorithm, spec.algorithm)
 
 

@@ -26,7 +26,6 @@ NEEDS: Needs = {
     "answering_clients": ("secret_participation", (True,)),
     "boundary": ("threshold", ("survey", "refined", "lagged")),
     "loss_estimate": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
-    "lambda_gradient": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
     "budget": ("predictor_sampling", ("uniform", "weighted")),
     "uniform_share": ("predictor_sampling", ("weighted",)),
     "predictor_draw": ("predictor_sampling", ("uniform", "weighted")),
@@ -35,7 +34,6 @@ NEEDS: Needs = {
     "cvar_rate": ("lambda_update", ("cvar",)),
     "lambda_initial": ("lambda_set", ("simplex", "box", "ball")),
     "lambda_absent": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
-    "chi2_weight": ("lambda_update", ("exponentiated_gradient", "projected_gradient")),
     "lambda_baselines": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
     "baseline_losses": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
     "lambda_lower": ("lambda_set", ("box",)),
@@ -71,7 +69,6 @@ def check_effect(flag: str, run: RunSpec) -> None:
     check_needs(NEEDS, run.settings(), [flag])
     ignored = (
         _ignored_by_level(flag, run.algorithm)
-        or _ignored_by_chi2(flag, run.algorithm)
         or _ignored_by_baselines(flag, run)
         or _ignored_by_noise(flag, run.config)
     )
@@ -87,12 +84,6 @@ def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
         stays = algorithm.domain_conformity == 1 and algorithm.lambda_initial is None
         if algorithm.lambda_update == "cvar" and stays:
             return _Ignored("with --domain_conformity=1", "a level below 1, or --lambda_initial")
-    return None
-
-
-def _ignored_by_chi2(flag: str, algorithm: Any) -> Optional[_Ignored]:
-    if flag == "chi2_sign" and isinstance(algorithm, LambdaOptions) and not algorithm.chi2_weight:
-        return _Ignored("with --chi2_weight=0", "a positive --chi2_weight")
     return None
 
 

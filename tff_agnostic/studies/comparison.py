@@ -365,7 +365,7 @@ def _mixed(spec: RunSpec) -> Any:
     options = spec.algorithm
     if not isinstance(options, EnsembleOptions):
         return None
-    return options.base_predictors, options.ensemble_loss
+    return options.base_predictors
 
 
 def check_folder(

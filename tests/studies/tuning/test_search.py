@@ -35,7 +35,7 @@ _SETTINGS = searchable("digits")
         ("window", "log:5..20", (5, 20)),
         ("window", "5..20/5", (5, 20)),
         ("client_learning_rate", "choice:0.01,0.1,1", (0.01, 0.1, 1.0)),
-        ("freeze_absent_domains", "choice:true,false", (True, False)),
+        ("client_shuffle", "choice:true,false", (True, False)),
         ("server_optimizer", "choice:sgd, adam", ("sgd", "adam")),
         ("lambda_initial", "choice:0.5,0.5|0.8,0.2", ((0.5, 0.5), (0.8, 0.2))),
         ("digits_concentration", "log:0.1..10", (0.1, 10.0)),
