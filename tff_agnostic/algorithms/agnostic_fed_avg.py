@@ -14,7 +14,7 @@ import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import running_mean
-from tff_agnostic.base.options import Within
+from tff_agnostic.base.options import OptionError, Within
 from tff_agnostic.domain_weights.ascent import (
     ALPHA,
     LAMBDA,
@@ -22,9 +22,8 @@ from tff_agnostic.domain_weights.ascent import (
     LambdaOptions,
     Slope,
     lambda_ascent,
-    per_domain,
 )
-from tff_agnostic.domain_weights.excess import BaselineOptions, excess_losses
+from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 
@@ -36,24 +35,14 @@ _MAX_WINDOW_BYTES = 64 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowOptions(LambdaOptions):
-    """How lambda moves, and its scale.
+class AgnosticFedAvgOptions(core.AveragingOptions, LambdaOptions, core.HoldoutOptions):
+    """Options of AgnosticFedAvg.
 
     Attributes:
         window: r, rounds whose counts scale lambda.
     """
 
     window: Annotated[int, Within(least=1)] = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class AgnosticFedAvgOptions(
-    core.AveragingOptions,
-    WindowOptions,
-    BaselineOptions,
-    core.HoldoutOptions,
-):
-    """Options of AgnosticFedAvg."""
 
 
 class MeanLambda(NamedTuple):
@@ -124,11 +113,11 @@ def agnostic_fed_avg(
             so that their size matters as well.
     """
     holdout = options.holdout(problem.seed)
-    ascent = lambda_ascent(options, problem.domain_names, problem.expected_counts, slope)
+    ascent = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts, slope)
     if initial_counts is None and problem.expected_counts is not None:
         initial_counts = holdout.trained_part(problem.expected_counts, problem.expected_kept_out)
     counts_0 = first_counts(options.window, initial_counts, problem.num_domains)
-    baselines = options.baselines(problem.num_domains)
+    baselines = options.lambda_.known_baselines(problem.num_domains)
 
     def memory() -> Domains:
         # Line 2: lambda_0, N_0
@@ -190,14 +179,15 @@ def first_counts(window: int, counts: Optional[Sequence[float]], p: int) -> np.n
     """Returns N_0, float32 [p], of counts that are to fill the window; 1 each if None."""
     max_rounds = _MAX_WINDOW_BYTES // (np.dtype(np.float32).itemsize * p)
     if window > max_rounds:
-        raise UserError(
-            f"--window: expected at most {max_rounds} rounds of {p} domains each, which make "
-            f"{_MAX_WINDOW_BYTES // 2**20} MiB, found {window}"
+        size = f"which make {_MAX_WINDOW_BYTES // 2**20} MiB"
+        raise OptionError(
+            "window", f"at most {max_rounds} rounds of {p} domains each, {size}", window
         )
-    counts_0 = per_domain("initial_counts", counts, p, 1.0)
-    if not np.all((counts_0 > 0) & np.isfinite(counts_0)):
+    counts_0 = np.ones([p]) if counts is None else np.asarray(counts, np.float64)
+    if counts_0.shape != (p,) or not np.all((counts_0 > 0) & np.isfinite(counts_0)):
         raise UserError(
-            f"initial_counts: expected positive finite numbers, found {counts_0.tolist()}"
+            f"initial_counts: expected {p} positive finite numbers, one per domain, found "
+            f"{counts_0.tolist()}"
         )
     return counts_0.astype(np.float32)
 

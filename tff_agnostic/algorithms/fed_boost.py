@@ -185,11 +185,11 @@ def afl_boost(
         )
     model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
-    lambdas = lambda_ascent(options, problem.domain_names, problem.expected_counts)
+    lambdas = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts)
     # N_k
     expected = np.asarray(problem.expected_counts or (1.0,) * p, np.float32)
     domain_losses = DOMAIN_LOSSES[options.loss_estimate]
-    baselines = options.baselines(p)
+    baselines = options.lambda_.known_baselines(p)
 
     def initialize() -> AflBoostState:
         # alpha_1 = argmin F: uniform, for both mirror maps

@@ -7,15 +7,13 @@ Source: Mohri, Sivek, Suresh 2019, section 4.2 and appendix F. Pure functions on
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Callable, NamedTuple
+from collections.abc import Mapping
+from typing import Callable, Literal, NamedTuple
 
-from tff_agnostic.base.options import OneOf
+from tff_agnostic.base.options import Verbatim
 from tff_agnostic.computations import DomainSums
-from tff_agnostic.domain_weights.ascent import CVAR, FREEZE, ZERO, LambdaOptions
-from tff_agnostic.domain_weights.excess import BaselineOptions
-from tff_agnostic.errors import UserError
+from tff_agnostic.domain_weights.ascent import FREEZE, ZERO, Cvar, LambdaOptions
 from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
 
 # (lambda or losses L, [p], and a seed, int32 [2]) -> a vector [p] whose mean over seeds they are:
 # the weights of the domains in the gradient by w, or the gradient by lambda.
@@ -54,30 +52,26 @@ def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 # (sums of the round, examples of each domain that a round is expected to measure) -> L.
-DOMAIN_LOSSES: Registry[Callable[[DomainSums, tf.Tensor], tf.Tensor]] = Registry(
-    "estimate of domain losses",
-    {
-        "unbiased": lambda sums, expected: sums.losses / expected,
-        "ratio": lambda sums, expected: sums.mean_losses(),
-    },
-)
+DOMAIN_LOSSES: Mapping[str, Callable[[DomainSums, tf.Tensor], tf.Tensor]] = {
+    "unbiased": lambda sums, expected: sums.losses / expected,
+    "ratio": lambda sums, expected: sums.mean_losses(),
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class LossEstimatorOptions(LambdaOptions, BaselineOptions):
-    """How lambda moves along estimates of the domains' losses.
+class LossEstimatorOptions(LambdaOptions):
+    """Options of algorithms whose lambda steps along estimates of the domains' losses.
 
     Attributes:
-        loss_estimate: What sums of losses are divided by in the games of weights and lambda: counts
-            that are expected (unbiased), or those of the round (ratio). Only with lambda_update
-            exponentiated_gradient, projected_gradient or cvar.
+        loss_estimate: Divisor of the sums of losses: the counts that are expected of a round
+            (unbiased), or those of the round (ratio).
     """
 
-    loss_estimate: Annotated[str, OneOf(DOMAIN_LOSSES)] = "unbiased"
+    loss_estimate: Literal["unbiased", "ratio"] = "unbiased"
 
     @property
-    def own_absent_domains(self) -> str:
-        """The treatment of absent domains where nothing is given.
+    def usually_absent(self) -> Literal["freeze", "zero"]:
+        """The treatment of absent domains where none is given.
 
         An unbiased loss is 0 where a domain is absent, and too large where it is present: a lambda
         that moved only where it is present would climb. With "ratio" lambda may stay.
@@ -87,16 +81,12 @@ class LossEstimatorOptions(LambdaOptions, BaselineOptions):
     def __post_init__(self) -> None:
         """Refuses CVaR, of which a largest estimate is none, and baselines of losses no means."""
         super().__post_init__()
-        if self.lambda_update == CVAR:
-            raise UserError(
-                "--lambda_update: expected steps along estimates of the losses, found cvar, which "
-                "has no step: --algorithm=agnostic_fed_avg has it"
-            )
-        if self.lambda_baselines is not None and self.loss_estimate != "ratio":
-            raise UserError(
-                "--lambda_baselines: expected --loss_estimate=ratio with it, since a baseline is a "
-                f"mean and the other estimate is no mean, found {self.loss_estimate}"
-            )
+        if isinstance(self.lambda_.update, Cvar):
+            expected = "steps along estimates of the losses: AgnosticFedAvg has CVaR"
+            raise self.lambda_.error("update", expected, Verbatim("cvar, which has no step"))
+        if self.lambda_.baselines is not None and self.loss_estimate != "ratio":
+            expected = "ratio with baselines, which are means as no other estimate is"
+            raise self.error("loss_estimate", expected)
 
 
 class Gradients(NamedTuple):

@@ -12,7 +12,7 @@ as the mean loss of a cohort, is not.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Callable, ClassVar, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from tff_agnostic.domain_weights.ascent import (
     LAMBDA,
     MEAN_LAMBDA,
     ZERO,
+    LambdaPlayer,
+    ProjectedGradient,
     Slope,
     lambda_ascent,
 )
@@ -55,12 +57,13 @@ class StochasticAflOptions(LossEstimatorOptions, core.HoldoutOptions):
     """Options of Stochastic-AFL; gamma_w is the server's learning rate.
 
     Attributes:
-        server: How the server steps.
+        server: How the server steps along w's gradient.
+        lambda_: How lambda moves.
         sample_size: Examples that each client draws for its gradient; all if not given.
     """
 
-    own_update: ClassVar[str] = "projected_gradient"
     server: core.ServerUpdate = core.ServerUpdate()
+    lambda_: LambdaPlayer = LambdaPlayer(update=ProjectedGradient())
     sample_size: Optional[Annotated[int, Within(least=1)]] = None
 
 
@@ -142,14 +145,14 @@ def stochastic_afl(
             "mean of iterates does not meet, found one with constraints"
         )
     optimizer = options.server.build(model)
-    ascent = lambda_ascent(options, problem.domain_names, problem.expected_counts, slope)
+    ascent = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts, slope)
     holdout = options.holdout(problem.seed)
     # n_i, of the examples that are trained on, and of those that are measured
     counts = problem.expected_counts or (1.0,) * p, problem.expected_kept_out
     expected_trained = np.asarray(holdout.trained_part(*counts), np.float32)
     expected_measured = np.asarray(holdout.measured_part(*counts), np.float32)
     domain_losses = DOMAIN_LOSSES[options.loss_estimate]
-    baselines = options.baselines(p)
+    baselines = options.lambda_.known_baselines(p)
 
     def initialize() -> StochasticAflState:
         weights, optimizer_state = core.initial_model(model, optimizer)
@@ -194,7 +197,7 @@ def stochastic_afl(
         factor = None if decay is None else decay(tf.cast(tf.maximum(t, 1), tf.float32))
         directions, last = estimates(state, summed), state.last
         if optimistic:
-            has_loss = (sums.counts > 0) | (options.lambda_absent != FREEZE)
+            has_loss = (sums.counts > 0) | (options.lambda_.absent != FREEZE)
             directions, memory = optimistic_step(last, directions, t, has_loss)
             last = tf.nest.map_structure(
                 lambda new, old: tf.where(has_examples, new, old), memory, last
@@ -209,7 +212,7 @@ def stochastic_afl(
             trainable = project_to_ball(trainable, weights_radius)
         # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
         counts = sums.trained_and_measured()
-        if options.loss_estimate == "unbiased" and options.lambda_absent == ZERO:
+        if options.loss_estimate == "unbiased" and options.lambda_.absent == ZERO:
             # The 0 of a domain that is trained on, and not measured, belongs to the mean, too.
             counts = tf.cast(sums.counts, tf.float32), None
         lambda_ = ascent.next(state.lambda_, directions.losses, *counts, factor)

@@ -7,7 +7,6 @@ from tff_agnostic.domain_weights.sets import (
     Box,
     Hull,
     LambdaSet,
-    LambdaSetOptions,
     Simplex,
     project_to_simplex,
 )
@@ -17,7 +16,6 @@ __all__ = [
     "Box",
     "Hull",
     "LambdaSet",
-    "LambdaSetOptions",
     "Simplex",
     "project_to_simplex",
 ]

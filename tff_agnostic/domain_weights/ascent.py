@@ -17,42 +17,32 @@ The arithmetic is in pure functions on vectors of one entry per domain, usable w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Annotated, Any, Callable, ClassVar, NamedTuple, Optional
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Callable, Literal, NamedTuple, Optional, Self, Union
 
 import numpy as np
 
-from tff_agnostic.base.options import OneOf, Within
+from tff_agnostic.base.options import Options, Verbatim, Within
 from tff_agnostic.domain_weights.sets import (
+    BallSet,
+    BoxSet,
+    HullSet,
     LambdaSet,
-    LambdaSetOptions,
     Simplex,
+    SimplexSet,
     project_to_simplex,
 )
-from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, Role
 
 # The smallest normal float32: what is smaller, processors may take for 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
 # Of the total: what sums of bounds that should fill it exactly may leave.
 _ROUNDING = 1e-12
-# For `only_with`: CVaR has no step along the losses, and fixed weights do not follow the losses.
-_STEPS = ("lambda_update", ("exponentiated_gradient", "projected_gradient"))
-CVAR = "cvar"
-MOVING = ("lambda_update", (*_STEPS[1], CVAR))
 # Signs of the term in `chi2`.
 PENALTY, PESSIMISM = -1, 1
-FREEZE, ZERO = "freeze", "zero"
-ABSENT_DOMAINS: Registry[str] = Registry(
-    "treatment of absent domains",
-    {
-        FREEZE: "it keeps its weight; in other sets than the simplex its loss is the others' mean",
-        # Line 11 of Ro et al. as printed is 0/0.
-        ZERO: "its loss is 0, as section 4 of Ro et al. has it",
-    },
-)
+FREEZE: Literal["freeze"] = "freeze"
+ZERO: Literal["zero"] = "zero"
 _SUM_TOLERANCE = 1e-3
 # What algorithms report of lambda.
 LAMBDA = ReportField(
@@ -91,6 +81,8 @@ def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: flo
     return project_to_simplex(lambda_ + learning_rate * losses)
 
 
+# One number per domain.
+Shares = tuple[float, ...]
 # (lambda, training mixture), both [p] -> the slope of a term of the objective, [p].
 Slope = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
@@ -128,32 +120,6 @@ class AscentInput(NamedTuple):
     gradient: tf.Tensor
     learning_rate: Any
     is_free: Optional[tf.Tensor] = None
-
-
-def entropy_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
-    """Mirror ascent with the entropy as mirror map."""
-    moved = exponentiated_gradient(step.coordinates, step.gradient, step.learning_rate)
-    return lambda_set.project_kl(moved)
-
-
-def euclidean_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
-    """Mirror ascent with half the squared norm as mirror map."""
-    point = step.coordinates + step.learning_rate * step.gradient
-    if step.is_free is None:
-        return lambda_set.project(point)
-    # On a simplex whose other weights are frozen, the free ones share the rest.
-    total = tf.reduce_sum(tf.where(step.is_free, step.coordinates, 0.0))
-    return project_to_simplex(point, total, step.is_free)
-
-
-def no_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
-    """Returns the coordinates unchanged."""
-    del lambda_set
-    return step.coordinates
-
-
-# (set, what the round has) -> coordinates.
-DomainWeightUpdate = Callable[[LambdaSet, AscentInput], "tf.Tensor"]
 
 
 def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
@@ -218,84 +184,145 @@ def cvar_step(
     return tf.cast((1.0 - rate) * before + rate * worst, tf.float32)
 
 
-def _cvar(options: LambdaOptions, training_mixture: Sequence[float]) -> DomainWeightUpdate:
-    def update(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
-        del lambda_set
-        return cvar_step(
-            step.coordinates,
-            step.gradient,
-            training_mixture,
-            options.domain_conformity,
-            options.cvar_rate,
-            step.is_free,
-        )
+@dataclasses.dataclass(frozen=True)
+class ExponentiatedGradient(Options):
+    """Mirror ascent with the entropy as mirror map: line 12 of Ro et al. 2021."""
 
-    return update
-
-
-# (settings, training mixture) -> the update.
-DOMAIN_WEIGHT_UPDATES: Registry[Callable[[LambdaOptions, Sequence[float]], DomainWeightUpdate]] = (
-    Registry(
-        "domain weight update",
-        {
-            "exponentiated_gradient": lambda options, training_mixture: entropy_step,
-            "projected_gradient": lambda options, training_mixture: euclidean_step,
-            "fixed": lambda options, training_mixture: no_step,
-            CVAR: _cvar,
-        },
-    )
-)
+    def step(self, lambda_set: LambdaSet, ascent: AscentInput, mixture: Shares) -> tf.Tensor:
+        """Returns the next coordinates of lambda; `mixture` is the training mixture."""
+        moved = exponentiated_gradient(ascent.coordinates, ascent.gradient, ascent.learning_rate)
+        return lambda_set.project_kl(moved)
 
 
 @dataclasses.dataclass(frozen=True)
-class LambdaOptions(LambdaSetOptions):
-    """How lambda moves, and where; part of the settings of algorithms that have it.
+class ProjectedGradient(Options):
+    """Mirror ascent with half the squared norm as mirror map: figure 3 of Mohri et al. 2019."""
+
+    def step(self, lambda_set: LambdaSet, ascent: AscentInput, mixture: Shares) -> tf.Tensor:
+        """Returns the next coordinates of lambda; `mixture` is the training mixture."""
+        point = ascent.coordinates + ascent.learning_rate * ascent.gradient
+        if ascent.is_free is None:
+            return lambda_set.project(point)
+        # On a simplex whose other weights are frozen, the free ones share the rest.
+        total = tf.reduce_sum(tf.where(ascent.is_free, ascent.coordinates, 0.0))
+        return project_to_simplex(point, total, ascent.is_free)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Options):
+    """Lambda stays as it begins."""
+
+    def step(self, lambda_set: LambdaSet, ascent: AscentInput, mixture: Shares) -> tf.Tensor:
+        """Returns the coordinates of lambda unchanged."""
+        return ascent.coordinates
+
+
+@dataclasses.dataclass(frozen=True)
+class Cvar(Options):
+    """Towards the worst mixture of a level of CVaR over domains.
 
     Attributes:
-        lambda_update: How lambda moves; if not given, as in the algorithm's paper:
-            exponentiated_gradient in AgnosticFedAvg, projected_gradient in Stochastic-AFL.
-        lambda_learning_rate: Learning rate of lambda (gamma_lambda). Only with lambda_update
-            exponentiated_gradient or projected_gradient.
-        domain_conformity: theta of CVaR over domains, in (0, 1]: lambda is up to 1 / theta times
-            the training mixture in any domain; 1 is the training mixture, a small theta the worst
-            domain. Only with lambda_update cvar.
-        cvar_rate: How far lambda goes to the worst mixture of CVaR's level in a round, in (0, 1]; 1
-            is all the way. Only with lambda_update cvar.
-        lambda_initial: lambda_0, comma-separated; if not given, uniform, or in a ball and for CVaR
-            the training mixture. Only with lambda_set simplex, box or ball.
-        lambda_absent: What becomes of lambda of a domain that is absent from a round: it stays as
-            it is, or in other sets than the simplex the domain has the mean loss of the others
-            (freeze); or its loss counts as 0 (zero). If not given, freeze; in Stochastic-AFL and
-            AFLBoost zero, if losses are unbiased. Only with lambda_update exponentiated_gradient,
-            projected_gradient or cvar.
+        level: theta, in (0, 1]: lambda is up to 1 / theta times the training mixture in any domain;
+            1 is the training mixture, a small theta the worst domain.
+        rate: Step towards the worst mixture in a round, in (0, 1]; 1 is all the way.
     """
 
-    lambda_update: Optional[Annotated[str, OneOf(DOMAIN_WEIGHT_UPDATES)]] = None
-    lambda_learning_rate: Annotated[float, Within(above=0)] = 0.01
-    domain_conformity: Annotated[float, Within(above=0, most=1.0)] = 0.5
-    cvar_rate: Annotated[float, Within(above=0, most=1.0)] = 0.1
-    lambda_initial: Optional[tuple[float, ...]] = None
-    lambda_absent: Optional[Annotated[str, OneOf(ABSENT_DOMAINS)]] = None
-    # How lambda moves in the algorithm's paper.
-    own_update: ClassVar[str] = "exponentiated_gradient"
+    level: Annotated[float, Within(above=0, most=1)] = 0.5
+    rate: Annotated[float, Within(above=0, most=1)] = 0.1
+
+    def step(self, lambda_set: LambdaSet, ascent: AscentInput, mixture: Shares) -> tf.Tensor:
+        """Returns the next coordinates of lambda; `mixture` is the training mixture."""
+        return cvar_step(
+            ascent.coordinates, ascent.gradient, mixture, self.level, self.rate, ascent.is_free
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LambdaPlayer(Options):
+    """How lambda moves, and among which mixtures.
+
+    Attributes:
+        update: How lambda moves.
+        learning_rate: Learning rate of lambda (gamma_lambda), for steps along the losses.
+        set: Mixtures of domains among which the worst counts: all (simplex), those within bounds
+            per domain (box), those between the mixtures of a file (hull), or those near the
+            training mixture (ball).
+        initial: lambda_0, comma-separated; if not given, uniform, or in a ball and for CVaR the
+            training mixture. A hull starts from the mean of its mixtures.
+        absent: Lambda of a domain that is absent from a round: it stays as it is, or in other sets
+            than the simplex the domain has the mean loss of the others (freeze); or its loss counts
+            as 0 (zero). If not given, freeze; in Stochastic-AFL and AFLBoost zero, if losses are
+            unbiased.
+        baselines: b of excess losses: lambda follows L - b in place of L. One number per domain,
+            comma-separated; a complete run's folder, for its losses; own (train, compare): a
+            reference run of each domain by itself, kept in baselines.json, which can be named in
+            turn; or trivial (train, compare): class shares, means or unigrams of each domain.
+        baseline_losses: Losses of runs that are baselines: on examples that are trained on, as
+            lambda's signal is, or on held-out ones.
+    """
+
+    update: Union[ExponentiatedGradient, ProjectedGradient, Fixed, Cvar] = ExponentiatedGradient()
+    learning_rate: Annotated[float, Within(above=0)] = 0.01
+    set: Union[SimplexSet, BoxSet, HullSet, BallSet] = SimplexSet()
+    initial: Optional[tuple[float, ...]] = None
+    absent: Optional[Literal["freeze", "zero"]] = None
+    baselines: Union[tuple[float, ...], str, None] = None
+    baseline_losses: Literal["training", "heldout"] = "training"
 
     def __post_init__(self) -> None:
-        """Puts the algorithm's defaults where nothing is given, and refuses sets with CVaR."""
-        if self.lambda_update is None:
-            object.__setattr__(self, "lambda_update", self.own_update)
-        if self.lambda_absent is None:
-            object.__setattr__(self, "lambda_absent", self.own_absent_domains)
+        """Refuses sets with CVaR; see `Options`."""
         super().__post_init__()
-        if self.lambda_update == CVAR and self.lambda_set != "simplex":
-            raise UserError(
-                "--lambda_set: expected simplex with --lambda_update=cvar, whose "
-                f"--domain_conformity is a set of mixtures itself, found {self.lambda_set}"
-            )
+        if isinstance(self.update, Cvar) and not isinstance(self.set, SimplexSet):
+            expected = "simplex with the update cvar, whose level is a set of mixtures"
+            raise self.error("set", expected)
 
     @property
-    def own_absent_domains(self) -> str:
-        """The algorithm's treatment of absent domains where nothing is given."""
+    def moves(self) -> bool:
+        """Whether lambda follows the losses."""
+        return not isinstance(self.update, Fixed)
+
+    def known_baselines(self, num_domains: int) -> Optional[tuple[float, ...]]:
+        """Returns b, p numbers; None if lambda follows the losses themselves."""
+        numbers = self.baselines
+        if numbers is None:
+            return None
+        if isinstance(numbers, str):
+            expected = f"{num_domains} numbers, one per domain, or a file of them"
+            made = "train and compare make them and leave them in baselines.json"
+            raise self.error("baselines", expected, Verbatim(f"{numbers!r}: {made}"))
+        if len(numbers) != num_domains:
+            expected = f"{num_domains} numbers, one per domain"
+            raise self.error("baselines", expected, Verbatim(len(numbers)))
+        # Baselines of 0 are none, also for losses below 0.
+        return numbers if any(numbers) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class LambdaOptions(Options):
+    """Options of algorithms with a lambda.
+
+    Attributes:
+        lambda_: How lambda moves.
+    """
+
+    lambda_: LambdaPlayer = LambdaPlayer()
+
+    def __post_init__(self) -> None:
+        """Puts the algorithm's treatment of absent domains where none is given."""
+        if self.lambda_.absent is None:
+            player = dataclasses.replace(self.lambda_, absent=self.usually_absent)
+            object.__setattr__(self, "lambda_", player)
+        super().__post_init__()
+
+    @property
+    def usually_absent(self) -> Literal["freeze", "zero"]:
+        """The algorithm's treatment of absent domains."""
         return FREEZE
+
+    def with_baselines(self, baselines: Iterable[float]) -> Self:
+        """Returns the options with these baselines of excess losses."""
+        player = dataclasses.replace(self.lambda_, baselines=tuple(baselines))
+        return dataclasses.replace(self, lambda_=player)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,15 +334,13 @@ class LambdaAscent:
         lambda_set: Lambda.
         training_mixture: m_bar, the domains' shares of the training examples, p positive numbers.
         initial: The coordinates of lambda_0.
-        update: Step of lambda.
         slope: Slope of a term of the objective besides the losses; None of no such term.
     """
 
-    options: LambdaOptions
+    options: LambdaPlayer
     lambda_set: LambdaSet
-    training_mixture: tuple[float, ...]
+    training_mixture: Shares
     initial: tuple[float, ...]
-    update: DomainWeightUpdate
     slope: Optional[Slope] = None
 
     def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
@@ -346,7 +371,7 @@ class LambdaAscent:
                 that are trained on, float32 [p].
             rate_factor: What gamma_lambda is multiplied by in this round; 1 if None.
         """
-        keeps_absent = self.options.lambda_absent == FREEZE
+        keeps_absent = self.options.absent == FREEZE
         known = counts > 0
         if measured is not None:
             known = measured > 0
@@ -354,7 +379,7 @@ class LambdaAscent:
                 known |= tf.equal(counts, 0)
             known &= tf.reduce_sum(measured) > 0
             keeps_absent = True
-        rate = self.options.lambda_learning_rate
+        rate = self.options.learning_rate
         if rate_factor is not None:
             rate = rate * rate_factor
         moved = self._moved(coordinates, losses, known, keeps_absent, rate)
@@ -382,7 +407,7 @@ class LambdaAscent:
             losses = tf.where(known, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
         gradient = self.lambda_set.gradient(losses)
         step = AscentInput(coordinates, gradient, rate, known if keeps_weights else None)
-        updated = self.update(self.lambda_set, step)
+        updated = self.options.update.step(self.lambda_set, step, self.training_mixture)
         is_positive = updated > 0
         if keeps_weights:
             # The others share the rest in the proportions that the update gives them.
@@ -400,7 +425,7 @@ class LambdaAscent:
 
 
 def lambda_ascent(
-    options: LambdaOptions,
+    options: LambdaPlayer,
     domain_names: Sequence[str],
     expected_counts: Optional[Sequence[float]] = None,
     slope: Optional[Slope] = None,
@@ -408,44 +433,30 @@ def lambda_ascent(
     """Returns the ascent of lambda over the domains of a problem.
 
     Args:
-        options: The settings.
+        options: How lambda moves.
         domain_names: Names of the p domains.
         expected_counts: Examples of each domain in a round, whose shares are the training mixture;
             uniform if None.
         slope: Slope of a term of the objective besides the losses, such as `chi2`; none if None.
     """
-    p, update = len(domain_names), options.lambda_update
-    assert update is not None
-    if slope is not None and update not in _STEPS[1]:
-        raise UserError(
-            f"slope: expected none with lambda_update={update}, which takes no step along the "
-            f"losses, found {slope}"
-        )
+    p = len(domain_names)
+    if slope is not None and isinstance(options.update, (Fixed, Cvar)):
+        expected = "a step along the losses, to which the slope of a term is added"
+        raise options.error("update", expected)
     counts = np.ones([p]) if expected_counts is None else np.asarray(expected_counts, np.float64)
     training_mixture = counts / counts.sum()
-    shares = tuple(training_mixture.tolist())
-    lambda_set = options.build_lambda_set(domain_names, training_mixture)
-    flag, weights = "--lambda_initial", training_mixture
-    # For CVaR the training mixture is the one that every level allows.
-    if options.lambda_initial is not None or (options.lambda_set != "ball" and update != CVAR):
-        weights = per_domain(flag, options.lambda_initial, p, default=1.0 / p)
+    lambda_set = options.set.build(domain_names, training_mixture)
+    weights = training_mixture
+    if options.initial is not None:
+        weights = np.asarray(options.initial, np.float64)
+        if weights.shape != (p,):
+            expected = f"{p} numbers, one per domain"
+            raise options.error("initial", expected, Verbatim(weights.size))
+    elif not isinstance(options.set, BallSet) and not isinstance(options.update, Cvar):
+        # For CVaR the training mixture is the one that every level allows.
+        weights = np.full([p], 1.0 / p)
     if np.any(weights < 0) or abs(weights.sum() - 1) > _SUM_TOLERANCE:
-        raise UserError(
-            f"{flag}: expected non-negative numbers that sum to 1, found "
-            f"{list(options.lambda_initial or ())}, which sum to {weights.sum():g}"
-        )
+        found = Verbatim(f"{weights.tolist()}, which sum to {weights.sum():g}")
+        raise options.error("initial", "non-negative numbers that sum to 1", found)
     initial = tuple(lambda_set.start(weights / weights.sum()).tolist())
-    step = DOMAIN_WEIGHT_UPDATES[update](options, shares)
-    return LambdaAscent(options, lambda_set, shares, initial, step, slope)
-
-
-def per_domain(
-    flag: str, values: Optional[Sequence[float]], length: int, default: float
-) -> np.ndarray:
-    """Returns values of a flag as a float64 vector with an entry per domain."""
-    if values is None:
-        return np.full([length], default)
-    vector = np.asarray(values, np.float64)
-    if vector.shape != (length,):
-        raise UserError(f"{flag}: expected {length} numbers, one per domain, found {vector.size}")
-    return vector
+    return LambdaAscent(options, lambda_set, tuple(training_mixture.tolist()), initial, slope)

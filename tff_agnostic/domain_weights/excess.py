@@ -12,25 +12,15 @@ The arithmetic is in a pure function on vectors of one entry per domain, usable 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Optional, Union
+from typing import Optional
 
-from tff_agnostic.base.options import OneOf, Options
-from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
 
 TRAINING, HELDOUT = "training", "heldout"
-# Words of --lambda_baselines.
+# Baselines that are made from the training clients: losses of a model of each domain by itself, or
+# of the best constant answer.
 OWN, TRIVIAL = "own", "trivial"
-BASELINE_LOSSES: Registry[str] = Registry(
-    "losses of baselines",
-    {
-        TRAINING: "on the examples that are trained on, as lambda's own signal is",
-        HELDOUT: "on those that are held out",
-    },
-)
 
 
 def excess_losses(
@@ -50,38 +40,3 @@ def excess_losses(
         return losses
     excess = tf.maximum(losses - tf.constant(baselines, tf.float32), 0.0)
     return tf.where(is_measured, excess, 0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class BaselineOptions(Options):
-    """What lambda's losses are compared with; part of the settings of algorithms that can.
-
-    Attributes:
-        lambda_baselines: b of excess losses: lambda follows L - b in place of L. One number per
-            domain, comma-separated; a complete run's folder, for its losses; own (train, compare):
-            a reference run of each domain by itself, kept in baselines.json, which can be named in
-            turn; or trivial (train, compare): class shares, means or unigrams of each domain. Only
-            with lambda_update exponentiated_gradient, projected_gradient or cvar.
-        baseline_losses: Which losses of runs are baselines. Only with lambda_update
-            exponentiated_gradient, projected_gradient or cvar.
-    """
-
-    lambda_baselines: Union[tuple[float, ...], str, None] = None
-    baseline_losses: Annotated[str, OneOf(BASELINE_LOSSES)] = TRAINING
-
-    def baselines(self, num_domains: int) -> Optional[tuple[float, ...]]:
-        """Returns b, p numbers; None where lambda follows the losses themselves."""
-        found, flag = self.lambda_baselines, "--lambda_baselines"
-        if found is None:
-            return None
-        if isinstance(found, str):
-            raise UserError(
-                f"{flag}: expected {num_domains} numbers, one per domain, or a file of them, found "
-                f"{found!r}: train and compare make them and leave them in baselines.json"
-            )
-        if len(found) != num_domains:
-            raise UserError(
-                f"{flag}: expected {num_domains} numbers, one per domain, found {len(found)}"
-            )
-        # Without any, losses below 0 stay what they are, too.
-        return found if any(found) else None

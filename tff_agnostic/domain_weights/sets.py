@@ -17,16 +17,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Callable, Optional, Protocol
+from typing import Annotated, Any, Optional, Protocol
 
 import numpy as np
 
-from tff_agnostic.base.options import OneOf, Options, Within
+from tff_agnostic.base.options import Options, Verbatim, Within
 from tff_agnostic.domain_weights.ball import Ball
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
 
 _TOLERANCE = 1e-6
 # More than the whole of a coordinate's range.
@@ -305,21 +304,18 @@ def read_mixtures(
     Returns:
         The mixtures' names, and their weights of all domains in the order of `domain_names`.
     """
-    try:
-        content = read_json(path)
-    except UserError as e:
-        raise UserError(f"--mixtures={e}") from None
+    content = read_json(path)
     if not content:
-        raise UserError(f"--mixtures={path}: expected at least one mixture, found none")
+        raise UserError(f"{path}: expected at least one mixture, found none")
     mixtures = {
-        name: _mixture(f"--mixtures={path}: {name}", weights, domain_names)
+        name: _mixture(f"{path}: {name}", weights, domain_names)
         for name, weights in content.items()
     }
     names_of: dict[tuple[float, ...], str] = {}
     for name, weights in mixtures.items():
         if weights in names_of:
             raise UserError(
-                f"--mixtures={path}: expected different mixtures, found {names_of[weights]!r} and "
+                f"{path}: expected different mixtures, found {names_of[weights]!r} and "
                 f"{name!r} of the same weights"
             )
         names_of[weights] = name
@@ -347,109 +343,81 @@ def _mixture(where: str, weights: Any, domain_names: Sequence[str]) -> tuple[flo
     return tuple(weights.get(name, 0.0) / total for name in domain_names)
 
 
-def _simplex(
-    options: LambdaSetOptions, domain_names: Sequence[str], training_mixture: np.ndarray
-) -> LambdaSet:
-    del options, domain_names, training_mixture
-    return Simplex()
+@dataclasses.dataclass(frozen=True)
+class SimplexSet(Options):
+    """All mixtures of the domains."""
 
-
-def _box(
-    options: LambdaSetOptions, domain_names: Sequence[str], training_mixture: np.ndarray
-) -> LambdaSet:
-    del training_mixture
-    p = len(domain_names)
-    lower = _per_domain("--lambda_lower", options.lambda_lower, p, default=0.0)
-    upper = _per_domain("--lambda_upper", options.lambda_upper, p, default=1.0)
-    for name, low, high in zip(domain_names, lower, upper):
-        if low > high:
-            raise UserError(
-                f"--lambda_lower, --lambda_upper: expected lower <= upper for every domain, found "
-                f"{low:g} > {high:g} for {name}"
-            )
-    if lower.sum() > 1 + _TOLERANCE:
-        raise UserError(
-            "--lambda_lower: expected numbers that sum to at most 1, as mixtures sum to 1, found "
-            f"{lower.sum():g}: the set would be empty"
-        )
-    if upper.sum() < 1 - _TOLERANCE:
-        raise UserError(
-            "--lambda_upper: expected numbers that sum to at least 1, as mixtures sum to 1, found "
-            f"{upper.sum():g}: the set would be empty"
-        )
-    return Box(tuple(lower.tolist()), tuple(upper.tolist()))
-
-
-def _hull(
-    options: LambdaSetOptions, domain_names: Sequence[str], training_mixture: np.ndarray
-) -> LambdaSet:
-    del training_mixture
-    if options.mixtures is None:
-        raise UserError(
-            "--mixtures: expected a JSON file of named mixtures with --lambda_set=hull, found none"
-        )
-    return Hull(*read_mixtures(options.mixtures, domain_names))
-
-
-def _ball(
-    options: LambdaSetOptions, domain_names: Sequence[str], training_mixture: np.ndarray
-) -> LambdaSet:
-    del domain_names
-    return Ball(tuple(training_mixture.tolist()), options.lambda_radius)
-
-
-# (settings, names of the domains, their shares of the training examples) -> the set.
-LambdaSetBuilder = Callable[["LambdaSetOptions", Sequence[str], np.ndarray], LambdaSet]
-
-LAMBDA_SETS: Registry[LambdaSetBuilder] = Registry(
-    "set of lambda", {"simplex": _simplex, "box": _box, "hull": _hull, "ball": _ball}
-)
+    def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
+        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
+        del domain_names, training_mixture
+        return Simplex()
 
 
 @dataclasses.dataclass(frozen=True)
-class LambdaSetOptions(Options):
-    """Over which mixtures the worst is taken; part of the settings of algorithms that have lambda.
+class BoxSet(Options):
+    """Mixtures within bounds of each domain.
 
     Attributes:
-        lambda_set: The mixtures of domains among which the worst counts: all (simplex), those
-            within bounds per domain (box), those between given mixtures (hull), or those near the
-            training mixture (ball).
-        lambda_lower: Least lambda of each domain, comma-separated, or one number for all; 0 if not
-            given. Only with lambda_set box.
-        lambda_upper: Largest lambda of each domain, comma-separated, or one number for all; 1 if
-            not given. Only with lambda_set box.
-        mixtures: JSON file of named mixtures, {"name": {"domain": weight, ...}, ...}. Only with
-            lambda_set hull.
-        lambda_radius: Largest chi-squared distance of lambda from the training mixture. Only with
-            lambda_set ball.
+        lower: Least weight of each domain, or one number for all; 0 if not given.
+        upper: Largest weight of each domain, or one number for all; 1 if not given.
     """
 
-    lambda_set: Annotated[str, OneOf(LAMBDA_SETS)] = "simplex"
-    lambda_lower: Optional[tuple[float, ...]] = None
-    lambda_upper: Optional[tuple[float, ...]] = None
-    mixtures: Optional[Path] = None
-    lambda_radius: Annotated[float, Within(above=0)] = 1.0
+    lower: Optional[Annotated[tuple[float, ...], Within(least=0, most=1)]] = None
+    upper: Optional[Annotated[tuple[float, ...], Within(least=0, most=1)]] = None
 
-    def build_lambda_set(
-        self, domain_names: Sequence[str], training_mixture: np.ndarray
-    ) -> LambdaSet:
-        """Returns Lambda.
+    def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
+        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
+        del training_mixture
+        lower = self._per_domain("lower", len(domain_names), default=0.0)
+        upper = self._per_domain("upper", len(domain_names), default=1.0)
+        for name, low, high in zip(domain_names, lower, upper):
+            if low > high:
+                found = Verbatim(f"{low:g} > {high:g} for {name}")
+                raise self.error("lower", "at most upper for every domain", found)
+        if lower.sum() > 1 + _TOLERANCE:
+            expected = "numbers that sum to at most 1, as mixtures sum to 1"
+            raise self.error("lower", expected, Verbatim(f"{lower.sum():g}: no mixture is left"))
+        if upper.sum() < 1 - _TOLERANCE:
+            expected = "numbers that sum to at least 1, as mixtures sum to 1"
+            raise self.error("upper", expected, Verbatim(f"{upper.sum():g}: no mixture is left"))
+        return Box(tuple(lower.tolist()), tuple(upper.tolist()))
 
-        Args:
-            domain_names: Of the p domains.
-            training_mixture: m_bar, the domains' shares of the training examples, float64 [p].
-        """
-        return LAMBDA_SETS[self.lambda_set](self, domain_names, training_mixture)
+    def _per_domain(self, field: str, num_domains: int, default: float) -> np.ndarray:
+        values = getattr(self, field)
+        numbers = np.array([default] if values is None else values, np.float64)
+        if numbers.shape not in ((1,), (num_domains,)):
+            expected = f"one number, or {num_domains}, one per domain"
+            raise self.error(field, expected, Verbatim(numbers.size))
+        return np.broadcast_to(numbers, [num_domains]).copy()
 
 
-def _per_domain(
-    flag: str, values: Optional[Sequence[float]], num_domains: int, default: float
-) -> np.ndarray:
-    given = np.array([default] if values is None else values, np.float64)
-    if given.shape not in ((1,), (num_domains,)):
-        raise UserError(
-            f"{flag}: expected one number, or {num_domains}, one per domain, found {given.size}"
-        )
-    if np.any(given < 0) or np.any(given > 1):
-        raise UserError(f"{flag}: expected numbers from 0 to 1, found {given.tolist()}")
-    return np.broadcast_to(given, [num_domains]).copy()
+@dataclasses.dataclass(frozen=True)
+class HullSet(Options):
+    """Mixtures between given ones.
+
+    Attributes:
+        file: JSON file of named mixtures, {"name": {"domain": weight, ...}, ...}.
+    """
+
+    file: Path
+
+    def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
+        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
+        del training_mixture
+        return Hull(*read_mixtures(self.file, domain_names))
+
+
+@dataclasses.dataclass(frozen=True)
+class BallSet(Options):
+    """Mixtures near the training mixture.
+
+    Attributes:
+        radius: Largest chi-squared distance from the training mixture.
+    """
+
+    radius: Annotated[float, Within(above=0)] = 1.0
+
+    def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
+        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
+        del domain_names
+        return Ball(tuple(training_mixture.tolist()), self.radius)

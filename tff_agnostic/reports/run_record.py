@@ -186,7 +186,7 @@ def _trivial_losses(folder: Path, config: Mapping[str, Any]) -> dict[str, float]
     A trial of a comparison finds them beside the rows: in the file that has the run's numbers.
     """
     found = _domains_of(folder / _BASELINES)
-    numbers, losses = config.get("lambda_baselines"), config.get("baseline_losses", TRAINING)
+    numbers, losses = config.get("lambda_baselines"), config.get("lambda_baseline_losses", TRAINING)
     parents = folder.resolve().parents
     if not found and numbers and len(parents) > 1:
         beside = parents[1] / _BASELINES.parent

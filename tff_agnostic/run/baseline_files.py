@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tff_agnostic.computations.domain_losses import HoldoutOptions
-from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, BaselineOptions
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL
 from tff_agnostic.errors import UserError, some_of
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
@@ -39,7 +39,7 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
         algorithm: Settings of the algorithm.
         privacy: Privacy of the run, which baselines from its clients' data would break.
     """
-    found = algorithm.lambda_baselines if isinstance(algorithm, BaselineOptions) else None
+    found = algorithm.lambda_.baselines if isinstance(algorithm, LambdaOptions) else None
     if not isinstance(found, str):
         return algorithm, ()
     if privacy != "none":
@@ -48,16 +48,15 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
             f"the run's own, found {found!r}, of losses or counts of its clients"
         )
     kept_out = isinstance(algorithm, HoldoutOptions) and algorithm.measured_share > 0
-    if kept_out and found != TRIVIAL and algorithm.baseline_losses == TRAINING:
+    if kept_out and found != TRIVIAL and algorithm.lambda_.baseline_losses == TRAINING:
         raise UserError(
-            "--baseline_losses: expected heldout with --measured_share, whose losses are not of "
-            "examples that are trained on, found training"
+            "--lambda_baseline_losses: expected heldout with --measured_share, whose losses are "
+            "not of examples that are trained on, found training"
         )
     if found in (OWN, TRIVIAL):
         return algorithm, ()
-    numbers = read_baselines(Path(found), task, algorithm.baseline_losses)
-    of_domains = dataclasses.replace(algorithm, lambda_baselines=tuple(numbers.values()))
-    return of_domains, tuple(numbers)
+    numbers = read_baselines(Path(found), task, algorithm.lambda_.baseline_losses)
+    return algorithm.with_baselines(numbers.values()), tuple(numbers)
 
 
 def check_baselines_of(found: Sequence[str], domain_names: Sequence[str]) -> None:
@@ -75,7 +74,7 @@ def read_baselines(path: Path, task: str, losses: str) -> dict[str, float]:
     Args:
         path: A file of baselines, a folder with one, or the folder of a run.
         task: Name of the task that they are for.
-        losses: Member of `BASELINE_LOSSES`.
+        losses: "training" or "heldout".
     """
     if path.is_dir() and (path / FILE_NAME).is_file():
         path /= FILE_NAME
@@ -114,7 +113,8 @@ def _of_run(path: Path, result: Mapping[str, Any], losses: str) -> dict[str, Any
         if result.get("split") != HELDOUT_SPLIT:
             raise UserError(
                 f"{_FLAG}: {path}: expected a run that was evaluated on {HELDOUT_SPLIT} clients "
-                f"with --baseline_losses={HELDOUT}, found one on {result.get('split')} clients"
+                f"with --lambda_baseline_losses={HELDOUT}, found one on {result.get('split')} "
+                "clients"
             )
         return {name: of["loss"] for name, of in domains.items()}
     columns = read_history(path / "metrics.csv")

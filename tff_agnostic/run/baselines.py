@@ -20,7 +20,8 @@ from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.boosting.members import WordMembers
 from tff_agnostic.computations.algorithm import MAIN_MODEL
 from tff_agnostic.data.clients import ClientDataset, ClientsOfDomain, client_domain_counts
-from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL, BaselineOptions
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import make_folder, read_json, write_json
 from tff_agnostic.later import scipy, tf
@@ -75,7 +76,7 @@ def with_baselines(
     found = []
     for spec in specs:
         options = spec.algorithm
-        word = options.lambda_baselines if isinstance(options, BaselineOptions) else None
+        word = options.lambda_.baselines if isinstance(options, LambdaOptions) else None
         if word not in (OWN, TRIVIAL):
             found.append(spec)
             continue
@@ -85,15 +86,16 @@ def with_baselines(
             path = folder / BASELINES / (str(len(made) + 1) if made else "")
             made.append((wanted, path))
             _make(spec, str(word), wanted, path, runtime, stop, load_task, show_progress)
-        numbers = read_baselines(path / FILE_NAME, spec.task, options.baseline_losses)
-        line = f"baselines ({word}, {options.baseline_losses}; {path / FILE_NAME}): " + ", ".join(
-            f"{name} {number:.4g}" for name, number in numbers.items()
+        numbers = read_baselines(path / FILE_NAME, spec.task, options.lambda_.baseline_losses)
+        line = (
+            f"baselines ({word}, {options.lambda_.baseline_losses}; {path / FILE_NAME}): "
+            + ", ".join(f"{name} {number:.4g}" for name, number in numbers.items())
         )
         # Rows and trials that share numbers share the line.
         if line not in said:
             print(line)
             said.add(line)
-        algorithm = dataclasses.replace(options, lambda_baselines=tuple(numbers.values()))
+        algorithm = options.with_baselines(numbers.values())
         found.append(dataclasses.replace(spec, algorithm=algorithm))
     return found
 

@@ -37,8 +37,8 @@ from tff_agnostic.data.data_warnings import (
 )
 from tff_agnostic.data.sampling import PooledExamples, check_cohort_size, mean_cohort_size
 from tff_agnostic.domain_weights import LambdaSet
-from tff_agnostic.domain_weights.ascent import FREEZE
-from tff_agnostic.domain_weights.sets import LambdaSetOptions
+from tff_agnostic.domain_weights.ascent import FREEZE, LambdaOptions
+from tff_agnostic.domain_weights.sets import SimplexSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.columns import RunRows
@@ -235,11 +235,11 @@ def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
     The centre of a ball is the training mixture of `task`.
     """
     options = spec.algorithm
-    if not isinstance(options, LambdaSetOptions) or options.lambda_set == "simplex":
+    if not isinstance(options, LambdaOptions) or isinstance(options.lambda_.set, SimplexSet):
         # Of all mixtures the worst is the worst domain, whatever the domains are.
         return None
     expected_counts = np.asarray(_expected_counts(spec, task))
-    return options.build_lambda_set(task.domain_names, expected_counts / expected_counts.sum())
+    return options.lambda_.set.build(task.domain_names, expected_counts / expected_counts.sum())
 
 
 def training_examples(task: Task) -> np.ndarray:
@@ -307,7 +307,7 @@ def rare_domains(task: Task, spec: RunSpec) -> list[Remark]:
     counts, config = training_counts(task).counts, spec.config
     if counts is None or not moves_lambda(spec.algorithm):
         return []
-    keeps = spec.algorithm.lambda_absent == FREEZE
+    keeps = spec.algorithm.lambda_.absent == FREEZE
     return rarely_present(
         counts,
         task.domain_names,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
-from tff_agnostic.domain_weights.ascent import LambdaOptions
-from tff_agnostic.domain_weights.excess import OWN, BaselineOptions
+from tff_agnostic.domain_weights.ascent import Cvar, LambdaOptions
+from tff_agnostic.domain_weights.excess import OWN
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.options.flags import Needs, check_needs
 from tff_agnostic.program.user_algorithm import is_user_file
@@ -15,6 +15,7 @@ from tff_agnostic.run.options import RunConfig
 if TYPE_CHECKING:
     from tff_agnostic.run.spec import RunSpec
 
+_MOVING = ("exponentiated_gradient", "projected_gradient", "cvar")
 # Settings that have an effect with some values of another one only.
 NEEDS: Needs = {
     "clip_quantile": ("clipping", ("adaptive",)),
@@ -25,26 +26,23 @@ NEEDS: Needs = {
     "evaluation_statistics": ("private_evaluation", (True,)),
     "answering_clients": ("secret_participation", (True,)),
     "boundary": ("threshold", ("survey", "refined", "lagged")),
-    "loss_estimate": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
+    "loss_estimate": ("lambda_update", _MOVING),
     "budget": ("predictor_sampling", ("uniform", "weighted")),
     "uniform_share": ("predictor_sampling", ("weighted",)),
     "predictor_draw": ("predictor_sampling", ("uniform", "weighted")),
     "lambda_learning_rate": ("lambda_update", ("exponentiated_gradient", "projected_gradient")),
-    "domain_conformity": ("lambda_update", ("cvar",)),
-    "cvar_rate": ("lambda_update", ("cvar",)),
     "lambda_initial": ("lambda_set", ("simplex", "box", "ball")),
-    "lambda_absent": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
-    "lambda_baselines": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
-    "baseline_losses": ("lambda_update", ("exponentiated_gradient", "projected_gradient", "cvar")),
-    "lambda_lower": ("lambda_set", ("box",)),
-    "lambda_upper": ("lambda_set", ("box",)),
-    "mixtures": ("lambda_set", ("hull",)),
-    "lambda_radius": ("lambda_set", ("ball",)),
+    "lambda_absent": ("lambda_update", _MOVING),
+    "lambda_baselines": ("lambda_update", _MOVING),
+    "lambda_baseline_losses": (
+        "lambda_update",
+        ("exponentiated_gradient", "projected_gradient", "cvar"),
+    ),
 }
 # At level 1 every client trains.
 _OF_THRESHOLDS = ("boundary", "threshold")
 # At level 1 lambda goes to the training mixture, whatever the losses, and starts there by default.
-_OF_CVAR = ("cvar_rate", "lambda_absent", "lambda_baselines")
+_OF_CVAR = ("lambda_absent", "lambda_baselines")
 
 
 class _Ignored(NamedTuple):
@@ -81,16 +79,17 @@ def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
         if flag in _OF_THRESHOLDS and algorithm.theta == (1.0,):
             return _Ignored("with --theta=1", "a level below 1")
     elif isinstance(algorithm, LambdaOptions) and flag in _OF_CVAR:
-        stays = algorithm.domain_conformity == 1 and algorithm.lambda_initial is None
-        if algorithm.lambda_update == "cvar" and stays:
-            return _Ignored("with --domain_conformity=1", "a level below 1, or --lambda_initial")
+        player = algorithm.lambda_
+        is_one_mixture = isinstance(player.update, Cvar) and player.update.level == 1
+        if is_one_mixture and player.initial is None:
+            return _Ignored("with the level 1 of cvar", "a level below 1, or --lambda_initial")
     return None
 
 
 def _ignored_by_baselines(flag: str, run: RunSpec) -> Optional[_Ignored]:
-    if flag != "baseline_losses" or not isinstance(run.algorithm, BaselineOptions):
+    if flag != "lambda_baseline_losses" or not isinstance(run.algorithm, LambdaOptions):
         return None
-    baselines = run.algorithm.lambda_baselines
+    baselines = run.algorithm.lambda_.baselines
     if baselines == OWN or run.baselines_of:
         return None
     if baselines is None:

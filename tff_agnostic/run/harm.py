@@ -12,8 +12,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, UNMOVED, Remark
-from tff_agnostic.domain_weights.ascent import FREEZE, LAMBDA, LambdaOptions
-from tff_agnostic.domain_weights.excess import BaselineOptions
+from tff_agnostic.domain_weights.ascent import FREEZE, LAMBDA, Cvar, LambdaOptions
 from tff_agnostic.errors import counted, some_of
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import tf
@@ -30,17 +29,16 @@ _LAST_ROUNDS = 0.1
 # By so much a loss has to exceed that of a model that knows nothing.
 _ABSURD = 10.0
 _MAX_NAMES = 5
-_FIXED = "fixed"
 
 
 def moves_lambda(algorithm: Any) -> bool:
     """Returns whether domains' losses move a lambda, from the settings of an algorithm."""
-    return isinstance(algorithm, LambdaOptions) and algorithm.lambda_update != _FIXED
+    return isinstance(algorithm, LambdaOptions) and algorithm.lambda_.moves
 
 
 def keeping_absent(algorithm: LambdaOptions) -> list[str]:
     """Returns how to keep lambda of a domain in rounds without it; empty if it is kept already."""
-    return [] if algorithm.lambda_absent == FREEZE else ["--lambda_absent=freeze keeps it"]
+    return [] if algorithm.lambda_.absent == FREEZE else ["--lambda_absent=freeze keeps it"]
 
 
 def last_lambda(
@@ -69,7 +67,7 @@ def without_say(
         algorithm: The run's settings.
     """
     limit = _NEAR_ZERO / len(domain_names)
-    given = algorithm.lambda_initial or (1.0,) * len(domain_names)
+    given = algorithm.lambda_.initial or (1.0,) * len(domain_names)
     return {
         name: float(weight)
         for name, weight, start in zip(domain_names, lambda_, given)
@@ -112,10 +110,14 @@ def given_up(
 
 def mending(algorithm: LambdaOptions) -> str:
     """Returns advice on how to keep a domain's lambda from vanishing in a run of these settings."""
-    rate = "cvar_rate" if algorithm.lambda_update == "cvar" else "lambda_learning_rate"
+    player = algorithm.lambda_
+    if isinstance(player.update, Cvar):
+        rate, value = "lambda_update=cvar:rate=", player.update.rate
+    else:
+        rate, value = "lambda_learning_rate", player.learning_rate
     ways = [
         *keeping_absent(algorithm),
-        f"a --{rate} below {getattr(algorithm, rate):g} moves it less",
+        f"a --{rate} below {value:g} moves it less",
         "--lambda_update=fixed keeps lambda where it begins",
     ]
     return "; ".join(ways)
@@ -262,7 +264,7 @@ def remarks_at_end(
         start = at_start() if weights else None
         if start is not None:
             found += given_up(_losses(start), end, weights, mending(algorithm))
-        numbers = isinstance(algorithm, BaselineOptions) and algorithm.baselines(len(names))
+        numbers = algorithm.lambda_.known_baselines(len(names))
         if numbers:
             largest = {
                 str(c.domain): float(np.fmax.reduce(values[c.name]))

@@ -17,7 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-from tff_agnostic.domain_weights.excess import OWN, BaselineOptions
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.domain_weights.excess import OWN
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder, write_json
 from tff_agnostic.models.keras import last_layer
@@ -113,7 +114,7 @@ class Rows:
         arms = {row: arm for row, arm in self.arms.items() if row not in names}
         # Also a row that has them by what was given for all.
         options = [self.spec(row, {}, 0).algorithm for row in arms]
-        need = any(isinstance(o, BaselineOptions) and o.lambda_baselines == OWN for o in options)
+        need = any(isinstance(o, LambdaOptions) and o.lambda_.baselines == OWN for o in options)
         clients = dataclasses.replace(self.clients, is_halved=need)
         return dataclasses.replace(self, arms=arms, clients=clients)
 
@@ -142,7 +143,7 @@ def _fixed(
     if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
         return "its model has one layer, with which it is almost uniform weights"
     options = spec.algorithm
-    if not isinstance(options, BaselineOptions) or options.lambda_baselines is None:
+    if not isinstance(options, LambdaOptions) or options.lambda_.baselines is None:
         return {}
     path = folder / row
     make_folder(path)

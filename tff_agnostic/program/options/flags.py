@@ -11,6 +11,7 @@ them, `values_of` is its inverse.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -432,16 +433,28 @@ def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -
             )
 
 
-def flag_of_error(error: OptionError, options: Iterable[Any]) -> UserError:
-    """Returns an error with the flag in the place of the field.
+@contextlib.contextmanager
+def flags_in_errors(*options: Any) -> Iterator[None]:
+    """While entered, errors about a field of these options name its flag."""
+    mistake: Optional[UserError] = None
+    try:
+        yield
+    except OptionError as e:
+        mistake = _with_flag(e, options)
+    # Raised here, it has no trace of the error before.
+    if mistake is not None:
+        raise mistake
 
-    Args:
-        error: The error of a function of the library.
-        options: The options of the run, which have the field.
-    """
+
+def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
     for one in options:
         for flag in flags_of(type(one)):
-            if flag.path[-1] == error.field and error.kind in (None, flag.owner):
+            value = flag.value_in(one)
+            if error.kind is not None and type(value) is error.kind:
+                # A field of a member of a union.
+                return UserError(f"--{flag.name}: {error}")
+            is_owner = error.kind is None or issubclass(error.kind, flag.owner)
+            if flag.path[-1] == error.field and is_owner:
                 return UserError(f"--{flag.name}{str(error).removeprefix(error.field)}")
     return error
 
