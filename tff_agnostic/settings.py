@@ -80,9 +80,8 @@ def setting(
             upper limit), `zero_or_at_least`, `only_with` (another setting and the values with which
             this one has an effect), `runtimes` (the same of runtimes), `may_change` (that a run
             that goes on may have another value, and what is then told of its earlier rounds, if
-            anything is), `as_before` (what runs mean that were written before the setting existed,
-            if it is not the default), `is_stored` (False of what no folder keeps: it is given
-            each time), `short` (its help on a page of many flags, where that is shorter),
+            anything is), `is_stored` (False of what no folder keeps: it is given each time),
+            `short` (its help on a page of many flags, where that is shorter),
             `required` (what has to be given), `repeated` (of texts: the flag may be
             given several times), `alias` (another setting, and its values by those of this one,
             which is an earlier name of it and not stored), `or_text` (of numbers: a text that is

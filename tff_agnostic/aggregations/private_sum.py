@@ -226,10 +226,7 @@ class DistributedOptions(PrivacyOptions):
         "rounding adds less, and integers have more bits.",
         positive=True,
     )
-    secret_participation: bool = secret_participation_setting(
-        # Runs of earlier releases did so, without accounting for it.
-        as_before=False
-    )
+    secret_participation: bool = secret_participation_setting()
     answering_clients: Optional[int] = answering_clients_setting(
         only_with=("secret_participation", (True,))
     )

@@ -44,7 +44,6 @@ class SecureSumOptions(ClientLimits):
         "The fewest clients of a round or an evaluation; a sum of fewer is refused.",
         flag="secure_min_clients",
         at_least=1,
-        as_before=1,
     )
 
 

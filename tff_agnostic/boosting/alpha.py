@@ -125,7 +125,6 @@ class BoostOptions(EnsembleOptions):
         0.2,
         "Share of uniform sampling in the probabilities of weighted sampling, in [0, 1): a floor. "
         "The paper has none.",
-        as_before=0.0,
         at_least=0.0,
         below=1.0,
         only_with=("predictor_sampling", ("weighted",)),
@@ -144,7 +143,6 @@ class BoostOptions(EnsembleOptions):
         "loss), or of 1 + gradient (centred, log loss); if not given, centred for the log loss and "
         "unbiased for the squared.",
         choices=GRADIENT_ESTIMATORS,
-        as_before="masked",
     )
     mirror_map: str = setting(
         "entropy",

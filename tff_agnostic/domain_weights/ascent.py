@@ -317,7 +317,6 @@ class LambdaOptions(LambdaSetOptions):
         "loss counts as 0 (zero). If not given, freeze; in Stochastic-AFL and AFLBoost zero, if "
         "losses are unbiased.",
         choices=ABSENT_DOMAINS,
-        as_before=ZERO,
         short="Lambda of an absent domain stays (freeze), or its loss counts as 0 (zero).",
         only_with=MOVING,
     )

@@ -26,7 +26,6 @@ from tff_agnostic.reports.distributions import (
 from tff_agnostic.reports.figures import Values, figure_of
 from tff_agnostic.reports.page import (
     DECIMALS,
-    NOT_RECORDED,
     Block,
     Facts,
     Line,
@@ -160,8 +159,7 @@ def models_section(run: RunRecord) -> Section:
     if not models:
         return Section("models", "", [])
     main = run.source
-    # Runs of earlier releases do not say what it is called.
-    name_of_main = run.result.get("main_model", "the main model")
+    name_of_main = run.result["main_model"]
     sources = {name_of_main: main, **{n: main.below("models", n) for n in models}}
     blocks: list[Block] = [
         Paragraph(
@@ -313,10 +311,7 @@ def _number(value: Any) -> float:
 def course_section(run: RunRecord) -> Section:
     """Returns the curves of everything that is drawn of a run."""
     drawn = [q for q in run.quantities if q.is_drawn and q.role is not Role.DOMAIN_WEIGHT]
-    blocks: list[Block] = []
-    if not run.quantities:
-        blocks.append(Paragraph(f"What metrics.csv holds was {NOT_RECORDED}."))
-    blocks += [curves_of(run, quantity) for quantity in drawn if run.drawn(quantity)]
+    blocks: list[Block] = [curves_of(run, quantity) for quantity in drawn if run.drawn(quantity)]
     return Section("course", "The course of training", blocks)
 
 

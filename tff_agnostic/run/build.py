@@ -393,15 +393,9 @@ def model_to_start_from(path: Optional[str], model: Model, trust: bool = False) 
 
 
 def _of_checkpoint(file: Path, model: Model) -> ModelWeights:
-    checkpoint = read_checkpoint(file)
-    arrays: Sequence[np.ndarray] = checkpoint.leaves
-    if checkpoint.model_arrays is not None:
-        arrays = next(iter(checkpoint.model_arrays.values()))
+    arrays = next(iter(read_checkpoint(file).model_arrays.values()))
     template = as_in_keras(model.initial_weights, model.frozen)
     expected = tf.nest.flatten(template)
-    if checkpoint.model_arrays is None:
-        # The first arrays of a state of release 0.1.0 are the model.
-        arrays = arrays[: len(expected)]
     _check_same(file, _names(model), expected, arrays)
     return with_frozen(tf.nest.pack_sequence_as(template, list(arrays)), model.frozen)
 

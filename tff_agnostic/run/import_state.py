@@ -28,16 +28,15 @@ from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
 from tff_agnostic.run.folder import RunFolder, trained_with
-from tff_agnostic.run.options import RunConfig, by_flag
+from tff_agnostic.run.options import RunConfig, by_flag, path_fields
 from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.settings import command_setting, make
-from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.registry import TASKS, check_format
 from tff_agnostic.tasks.task import DATA, Task, option_flag
 
 # The tensor of a server's state that says after how many rounds it is.
 ROUND_NUM = f"{SERVER}/round_num"
-_OF_ALGORITHM = f"{SERVER}/algorithm/"
 # What a plan does not depend on, and a run that goes on may want.
 _SETTINGS = (
     "rounds",
@@ -114,14 +113,12 @@ def run_of_export(
     task = manifest["task"]
     spec = TASKS[task]
     settings = by_flag(make(RunConfig, spec.defaults))
-    options = {f.name: f.default for f in dataclasses.fields(spec.options)}
-    options.update(manifest.get(OPTIONS, {}))
+    paths = {field.name: field.default for field in path_fields(spec.options)}
+    options = {**paths, **manifest[OPTIONS]}
     flags = {
         "task": task,
         "data_dir": None,
         "data": None,
-        # An export of an earlier release says less.
-        "format": manifest.get(SETTINGS_FORMAT, 1),
         **{option_flag(task, f): options[f.name] for f in dataclasses.fields(spec.options)},
         **{name: settings[name] for name in OF_SIMULATIONS},
         **manifest["settings"],
@@ -190,7 +187,7 @@ class ImportedRun:
 def read_server_state(
     export: Export, path: Path, limits: Limits, trust: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the state's tensors in a server's checkpoint, by the names that they have today.
+    """Returns the state's tensors in a server's checkpoint, by name.
 
     Args:
         export: The export that the server was given.
@@ -207,18 +204,7 @@ def read_server_state(
         check_tensors(state, export.manifest.server_state, str(path))
     except PlanError as e:
         raise UserError(str(e)) from e
-    return _with_names_of_today(state)
-
-
-def _with_names_of_today(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Puts the algorithm's state where it is now: exports of 0.1.0 had nothing beside it."""
-    if any(name.startswith(_OF_ALGORITHM) for name in state):
-        return dict(state)
-    top = f"{SERVER}/"
-    return {
-        name if name == ROUND_NUM else f"{_OF_ALGORITHM}{name[len(top) :]}": value
-        for name, value in state.items()
-    }
+    return state
 
 
 def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
@@ -264,6 +250,7 @@ def import_state(given: GivenRun) -> RunOfServer:
     except PlanError as e:
         raise UserError(f"--plan: {e}") from e
     manifest = read_json(plan / "manifest.json")
+    check_format(plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
     limits = Limits(max_memory_gb=own.max_memory_gb)
     try:
         limits.check()
@@ -271,11 +258,6 @@ def import_state(given: GivenRun) -> RunOfServer:
         raise UserError(str(e)) from e
     tensors = read_server_state(export, server_state, limits, own.trust)
     options = given.task_options(manifest["task"])
-    if OPTIONS not in manifest:
-        print(
-            f"note: {plan} is of an earlier release and does not say the options of its task: "
-            "those of the flags are taken, or the defaults"
-        )
     completed = int(tensors[ROUND_NUM])
     spec = run_of_export(manifest, completed, given.settings, options, own.data_dir, own.data)
     if spec.config.rounds < completed:

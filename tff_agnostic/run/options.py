@@ -41,8 +41,6 @@ PRESETS: Registry[str] = Registry(
         PAPER: "the algorithm or figure of the paper to the letter",
     },
 )
-# Metadata of a setting: what folders mean that were written before it existed.
-_AS_BEFORE = "as_before"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +160,6 @@ class RunConfig(Settings):
         "domains are listed only.",
         short="Fewest evaluation examples of a domain that counts as worst or best.",
         at_least=1,
-        as_before=1,
         may_change="what was written of the worst domain after earlier rounds stays as it is",
     )
     client_percentiles: tuple[float, ...] = setting(
@@ -300,30 +297,20 @@ def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
         return make(options, values)
 
 
-def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str, Any]:
-    """Adds what an earlier release, without a setting, did.
+def stored_values(settings: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the stored values of a dataclass of settings by flag, and checks their types.
 
     Args:
-        values: Values by flag, as they were read from a file.
-        is_of_now: Whether they were written by this release, which leaves nothing out.
+        settings: The dataclass.
+        values: Values by flag, as read from a file.
 
     Raises:
-        KeyError: If something is missing all the same.
+        KeyError: If a stored setting is missing.
     """
-    all_values = dict(values)
-    for one in settings_in(kind):
-        if not is_stored(one.field):
-            # Whatever a file says.
-            all_values[one.flag] = one.field.default
-            continue
-        if one.flag in values:
-            one.check_type(values[one.flag])
-            continue
-        if is_of_now:
-            raise KeyError(one.flag)
-        field = one.field
-        all_values[one.flag] = field.metadata.get(_AS_BEFORE, field.default)
-    return all_values
+    stored = [option for option in settings_in(settings) if is_stored(option.field)]
+    for option in stored:
+        option.check_type(values[option.flag])
+    return {option.flag: values[option.flag] for option in stored}
 
 
 def by_flag(settings: Any) -> dict[str, Any]:

@@ -33,11 +33,11 @@ from tff_agnostic.run.options import (
     algorithm_of_flag,
     algorithm_options,
     by_flag,
-    complete,
     initial_file,
     path_fields,
     path_of,
     preset_settings,
+    stored_values,
     with_absolute_paths,
     without_effect,
 )
@@ -54,8 +54,6 @@ from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_
 from tff_agnostic.tasks.task import DATA, Task, TaskContext, option_flag
 
 PLACES_OF_DATA = ("data_dir", "data")
-# Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
-FORMAT = 10
 # Said first where runs differ.
 _CHIEF = ("task", "algorithm", "aggregation")
 # What a run that goes on may have otherwise, and what is told of it.
@@ -251,21 +249,18 @@ def resolve(
 
 
 def from_flags(flags: Mapping[str, Any]) -> RunSpec:
-    """Returns the spec whose `flags()` these are, or those of an earlier release.
+    """Returns the run of `RunSpec.flags`.
 
     Raises:
-        KeyError: If a flag is missing that the release had which wrote them.
+        KeyError: If a flag is missing.
     """
     for flag in ("task", "data_dir", "data"):
         if not isinstance(flags[flag], (str, type(None))):
             raise UserError(f"--{flag}: expected a text, found {flags[flag]!r:.100}")
-    is_of_now = flags.get("format", 1) == FORMAT
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
-    task, options = task_of_flags(flags, is_of_now)
-    config = make(RunConfig, complete(RunConfig, values, is_of_now))
+    task, options = task_of_flags(flags)
+    config = make(RunConfig, stored_values(RunConfig, values))
     aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
-    if not is_of_now:
-        values = without_aliases(algorithm.options, values)
     privacy = PRIVACIES[config.privacy].options
     of_updates = UPDATE_AGGREGATORS[config.update_aggregator].options
     return RunSpec(
@@ -274,10 +269,10 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
         flags["data_dir"],
         flags["data"],
         config,
-        algorithm_options(config.algorithm, complete(algorithm.options, values, is_of_now)),
-        make(aggregation.options, complete(aggregation.options, values, is_of_now)),
-        make(privacy, complete(privacy, values, is_of_now)),
-        make(of_updates, complete(of_updates, values, is_of_now)),
+        algorithm_options(config.algorithm, stored_values(algorithm.options, values)),
+        make(aggregation.options, stored_values(aggregation.options, values)),
+        make(privacy, stored_values(privacy, values)),
+        make(of_updates, stored_values(of_updates, values)),
     )
 
 

@@ -27,6 +27,8 @@ from tff_agnostic.tasks.task import (
     option_flag,
 )
 
+# Format of config.json, and of the settings in the manifest of an export.
+FORMAT = 1
 _TRAINED_ON = "train_clients"
 TASKS: Registry[TaskSpec] = Registry(
     "task",
@@ -83,23 +85,32 @@ def option_flags(task: str) -> dict[str, str]:
     return {option_flag(task, f): f.name for f in dataclasses.fields(TASKS[task].options)}
 
 
-def task_of_flags(flags: Mapping[str, Any], is_of_now: bool) -> tuple[str, dict[str, Any]]:
-    """Returns the name of a run's task and all its options, from what config.json holds.
+def check_format(place: object, stated: Any) -> None:
+    """Checks the format of the stored flags of a run.
 
     Args:
-        is_of_now: Whether this release wrote them; what another one lacks takes its default.
+        place: The file that contains the flags.
+        stated: The format according to the file; None if the file states none.
+    """
+    if stated != FORMAT:
+        raise UserError(
+            f"{place}: expected format {FORMAT} of this version, found {stated or 'none'}"
+        )
+
+
+def task_of_flags(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the name of a run's task and all its options, from the content of config.json.
 
     Raises:
-        KeyError: If a flag is missing that this release writes.
+        KeyError: If a flag is missing.
     """
     task = flags["task"]
     options = {}
     for setting in settings_in(TASKS[task].options):
-        flag, field = option_flag(task, setting.field), setting.field
-        value = flags[flag] if is_of_now else flags.get(flag, field.default)
-        value = tuple(value) if isinstance(value, list) else value
+        flag = option_flag(task, setting.field)
+        value = tuple(flags[flag]) if isinstance(flags[flag], list) else flags[flag]
         dataclasses.replace(setting, flag=flag).check_type(value)
-        options[field.name] = value
+        options[setting.field.name] = value
     return task, options
 
 
