@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_agnostic.later import matplotlib
-from tff_agnostic.metrics.class_counts import ACCURACY, CLASS_COUNTS, constant_accuracies
+from tff_agnostic.metrics.class_counts import ACCURACY
 from tff_agnostic.metrics.constant_answers import CONSTANTS, OVERALL
 from tff_agnostic.metrics.evaluation_report import client_values_from_json
 from tff_agnostic.metrics.formatting import capitalized, cell, with_percent
@@ -253,11 +253,8 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
 
 
 def _constants(run: RunRecord, name: str) -> Mapping[str, float]:
-    """Returns what the best constant answers attain, by domain; folders of before have fewer."""
-    found = run.result.get(CONSTANTS)
-    if found is not None:
-        return found.get(name) or {}
-    return constant_accuracies(run.result.get(CLASS_COUNTS) or {}) if name == ACCURACY else {}
+    """Returns the scores of the best constant predictors of a measure, by domain."""
+    return run.result.get(CONSTANTS, {}).get(name, {})
 
 
 def _constant(accuracy: Optional[float], unit: Unit) -> Line:

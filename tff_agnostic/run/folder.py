@@ -186,16 +186,16 @@ class SavedRun:
     execution: Mapping[str, Any]
 
     @functools.cached_property
-    def fingerprint(self) -> Optional[Mapping[str, str]]:
-        """The digests of what it was trained with; None if the folder has none."""
+    def fingerprint(self) -> Mapping[str, str]:
+        """Digests of the files and the code that the run was trained with."""
         path = self.folder.fingerprint
-        return read_json(path) if path.exists() else None
+        return read_json(path) if path.exists() else {}
 
     @property
     def known_content(self) -> set[str]:
         """Names of the parts of which the folder, or a private run's checkpoint, has a digest."""
         keyed = {DATA} if self.flags.get("privacy", "none") != "none" else set()
-        return {*(self.fingerprint or {}), *keyed}
+        return {*self.fingerprint, *keyed}
 
     @property
     def last_evaluation(self) -> tuple[int, int]:
@@ -236,7 +236,7 @@ class SavedRun:
                 f"trained, found {found}: put back what was changed there, or the checkpoints of "
                 "that run"
             )
-        digests = self.fingerprint or {}
+        digests = self.fingerprint
         for name, digest in checkpoint.trained_with.get(_MADE_OF, {}).items():
             if digests.get(name) != digest:
                 raise UserError(
@@ -254,7 +254,7 @@ class SavedRun:
             fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
             others: Names of what may be another, such as the examples.
         """
-        there, path = self.fingerprint or {}, self.folder.path
+        there, path = self.fingerprint, self.folder.path
         for name in dict.fromkeys((*fingerprint, *there)):
             if name not in others and fingerprint.get(name) != there.get(name):
                 kept = kept_model(path) if name == INITIAL_MODEL else None

@@ -276,7 +276,7 @@ class TrainingRun:
     def _check_same_releases(self, checkpoint: Optional[Checkpoint]) -> None:
         """Checks that rounds that a crash lost will be the same releases when they are run again.
 
-        Settings, cohorts and how rounds are executed are those of before; see `RunFolder`.
+        Settings, cohorts and the execution of rounds are unchanged; see `RunFolder`.
         """
         if checkpoint is None and self._folder.metrics.exists():
             raise UserError(

@@ -151,10 +151,7 @@ def _check_same_trials(
 def _different(
     found: Any, expected: Any, keys: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yields (keys, expected, found) of values that differ; what only one of them has does not.
-
-    An earlier release wrote less.
-    """
+    """Yields (keys, expected, found) of values that differ, of keys that both mappings have."""
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for key in expected:
             if key in found:
