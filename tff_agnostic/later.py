@@ -54,27 +54,11 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-@contextlib.contextmanager
-def _without_jax(package: str) -> Iterator[None]:
-    """No JAX while TensorFlow is imported, which imports it for TFLite's converter from JAX only.
-
-    That takes a seventh of the import. Who imported JAX before has it, and who does later, too.
-    """
-    if package != "tensorflow" or {"tensorflow", "jax"} & sys.modules.keys():
-        yield
-        return
-    sys.modules["jax"] = None  # type: ignore[assignment]  # as Python's reference has it
-    try:
-        yield
-    finally:
-        sys.modules.pop("jax")
-
-
 def _imported(package: str) -> Any:
     if package in sys.modules:
         # Python's own lock waits for a thread that is in the middle of the import.
         return importlib.import_module(package)
-    with _without_collections(), _without_jax(package):
+    with _without_collections():
         return importlib.import_module(package)
 
 

@@ -49,7 +49,6 @@ class ReportField:
             each role but NONE.
         is_drawn: Whether a run draws its course over the rounds, a curve per domain.
         file_name: Of that plot, without suffix; made of the name if None.
-        formerly: What earlier releases called it in metrics.csv.
     """
 
     name: str
@@ -61,7 +60,6 @@ class ReportField:
     role: Role = Role.NONE
     is_drawn: bool = False
     file_name: Optional[str] = None
-    formerly: tuple[str, ...] = ()
 
 
 # Nested mappings, as those of a report; their leaves are `ReportField`.

@@ -134,14 +134,14 @@ def test_missing_damaged_and_other_files_are_refused(task, tmp_path):
     assert "a: expected positive probabilities, found 0 of outcome 2" in _error(task, lost)
 
 
-def test_a_file_of_a_later_release_is_refused(task, tmp_path):
+def test_a_file_of_another_format_is_refused(task, tmp_path):
     path = _file(task, tmp_path / "p.npz")
     with np.load(path) as archive:
         arrays = dict(archive)
     header = json.loads(str(arrays["header"]))
     arrays["header"] = np.array(json.dumps({**header, "format": 2}))
     np.savez(path, **arrays)
-    assert "expected format 1 at most, found 2" in _error(task, path)
+    assert "expected format 1 of this version, found 2" in _error(task, path)
 
 
 def test_files_are_what_was_written(task, tmp_path):

@@ -17,7 +17,7 @@ from tff_agnostic.data.store_format import Record
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.tasks.registry import load_task
+from tff_agnostic.tasks.registry import FORMAT, load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
 layers = tf.keras.layers
@@ -145,7 +145,7 @@ def _run(folder: Path, mixing: MixingTask, seed: int = 0) -> Path:
     CheckpointFolder(folder / "checkpoints", 1).save(3, weights, {"model": weights})
     (folder / "fingerprint.json").write_text(json.dumps(dict(mixing.task.fingerprint)))
     flags = resolve(mixing.name, {}, mixing.options, data=mixing.context.data).flags()
-    (folder / "config.json").write_text(json.dumps({"format": 5, **flags}))
+    (folder / "config.json").write_text(json.dumps({"format": FORMAT, **flags}))
     return folder
 
 

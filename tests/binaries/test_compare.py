@@ -150,36 +150,6 @@ def _without_pages(files):
 
 
 @pytest.mark.nightly
-def test_trials_from_before_superquantiles_stay(call, folder, compared):
-    """As an earlier release left them: settings that it did not have are missing, too."""
-    shutil.copytree(compared[0], folder / "runs")
-    for trial in (folder / "runs").glob("fed_avg/trial_*"):
-        config = json.loads((trial / "config.json").read_text())
-        del config["client_percentiles"]
-        (trial / "config.json").write_text(json.dumps({**config, "format": 2}))
-        result = json.loads((trial / "result.json").read_text())
-        del result["client_values"], result["superquantile_share"]
-        for name in ("p95", "superquantile"):
-            del result["overall"]["over_clients"]["loss"][name]
-        (trial / "result.json").write_text(json.dumps(result))
-    before = _without_pages(tree(folder / "runs" / "fed_avg"))
-    outcome = call(compare, *_SHORT, "--output_dir=runs", "--seed=3", "--resume")
-    assert outcome.status == 0, outcome
-    # Pages are made of what is there.
-    assert _without_pages(tree(folder / "runs" / "fed_avg")) == before
-    found = json.loads((folder / "runs" / "compare.json").read_text())
-    of_then, of_now = (found[row]["(over clients)"] for row in ("fed_avg", "agnostic_fed_avg"))
-    assert of_then["superquantile"]["loss"]["trials"] == [None, None]
-    assert of_then["p90"]["loss"]["mean"] > 0 and of_now["superquantile"]["loss"]["mean"] > 0
-    (row,) = [
-        line.split()
-        for line in outcome.out.split("Over the test clients")[1].splitlines()
-        if line.startswith("FedAvg")
-    ]
-    assert row[-2:] == ["-", "-"] and "-" not in row[:-2]
-
-
-@pytest.mark.nightly
 def test_more_trials_and_algorithms_are_added(call, folder, compared):
     shutil.copytree(compared[0], folder / "runs")
     shutil.rmtree(folder / "runs" / "agnostic_fed_avg" / "trial_01")

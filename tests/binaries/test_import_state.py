@@ -171,19 +171,3 @@ def test_flags(loop, folder, arguments):
     write_checkpoint(folder / "less", {n: v for n, v in tensors.items() if "round" in n})
     with isolated_here():
         return Caller(None).refused(folder, import_state, *arguments)
-
-
-@pytest.mark.nightly
-def test_an_export_of_an_earlier_release_takes_options_from_flags(loop, call, folder):
-    shutil.copytree(loop / "export", folder / "export")
-    manifest = json.loads((folder / "export" / "manifest.json").read_text())
-    for name in ("task_options", "settings_format", "fingerprint"):
-        del manifest[name]
-    (folder / "export" / "manifest.json").write_text(json.dumps(manifest))
-    state = f"--server_state={loop / 'after/server_state.ckpt'}"
-    options = [flag for flag in _DIGITS if flag.startswith("--digits")]
-    with isolated_here():
-        printed = _ok(call(import_state, "--plan=export", state, *options, "--output_dir=back"))
-    assert printed.startswith("note: export is of an earlier release and does not say the options")
-    for name in ("config.json", "metrics.csv", f"checkpoints/{_name(12)}"):
-        assert (folder / "back" / name).read_bytes() == (loop / "back" / name).read_bytes(), name

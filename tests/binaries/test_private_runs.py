@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binaries import compare, evaluate, export, report, train
+from binaries import compare, evaluate, export, train
 from plan_runner.graph_session import read_checkpoint
 from tests import golden
 from tests.binaries.harness import TOY, Caller, Process, python_module
@@ -122,40 +122,6 @@ def test_everyone_answers_whatever_the_coins_say(call: Caller, tmp_path, answeri
     assert [row["too_few_clients"] for row in rows] == ["0"] * 6
     # With next to no noise, the numbers of those that took part show: they differ.
     assert len({round(float(row["clients/contributed"])) for row in rows}) > 1
-
-
-@pytest.mark.nightly
-def test_a_folder_whose_epsilon_was_too_small_says_so(call: Caller, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = ("--nosecret_participation", "--noise_seed=3", "--evaluate_every=2")
-    assert call(train, *_DISTRIBUTED, *flags, "--rounds=2", "--output_dir=run").status == 0
-    right, rows = _privacy(tmp_path / "run"), _rows(tmp_path / "run")
-    # As releases before this account wrote it.
-    for name, changed in (("config", {"format": 6}), ("result", {})):
-        path = tmp_path / "run" / f"{name}.json"
-        found = {**json.loads(path.read_text()), **changed}
-        for flag in ("secret_participation", "answering_clients", "noise_generator"):
-            found.pop(flag, None)
-        if name == "result":
-            found["privacy"]["epsilon"] = 1.25
-            assert found["privacy"].pop("noise_generator").startswith("Philox")
-        path.write_text(json.dumps(found))
-    note = f"note: epsilon is {right['epsilon']:.4g} and not 1.25, as an earlier release wrote: it "
-    assert note in call(evaluate, "--checkpoint=run").out
-    assert call(report, "--run=run").status == 0
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "An earlier release wrote a smaller epsilon" in page
-    usual = (flag for flag in flags if flag != "--nosecret_participation")
-    outcome = call(train, *_DISTRIBUTED, *usual, "--rounds=4", "--output_dir=run", "--resume")
-    assert outcome.status == 0, outcome
-    assert "an earlier release claimed too small an epsilon for this run" in outcome.out
-    assert [row["epsilon"] for row in _rows(tmp_path / "run")[:2]] == [r["epsilon"] for r in rows]
-    whole = (*_DISTRIBUTED, *flags, "--rounds=4", "--output_dir=whole")
-    assert call(train, *whole).status == 0
-    assert _privacy(tmp_path / "run") == _privacy(tmp_path / "whole")
-    for found, expected in zip(_rows(tmp_path / "run"), _rows(tmp_path / "whole")):
-        assert found == expected
-    assert "note: epsilon" not in call(evaluate, "--checkpoint=run").out
 
 
 @pytest.mark.nightly

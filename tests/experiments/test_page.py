@@ -124,7 +124,7 @@ def test_statistics_of_the_clients_may_be_columns(comparison):
     )
     assert header[-2:] == ["p10 of clients", "paper"]
     assert first[-2:] == ["30.0 (7.1)", "12.3 (0.1)"]
-    # Trials of before such statistics were reported.
+    # Trials that do not report the statistic.
     assert second[-2:] == ["-", "-"]
 
 

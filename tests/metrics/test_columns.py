@@ -69,12 +69,6 @@ def test_a_quantity_of_present_domains_needs_their_counts():
         TrainingColumns(OrderedDict(x=of_present), {}, _NAMES)
 
 
-def test_columns_say_what_they_were_called_before():
-    columns = TrainingColumns(QUANTITIES, {}, ("a/b",)).columns
-    assert columns[0].earlier_names == ("train/loss/a/b",)
-    assert columns[1].earlier_names == ()
-
-
 @pytest.mark.parametrize("clipped", [{}, {"sums": 3, "clients": 0}])
 def test_what_an_evaluation_reports(clipped):
     described = {field: ReportField(field, field, unit=Unit.VALUES) for field in clipped}
@@ -158,11 +152,6 @@ def test_columns_say_which_split_was_evaluated():
     labels = [column.quantity.label for column in columns.columns if "average" not in column.name]
     assert [label for label in labels if "test" in label] == []
     assert labels[0] == "loss on the heldout clients"
-    # Every split was called so by the first release, whose runs go on and are compared.
-    earlier = [name for column in columns.columns for name in column.earlier_names]
-    assert earlier[:2] == ["test/loss/phone", "test/loss"]
-    assert columns.columns[0].find({"test/loss/phone": np.array([3.0])}).tolist() == [3.0]
-    assert columns.columns[0].find({"heldout/loss/phone": np.array([4.0])}).tolist() == [4.0]
 
 
 def test_awkward_names_of_domains_stay_apart():

@@ -214,7 +214,7 @@ def test_a_history_without_rows_has_no_values(tmp_path):
 
 
 def _go_on(path: Path, columns: Sequence[Column], rounds: int) -> dict[str, np.ndarray]:
-    """Adds a row to a file of another release; returns what is in it then."""
+    """Adds a row to a file that has other columns; returns the columns that the file has then."""
     history = History(path, columns)
     history.load(rounds)
     history.write()
@@ -224,29 +224,19 @@ def _go_on(path: Path, columns: Sequence[Column], rounds: int) -> dict[str, np.n
     return found
 
 
-def test_columns_of_another_release_are_found_added_and_kept(tmp_path):
+def test_a_resumed_file_keeps_columns_and_gains_columns(tmp_path):
     path = tmp_path / "metrics.csv"
-    _write(path, 2, ("gone", "old/a", "same", "empty"))
+    _write(path, 2, ("gone", "today/a", "same", "empty"))
     rows = path.read_text().replace("1.3\n", "\n").replace("2.3\n", "\n")
     path.write_text(rows)
     columns = [
         Column(ReportField("new", "new")),
-        Column(ReportField("same", "same", formerly=("gone",))),
-        Column(ReportField("today", "today", formerly=("older", "old")), "a"),
+        Column(ReportField("same", "same")),
+        Column(ReportField("today", "today"), "a"),
     ]
     found = _go_on(path, columns, 2)
     assert list(found) == ["round", "new", "same", "today/a", "gone"]
     np.testing.assert_array_equal(found["new"], [np.nan, np.nan, 0.5])
-    # Its own name comes before what it was called once.
     np.testing.assert_array_equal(found["same"], [1.2, 2.2, 0.5])
     np.testing.assert_array_equal(found["today/a"], [1.1, 2.1, 0.5])
     np.testing.assert_array_equal(found["gone"], [1.0, 2.0, np.nan])
-
-
-def test_what_one_column_is_called_now_is_not_what_another_was_called(tmp_path):
-    path = tmp_path / "metrics.csv"
-    _write(path, 1, ("a",))
-    columns = [Column(ReportField("b", "b", formerly=("a",))), *_columns("a")]
-    found = _go_on(path, columns, 1)
-    np.testing.assert_array_equal(found["a"], [1.0, 0.5])
-    np.testing.assert_array_equal(found["b"], [np.nan, 0.5])

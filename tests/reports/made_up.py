@@ -12,6 +12,8 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from tff_agnostic.tasks.registry import FORMAT
+
 MEASURES = {
     "loss": {"unit": "none", "higher_is_better": False},
     "accuracy": {"unit": "share", "higher_is_better": True},
@@ -172,6 +174,7 @@ PRIVACY = {
     "adjacency": "one client more or less",
     "sampling": "clients are drawn each by itself",
     "accountant": "pld",
+    "library": "dp_accounting 0.4.4",
     "unit": "client",
     "not_covered": ["evaluations", "<i>tuning"],
     "remarks": ["counts are exact"],
@@ -187,7 +190,7 @@ def write_run(
     """Makes the folder of a run that left this result.json; `config` are its settings."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(content))
-    settings = {"format": 5, "task": content["task"], "rounds": content.get("rounds")}
+    settings = {"format": FORMAT, "task": content["task"], "rounds": content.get("rounds")}
     usual = {"clients_per_round": 10, "aggregation": "plain", "privacy": "none"}
     settings = {**settings, **usual, **config}
     (folder / "config.json").write_text(json.dumps(settings))

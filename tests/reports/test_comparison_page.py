@@ -135,7 +135,7 @@ def test_rows_that_the_server_saw_alike_are_told_once(tmp_path):
 def test_settings_that_not_all_rows_have_are_told_without_folders(tmp_path):
     folder = _compared(tmp_path, {"fed_avg": {}, "q_ffl": {}})
     own = {
-        "fed_avg": {"initial_model": None, "format": 4},
+        "fed_avg": {"initial_model": None},
         "q_ffl": {
             "initial_model": "/home/me/secret/model.keras",
             "base_predictors": ["/mnt/a/one", "/mnt/b/two"],

@@ -41,7 +41,6 @@ QUANTITIES = OrderedDict(
                 of_present_domains=True,
                 role=Role.DOMAIN_LOSS,
                 is_drawn=True,
-                formerly=("train/loss",),
             ),
             num_examples=ReportField(
                 "before/num_examples", "examples", per_domain=True, unit=Unit.EXAMPLES
@@ -56,7 +55,6 @@ QUANTITIES = OrderedDict(
             role=Role.DOMAIN_WEIGHT,
             is_drawn=True,
             file_name="domain_weights",
-            formerly=("lambda",),
         )
     ),
     finalizer=OrderedDict(update_norm=ReportField("update_norm", "norm of the update")),

@@ -14,10 +14,10 @@ from tests.run.harness import measures
 from tests.run.training.harness import train
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.spec import FORMAT
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.studies.comparison import collect
+from tff_agnostic.tasks.registry import FORMAT
 
 _DOMAINS = ("center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0")
 _RESULT = {"loss": 1.0, "num_examples": 3}
@@ -74,8 +74,8 @@ def test_a_cell_of_metrics_that_never_ends(folder, cell):
         '{"format": 1, "round": Infinity, "leaves": 1}',
         '{"format": 1, "round": NaN, "leaves": 1}',
         '{"format": 1, "round": -1, "leaves": 1}',
-        '{"format": 2, "round": 1, "leaves": 1, "models": {"model": [0]}}',
-        '{"format": 2, "round": 1, "leaves": 1, "models": [1]}',
+        '{"format": 1, "round": 1, "leaves": 1, "models": {"model": [0]}}',
+        '{"format": 1, "round": 1, "leaves": 1, "models": [1]}',
     ],
 )
 def test_a_header_that_is_none(tmp_path, header):

@@ -15,13 +15,13 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import claimed_folder, digest, file_digest
 from tff_agnostic.run.folder import (
     RunFolder,
-    adopted,
     algorithm_of_run,
     changes,
     folder_of_checkpoint,
     with_kept_model,
 )
-from tff_agnostic.run.spec import FORMAT, RunSpec, resolve
+from tff_agnostic.run.spec import RunSpec, resolve
+from tff_agnostic.tasks.registry import FORMAT
 
 _EXECUTION = {"client_mode": "auto", "xla": False}
 
@@ -113,38 +113,15 @@ def test_a_config_without_one_of_its_settings(tmp_path):
     assert golden.refusal(folder.spec) == message
 
 
-@pytest.mark.parametrize("found", [FORMAT + 1, "new", None])
-def test_a_config_of_a_later_release(tmp_path, found):
+@pytest.mark.parametrize("stated", [FORMAT + 1, "new", None])
+def test_a_config_of_another_format_is_refused(tmp_path, stated):
     folder = _claimed(tmp_path)
-    _change(folder, [], format=found, something="new")
+    _change(folder, [], format=stated)
     assert _error(folder) == (
-        f"{folder.config}: expected format {FORMAT} at most, found {found}: it was written by a "
-        "later release"
+        f"{folder.config}: expected format {FORMAT} of this version, found {stated or 'none'}"
     )
-
-
-_SECURE = {"algorithm": "fed_avg", "aggregation": "secure", "clients_per_round": 1}
-
-
-def test_a_run_of_the_first_release_goes_on_as_it_was(tmp_path):
-    """Its rounds could have a single client; now that has to be asked for."""
-    folder = _claimed(tmp_path / "old", **_SECURE)
-    _change(folder, ["format", "execution", "secure_min_clients"], window=10, target_domain=None)
-    folder.check(_spec(**_SECURE), resume=True)
-    assert adopted(folder.read(), _spec(**_SECURE)) == _spec(**_SECURE, secure_min_clients=1)
-    assert "--rounds" in _error(folder, **_SECURE, rounds=3)
-    assert "--seed is 0 there and 1 here" in _error(folder, **_SECURE, seed=1)
-
-    # What was given is not put in the place of what was done then, nor the other way round.
-    given = _spec(**_SECURE, worst_min_examples=3)
-    assert adopted(folder.read(), given).config.worst_min_examples == 3
-    more = {**_SECURE, "secure_min_clients": 2, "clients_per_round": 2}
-    assert "--secure_min_clients is 1 there and 2 here" in _error(folder, **more)
-
-    # Once it has gone on, the folder says so itself.
-    folder.write_config(adopted(folder.read(), _spec(**_SECURE)), {}, _EXECUTION)
-    folder.check(_spec(**_SECURE, secure_min_clients=1), resume=True)
-    assert "--secure_min_clients is 1 there and 2 here" in _error(folder, **_SECURE)
+    _change(folder, ["format"])
+    assert _error(folder).endswith("of this version, found none")
 
 
 @pytest.mark.parametrize("flag", ["clients_per_round", "evaluation_clients"])
@@ -173,15 +150,6 @@ def test_another_execution_is_no_other_run_but_is_told(tmp_path):
         "--client_mode was auto until now and is streamed: numbers may differ in their last bits "
         "from those of an uninterrupted run"
     ]
-    # There was one TensorFlow when none was named.
-    assert changes(folder.read(), spec, {**_EXECUTION, "tensorflow": "2.14"}) == []
-    assert changes(folder.read(), spec, {**_EXECUTION, "tensorflow": "2.21"}) == [
-        "tensorflow was 2.14 until now and is 2.21: numbers may differ in their last bits from "
-        "those of an uninterrupted run"
-    ]
-    # A release that did not write it down cannot be asked.
-    _change(folder, ["format", "execution"])
-    assert changes(folder.read(), spec, {"client_mode": "streamed"}) == []
     assert changes(RunFolder(tmp_path / "new").read(), spec, _EXECUTION) == []
     (line,) = changes(folder.read(), _spec(evaluate_every=3), {})
     assert line.startswith(f"--evaluate_every was {spec.config.evaluate_every} until now and is 3:")
@@ -285,19 +253,10 @@ def test_another_file_to_start_from_is_refused_and_the_copy_named(tmp_path, mode
     assert found.endswith(f"; it is kept: --initial_model={copy}")
 
 
-def test_a_file_beside_a_run_that_is_no_copy_stays_and_is_not_read(tmp_path, model):
+def test_a_run_from_random_weights_keeps_no_model(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
-    spec, fingerprint = _starting_from(folder, model)
-    mine = folder.path / "initial_model.keras"
-    mine.write_text("mine")
-    with folder.locked():
-        folder.write_config(spec, fingerprint, _EXECUTION)
-    assert with_kept_model(folder.read(), spec) == spec
-    assert mine.read_text() == "mine"
-    # Of a run that starts from nothing.
-    free = RunFolder(tmp_path / "free")
-    _starting_from(free, model)
-    assert with_kept_model(free.read(), _spec()) == _spec()
+    _starting_from(folder, model)
+    assert with_kept_model(folder.read(), _spec()) == _spec()
 
 
 def test_kill_9_between_the_copy_and_the_config_is_no_matter(tmp_path, model):

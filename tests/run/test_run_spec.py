@@ -25,7 +25,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.run.options import RunConfig, options_of_runs
 from tff_agnostic.run.private_account import cohort_seed, noise_key
 from tff_agnostic.run.process import define
-from tff_agnostic.run.spec import FORMAT, RunSpec, check_given_somewhere, from_flags, resolve
+from tff_agnostic.run.spec import RunSpec, check_given_somewhere, from_flags, resolve
 from tff_agnostic.run.train import TRAIN
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import TASKS
@@ -98,7 +98,7 @@ def test_flags_there_and_back(task, given, tmp_path):
         for name, use in (("folder", TASKS[task].data_dir), ("store", TASKS[task].data))
     )
     spec = resolve(task, given, {}, data_dir, data)
-    flags = {"format": FORMAT, **spec.flags()}
+    flags = spec.flags()
     assert from_flags(flags) == spec
     assert from_flags(json.loads(json.dumps(flags))) == spec
 
@@ -159,26 +159,14 @@ def test_trials_start_from_the_newest_checkpoint_and_a_damaged_one_is_told_of_on
 
 
 def test_a_missing_flag_is_a_key_error():
-    flags = {"format": FORMAT, **resolve("digits", {}, {}).flags()}
+    flags = resolve("digits", {}, {}).flags()
     for name in ("task", "window", "rounds", "digits_keep", "data_dir", "data"):
         with pytest.raises(KeyError, match=name):
             from_flags({k: v for k, v in flags.items() if k != name})
 
 
-def test_flags_of_the_first_release_mean_what_was_done_then():
-    """It had every setting of every algorithm and of secure sums, but not the later ones."""
-    given = {"algorithm": "fed_avg", "aggregation": "secure"}
-    flags = resolve("digits", given, {}).flags()
-    others = {"window": 10, "target_domain": None, "lambda_learning_rate": 0.1}
-    del flags["secure_min_clients"]
-    spec = from_flags({**flags, **others})
-    assert spec.aggregation.min_clients == 1
-    now = resolve("digits", {**given, "secure_min_clients": 1}, {})
-    assert spec == now
-
-
 def test_wrong_values_are_refused():
-    flags = {"format": FORMAT, **resolve("digits", {}, {}).flags()}
+    flags = resolve("digits", {}, {}).flags()
     with pytest.raises(UserError, match="--rounds: expected at least 1, found 0"):
         from_flags({**flags, "rounds": 0})
     with pytest.raises(UserError, match="unknown task 'digit'"):

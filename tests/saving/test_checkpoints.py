@@ -230,11 +230,11 @@ def test_arrays_that_are_no_checkpoint(tmp_path):
         read_checkpoint(tmp_path / "a.npz")
     header = np.array('{"format": 99, "round": 1, "leaves": 0}')
     np.savez(tmp_path / "b.npz", header=header)
-    with pytest.raises(UserError, match=r"b.npz: expected checkpoint format 1 or 2, found 99"):
+    with pytest.raises(UserError, match=r"b.npz: expected checkpoint format 1, found 99"):
         read_checkpoint(tmp_path / "b.npz")
     with pytest.raises(UserError, match=r"c.npz: expected a checkpoint, found none"):
         read_checkpoint(tmp_path / "c.npz")
-    header = np.array('{"format": 2, "round": 1, "leaves": 0, "models": {"model": ["leaf_00000"]}}')
+    header = np.array('{"format": 1, "round": 1, "leaves": 0, "models": {"model": ["leaf_00000"]}}')
     np.savez(tmp_path / "d.npz", header=header)
     with pytest.raises(UserError, match=r"d.npz: expected a checkpoint, found other arrays"):
         read_checkpoint(tmp_path / "d.npz")

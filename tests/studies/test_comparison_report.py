@@ -198,6 +198,8 @@ def test_the_figure_of_the_clients_has_both_panels_for_each_algorithm(tmp_path):
 
 def test_what_is_not_counted_and_which_split_it_was_are_told():
     trials = dataclasses.replace(_trials({"a": [0.5], "b": [0.1]}, [0.5]), not_counted={"b"})
+    histories = [{**h, "heldout/worst loss": h["test/worst loss"]} for h in trials.histories]
+    trials = dataclasses.replace(trials, histories=histories)
     comparison = Comparison(
         ("a", "b"), measures("loss"), {"fed_avg": trials}, split="heldout", worst_min_examples=7
     )
@@ -209,7 +211,6 @@ def test_what_is_not_counted_and_which_split_it_was_are_told():
     page = markdown(comparison, "title", "command")
     assert f"\nN{line[1:]}.\n" in page
     assert "of 1 trial, on the heldout clients." in page
-    # Whose columns have the name that the first release gave to all splits.
     curves, bars = figure(comparison, "loss").axes
     assert len(curves.lines[0].get_xdata()) == 2
     assert "heldout" in curves.get_ylabel() and "heldout" in bars.get_xlabel()

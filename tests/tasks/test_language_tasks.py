@@ -1,7 +1,5 @@
 """Next-word tasks: ids worked out by hand, domains, vocabularies."""
 
-import contextlib
-import sqlite3
 from collections import OrderedDict
 from typing import Any
 
@@ -109,18 +107,12 @@ def test_the_vocabulary_and_the_sentences_are_cut(tmp_path, sizes, task):
 def test_what_is_cut_is_said_or_goes_on_in_the_next_example(tmp_path, sizes, task):
     path = text_store(tmp_path / "s.sqlite")
     # The words of clients a and b: the cat | cat sat the | sat | the the dog.
-    for stored in (True, False):
-        if not stored:
-            # As stores of release 0.1.0 are.
-            with contextlib.closing(sqlite3.connect(path)) as database:
-                database.execute("DROP TABLE sentence_lengths")
-        loaded = _load(task, path, sequence_length=2)
-        (remark,) = loaded.remarks()
-        assert remark.text == (
-            f"22.2% of the words of {'train' if stored else 'some clients of train'} (2 of 9) are "
-            f"cut off: 50.0% of the sentences have more than --{task}_sequence_length=2 words; "
-            f"--{task}_long_sentences=chunk continues them in the next example."
-        )
+    (remark,) = _load(task, path, sequence_length=2).remarks()
+    assert remark.text == (
+        "22.2% of the words of train (2 of 9) are cut off: 50.0% of the sentences have more than "
+        f"--{task}_sequence_length=2 words; --{task}_long_sentences=chunk continues them in the "
+        "next example."
+    )
     assert not _load(task, path, sequence_length=3).remarks()
     chunked = _load(task, path, sequence_length=2, long_sentences="chunk")
     assert not chunked.remarks()

@@ -38,7 +38,6 @@ _SHARE = core.ReportField(
     role=core.Role.DOMAIN_WEIGHT,
     is_drawn=True,
     file_name="domain_weights",
-    formerly=("lambda",),
 )
 # McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
 _PAPER = {**core.AVERAGE, "client_normalizer": "batch"}

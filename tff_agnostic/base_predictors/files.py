@@ -34,7 +34,7 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 from tff_agnostic.saving.keras import KERAS_FILES, architecture_text, read_keras
-from tff_agnostic.tasks.registry import load_task
+from tff_agnostic.tasks.registry import check_format, load_task
 from tff_agnostic.tasks.task import DATA, MODEL_CODE, Task, TaskContext
 from tff_agnostic.user_code import in_one_line
 
@@ -175,11 +175,8 @@ def read_predictors(path: Path) -> PredictorFile:
         raise UserError(f"{path}: expected a file of base predictors, found other arrays")
     header = json.loads(str(arrays[_HEADER]))
     file_format = header.get("format")
-    if not isinstance(file_format, int) or file_format > _FORMAT:
-        raise UserError(
-            f"{path}: expected format {_FORMAT} at most, found {file_format}: it was written by a "
-            "later release"
-        )
+    if file_format != _FORMAT:
+        raise UserError(f"{path}: expected format {_FORMAT} of this version, found {file_format}")
     try:
         found = PredictorFile(
             tuple(map(str, header["names"])),
@@ -338,6 +335,7 @@ class RunPredictors:
             )
         mixing = self._mixing
         try:
+            check_format("config.json", config.get("format"))
             name, options = task_in(
                 {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
             )

@@ -143,7 +143,6 @@ def training_columns(
                 role=Role.DOMAIN_LOSS if name == "loss" else Role.NONE,
                 is_drawn=True,
                 file_name=f"{prefix}_{name}",
-                formerly=(f"train/{name}",) if while_training else (),
             ),
             lambda r: value(output(r).domain_sums),
             ("client_work", "train", name),

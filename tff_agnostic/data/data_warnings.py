@@ -63,15 +63,15 @@ def pooled_examples(num_clients: int, clients_per_round: int) -> Remark:
 
 
 def cut_words(
-    lengths: Mapping[int, int], sequence_length: int, flag: str, mend: str, where: str
+    lengths: Mapping[int, int], sequence_length: int, flag: str, mend: str
 ) -> list[Remark]:
     """Returns warnings about words that do not fit into an example.
 
     Args:
-        lengths: Sentences by their number of words.
-        sequence_length: T, the words of a sentence that are predicted.
+        lengths: Number of training sentences by their number of words.
+        sequence_length: T, the number of words of a sentence that are predicted.
         flag: The flag of T.
-        where: The split of the sentences, such as "train".
+        mend: What helps, for the message.
     """
     sentences = sum(lengths.values())
     words = sum(n * count for n, count in lengths.items())
@@ -82,7 +82,7 @@ def cut_words(
     return [
         Remark(
             "words_cut",
-            f"{share(cut, words)} of the words of {where} ({cut} of {words}) are cut off: "
+            f"{share(cut, words)} of the words of train ({cut} of {words}) are cut off: "
             f"{share(long, sentences)} of the sentences have more than --{flag}={sequence_length} "
             f"words; {mend}",
             {

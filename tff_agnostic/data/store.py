@@ -106,10 +106,8 @@ class Store(ClientStore):
         is_right = is_each_once and is_in_range and np.array_equal(table.sum(axis=1), totals)
         return table if is_right else None
 
-    def sentence_lengths(self, split: str) -> Optional[dict[int, int]]:
-        """Returns how many sentences of a split have how many words; None if that is not stored."""
-        if not self._query("SELECT name FROM sqlite_master WHERE name = 'sentence_lengths'"):
-            return None
+    def sentence_lengths(self, split: str) -> dict[int, int]:
+        """Returns the number of sentences of a split by their number of words."""
         lengths = dict(
             self._query(
                 "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? "

@@ -6,8 +6,7 @@ these modules read TFF's, which lack our tables:
 
     client_domains  how many examples of each domain a client has
     vocabulary      the words of a text store and their counts, most frequent first
-    sentence_lengths  how many sentences of a text store have how many words; stores of release
-                    0.1.0 lack it
+    sentence_lengths  how many sentences of a text store have how many words
     tff_agnostic    one row: a JSON description; written last
 """
 

@@ -149,7 +149,7 @@ def curve(experiment: Experiment, comparison: Comparison) -> matplotlib.figure.F
     for i, (name, arm) in enumerate(experiment.arms.items()):
         histories = comparison.trials[name].histories
         rounds = histories[0][ROUND]
-        by_trial = np.array([course.find(history) for history in histories])
+        by_trial = np.array([history[course.name] for history in histories])
         plot_spread(axes, rounds, by_trial, i, arm.label)
     label_course(axes, f"{experiment.curve} of {plain_text(domain)}")
     unit = comparison.measures[experiment.curve].unit

@@ -477,7 +477,6 @@ def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
         SEQUENCE_LENGTH,
         "TASK_sequence_length",
         "it may be larger, or --TASK_long_sentences=chunk continues them in the next example.",
-        "train",
     )
 
 

@@ -194,9 +194,7 @@ def _of_evaluations(
     name: str, split: str, further_model: Optional[str], **described: Any
 ) -> ReportField:
     model = "" if further_model is None else f"[{further_model}]"
-    # Release 0.1.0 called every split so.
-    formerly = () if split == TEST_SPLIT else (f"{TEST_SPLIT}{model}/{name}",)
-    return ReportField(f"{split}{model}/{name}", formerly=formerly, **described)
+    return ReportField(f"{split}{model}/{name}", **described)
 
 
 def with_role(quantities: Iterable[ReportField], role: Role) -> Optional[ReportField]:

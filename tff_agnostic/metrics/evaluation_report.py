@@ -44,7 +44,7 @@ from tff_agnostic.models.model import Measure, Model, measures_of
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.tasks.task import TEST_SPLIT
 
-# How percentiles over clients are made; release 0.1.0 took the nearest rank.
+# Method of percentiles over clients.
 PERCENTILES = "interpolated"
 DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
 # The part of the clients, the worst ones, whose mean is the superquantile.

@@ -43,23 +43,7 @@ class Column:
     @property
     def name(self) -> str:
         """Its name in metrics.csv."""
-        return self._of_domain(self.quantity.name)
-
-    @property
-    def earlier_names(self) -> tuple[str, ...]:
-        """What earlier releases called it."""
-        return tuple(map(self._of_domain, self.quantity.formerly))
-
-    def find(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns its values among those of a metrics.csv, which an earlier release may have made.
-
-        Raises:
-            KeyError: If they are not there.
-        """
-        names = (self.name, *self.earlier_names)
-        return values[next((name for name in names if name in values), self.name)]
-
-    def _of_domain(self, name: str) -> str:
+        name = self.quantity.name
         return name if self.domain is None else f"{name}/{self.domain}"
 
 
@@ -76,7 +60,7 @@ class History:
     Its length is the number of rows.
 
     Attributes:
-        columns: The same, and after them those that only rows of an earlier release have.
+        columns: The same, followed by the columns that only loaded rows have.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
@@ -93,8 +77,8 @@ class History:
         """Takes over the rows of `completed_rounds` rounds of an earlier part of the run.
 
         What was written after the checkpoint from which the run goes on, or only half, is dropped.
-        Rows of an earlier release get today's columns: what it called differently is found under
-        its earlier name, what it did not have is empty, and what it had beside stays.
+        Settings may have changed in between: columns that the rows lack are empty, and further
+        columns of theirs stay.
         """
         rows = _read_whole_lines(self._path) if self._path.exists() else []
         rows = rows[:completed_rounds]
@@ -110,14 +94,11 @@ class History:
 
     def _take_over(self, rows: Sequence[_Cells]) -> None:
         names = [name for name in rows[0] if name != ROUND]
-        name_there = _names_there(self._own, names)
-        beside = set(names) - set(name_there.values())
-        kept = [name for name in names if name in beside and any(row[name] for row in rows)]
+        further = set(names) - {column.name for column in self._own}
+        kept = [name for name in names if name in further and any(row[name] for row in rows)]
         self.columns += tuple(Column(ReportField(name, label=name)) for name in kept)
-        name_there.update((name, name) for name in kept)
         for row in rows:
-            there = (name_there.get(column.name) for column in self.columns)
-            cells = ("" if name is None else row[name] for name in there)
+            cells = (row.get(column.name, "") for column in self.columns)
             self._lines.append(csv_text([[row[ROUND], *cells]]))
 
     def write(self) -> None:
@@ -185,19 +166,6 @@ def read_history(path: Path) -> dict[str, np.ndarray]:
             raise UserError(f"{path}: expected a number or nothing in every column, row {number}")
     names = list(rows[0]) if rows else []
     return _arrays(names, ([row[name] for name in names] for row in rows))
-
-
-def _names_there(columns: Sequence[Column], names: Sequence[str]) -> dict[str, str]:
-    """Returns which of the names in a file each column has there, if it has one."""
-    # What still has its name comes first: it is not what another column was called before.
-    found = {column.name: column.name for column in columns if column.name in set(names)}
-    free = set(names) - set(found)
-    for column in columns:
-        earlier = next((name for name in column.earlier_names if name in free), None)
-        if column.name not in found and earlier is not None:
-            found[column.name] = earlier
-            free.remove(earlier)
-    return found
 
 
 def _arrays(names: Sequence[str], rows: Iterable[Sequence[str]]) -> dict[str, np.ndarray]:

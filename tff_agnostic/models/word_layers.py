@@ -1,7 +1,6 @@
 """Keras layers on word vectors, for next-word models and classifiers of texts.
 
-A module that has them loads Keras. Their names and modules are part of the fingerprints of FedBoost
-runs of earlier releases: classes keep those of the modules in which they once were.
+An import of this module loads Keras.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from tff_agnostic.models.keras_platform import PlainForm, with_weights
 class DenseOverSteps(tf.keras.layers.Dense):
     """A dense layer on [n, T, in] with a product and bias that TensorFlow can fuse, as on rows."""
 
-    __module__ = "tff_agnostic.models.next_word"
-
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns [n, T, units]."""
         rows = super().call(tf.reshape(inputs, [-1, inputs.shape[-1]]))
@@ -31,8 +28,6 @@ class DenseOverSteps(tf.keras.layers.Dense):
 
 class TiedEmbedding(tf.keras.layers.Embedding):
     """Word vectors that also score how well a state fits each word."""
-
-    __module__ = "tff_agnostic.models.next_word"
 
     def build(self, input_shape: Any) -> None:
         """Creates the vectors, and a bias of each word."""
@@ -68,8 +63,6 @@ class TiedEmbedding(tf.keras.layers.Embedding):
 
 class MeanOfWords(tf.keras.layers.Layer):
     """The mean over the steps that the mask leaves: [n, T, size] to [n, size]."""
-
-    __module__ = "tff_agnostic.models.text_classifier"
 
     def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
         """Returns the means; zeros where no step is left."""

@@ -8,10 +8,6 @@ variance mu in the whole sum, the divergence at order a is at most
 - discrete Gaussian of n clients (Kairouz, Liu, Steinke 2021, Theorem 1): with everything divided
   by sqrt(mu), and tau below, the least of a D2^2/2 + tau d, (a/2)(D2^2 + 2 D1 tau + tau^2 d) and
   (a/2)(D2 + sqrt(d) tau)^2. A sum of discrete Gaussians is not one; tau bounds the difference.
-
-Epsilons of earlier releases that were too small are corrected here. Before config.json had format
-7, runs with the clients' own noise and Poisson cohorts treated the number of clients of a round as
-secret. Everybody learns it there: see `CountedCohorts`.
 """
 
 from __future__ import annotations
@@ -19,22 +15,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.mechanisms import Mechanism, effective_noise_multiplier
-from tff_agnostic.privacy.sampling import RDP, IntegerSampling, PoissonCohorts, noise_of_clients
+from tff_agnostic.privacy.sampling import RDP, IntegerSampling
 from tff_agnostic.registry import Registry
 
 # Largest probability that the rounding of a client's vector is too long.
 ROUNDING_BETA = math.exp(-8)
 # Terms of a sum over clients that are added up; the others are bounded by the last of these.
 _MAX_TERMS = 2**20
-# The first format whose runs account for the public number of clients.
-_RIGHT_FORMAT = 7
 
 
 class Sensitivity(NamedTuple):
@@ -225,62 +217,3 @@ class DistributedNoise(Mechanism):
 @functools.lru_cache(maxsize=32)
 def _distributed_rdp(mechanism: DistributedNoise, orders: tuple[float, ...]) -> np.ndarray:
     return mechanism.sampling.amplified(mechanism.release_rdp, np.array(orders))
-
-
-def epsilon_is_too_small(config: Mapping[str, Any]) -> bool:
-    """Returns whether the epsilon in a run's files is too small.
-
-    Args:
-        config: config.json.
-    """
-    is_counted = config.get("cohort_sampling") == "poisson"
-    of_clients = config.get("privacy") == "distributed"
-    return of_clients and is_counted and config.get("format", 1) < _RIGHT_FORMAT
-
-
-def epsilon_warning(config: Mapping[str, Any], result: Mapping[str, Any]) -> Optional[str]:
-    """Returns a warning about the epsilon of a complete run; None if it is right.
-
-    Args:
-        config: config.json.
-        result: result.json.
-    """
-    if not epsilon_is_too_small(config):
-        return None
-    private = with_right_epsilon(config, result)["privacy"]
-    return (
-        f"epsilon is {private['epsilon']:.4g} and not {result['privacy']['epsilon']:.4g}, as an "
-        "earlier release wrote: it took the number of clients of a round for secret, which "
-        "everybody learns where clients add the noise"
-    )
-
-
-def with_right_epsilon(config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns result.json with a corrected epsilon, if its own is too small.
-
-    Every group is treated as large as the model, which changes epsilon in its fourth digit.
-
-    Args:
-        config: config.json.
-        result: result.json.
-    """
-    if not epsilon_is_too_small(config):
-        return dict(result)
-    private, about = result["privacy"], result["about"]
-    whose = noise_of_clients(
-        PoissonCohorts(about["data"]["train"]["clients"], config["clients_per_round"]),
-        secret_participation=False,
-        answering_clients=None,
-        min_clients=config["privacy_min_clients"],
-        needed=config["secure_min_clients"],
-    )
-    largest = 2 ** int(about["model"]["parameters"]).bit_length()
-    groups = [IntegerGroup(z, config["integer_clip"], largest) for z in private["split"].values()]
-    mechanism = DistributedNoise(tuple(groups), "skellam", *whose)
-    epsilon = PrivacyAccountant([mechanism], private["delta"]).epsilon(private["rounds"])
-    right = {
-        "epsilon": epsilon,
-        "adjacency": mechanism.adjacency,
-        "sampling": mechanism.assumption,
-    }
-    return {**result, "privacy": {**private, **right}}

@@ -19,7 +19,6 @@ from tff_agnostic.later import jinja2, matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell
 from tff_agnostic.report_fields import Unit
 
-NOT_RECORDED = "not recorded by the release that wrote this run"
 # Digits after the point of a plain number.
 DECIMALS = 4
 _TEMPLATE = "page.html.j2"

@@ -16,7 +16,6 @@ from tff_agnostic.metrics.formatting import UNDEFINED, cell, with_percent
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.class_section import classes_section
 from tff_agnostic.reports.page import (
-    NOT_RECORDED,
     Blanks,
     Block,
     Bullets,
@@ -160,13 +159,6 @@ def data_section(run: RunRecord, is_private: bool) -> Section:
         is_private: Whether anything on the page was trained on them with differential privacy.
     """
     blocks: list[Block] = []
-    if run.about.get("data") is None:
-        examples: list[Sequence[Line]] = [
-            (Name(name), run.source.number("domains", name, "num_examples")) for name in run.domains
-        ]
-        caption = f"Examples of the {run.split} clients; the others are {NOT_RECORDED}"
-        blocks.append(Table(caption, ["domain", "examples"], examples))
-        return Section("data", "The data", blocks)
     headings = ["domain"]
     splits = {"train": "training", "evaluated": run.split}
     for what in splits.values():
@@ -196,27 +188,19 @@ def _reason(run: RunRecord, split: str) -> str:
 
 def measures_section(run: RunRecord) -> Section:
     """Returns what was measured, and how sure it is ("Metrics")."""
-    level = run.result.get("interval_level")
-    blocks: list[Block] = [measure_facts(run)]
-    if level is None:
-        blocks.append(Paragraph(f"How sure the numbers are was {NOT_RECORDED}."))
-    else:
-        blocks.append(
-            Paragraph(
-                f"Numbers in brackets are {level:.0%} confidence intervals. That of a share of "
-                "examples is Wilson's, as if examples were independent; those of one client mostly "
-                "are alike, and then it is too narrow: the interval of the mean over clients, "
-                "which is Student's, knows how clients differ. That of a percentile lies between "
-                "two clients' values; that of a superquantile is Student's of its influence "
-                "function, where ten clients or more are in the tail. Clients are taken for a "
-                "random sample. A loss or a perplexity over examples has no interval: its spread "
-                "would take squares of what clients send, which evaluations do not sum; its mean "
-                "over clients has one. None covers what another seed would have trained: several "
-                "trials do (./run compare). The worst of several uncertain numbers looks worse "
-                "than it is."
-            )
-        )
-    return Section("measures", "What was measured", blocks)
+    text = (
+        f"Numbers in brackets are {run.result['interval_level']:.0%} confidence intervals. That of "
+        "a share of examples is Wilson's, as if examples were independent; those of one client "
+        "mostly are alike, and then it is too narrow: the interval of the mean over clients, which "
+        "is Student's, knows how clients differ. That of a percentile lies between two clients' "
+        "values; that of a superquantile is Student's of its influence function, where ten clients "
+        "or more are in the tail. Clients are taken for a random sample. A loss or a perplexity "
+        "over examples has no interval: its spread would take squares of what clients send, which "
+        "evaluations do not sum; its mean over clients has one. None covers what another seed "
+        "would have trained: several trials do (./run compare). The worst of several uncertain "
+        "numbers looks worse than it is."
+    )
+    return Section("measures", "What was measured", [measure_facts(run), Paragraph(text)])
 
 
 def measure_facts(run: RunRecord) -> Facts:
@@ -225,10 +209,9 @@ def measure_facts(run: RunRecord) -> Facts:
         (measure.name, with_percent(f"{measure.better} is better", measure.unit, "in percent"))
         for measure in metrics_first(run.measures)
     ]
-    share = run.result.get("superquantile_share")
-    if share is not None:
-        text = f"the mean of the worst {share:.0%} of the clients, each counted once"
-        rows.append(("superquantile", text))
+    share = run.result["superquantile_share"]
+    text = f"the mean of the worst {share:.0%} of the clients, each counted once"
+    rows.append(("superquantile", text))
     classes = run.about.get("model", "classes")
     if classes:
         rows.append(("Classes", _named(classes)))
@@ -252,8 +235,6 @@ def _algorithm(run: RunRecord) -> Line:
 
 
 def _inputs(inputs: object) -> str:
-    if inputs is None:
-        return NOT_RECORDED
     if isinstance(inputs, dict):
         return ", ".join(f"{name}: {_inputs(of)}" for name, of in inputs.items())
     return str(inputs)
@@ -368,19 +349,11 @@ def _sums(run: RunRecord) -> list[Block]:
                 "metrics of a client are readable to the server."
             )
         ]
-    security: Mapping[str, Any] = run.about.get("security") or {}
-    lines: list[Line] = []
-    if security:
-        secure, plain = len(security["secure"]), security["plain"]
-        lines.append(
-            f"{secure} values of a client reach the server in secure sums, "
-            + (f"{len(plain)} in plain ones: {', '.join(plain)}." if plain else "none in others.")
-        )
-    else:
-        lines.append(
-            f"Which values of a client reach the server in secure sums was {NOT_RECORDED}."
-        )
-    lines += [
+    security: Mapping[str, Any] = run.about.get("security")
+    secure, plain = len(security["secure"]), security["plain"]
+    lines: list[Line] = [
+        f"{secure} values of a client reach the server in secure sums, "
+        + (f"{len(plain)} in plain ones: {', '.join(plain)}." if plain else "none in others."),
         "It is a simulation: the integers are those that a secure-sum protocol would carry, added "
         "up in the clear.",
         *_what_sums_show(run),
@@ -429,11 +402,9 @@ def _privacy(run: RunRecord) -> list[Block]:
         ("Taken for granted", str(found["sampling"])),
         ("Noise multiplier", private.number("noise_multiplier")),
         ("of each group", groups[:-1] or "-"),
-        # Runs of earlier releases do not name the library.
-        ("Accountant", ", ".join([str(found[k]) for k in ("accountant", "library") if k in found])),
+        ("Accountant", f"{found['accountant']}, {found['library']}"),
         ("Kind of noise", str(run.config.get("privacy", _NO_PRIVACY))),
     ]
-    # Nor the generator.
     if found.get("noise_generator"):
         rows.append(("Noise generator", str(found["noise_generator"])))
     if "noise_tail" in found:
@@ -452,7 +423,6 @@ def _privacy(run: RunRecord) -> list[Block]:
 
 def write_run_report(
     folder: Path,
-    measures: Optional[Mapping[str, Any]] = None,
     command: Optional[Sequence[str]] = None,
     title: Optional[str] = None,
 ) -> Path:
@@ -460,10 +430,9 @@ def write_run_report(
 
     Args:
         folder: The folder of a complete run.
-        measures: See `read_run`.
         command: What trains it again; None if that is not known.
     """
-    path, run = folder / REPORT, read_run(folder, measures)
+    path, run = folder / REPORT, read_run(folder)
     heading = title_of(path, title, usual_title(run))
     write_text(path, rendered(run_page(run, command, heading)))
     return path

@@ -18,9 +18,10 @@ from tff_agnostic.metrics.intervals import Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import Column, read_history
 from tff_agnostic.models.model import Measure
 from tff_agnostic.privacy.accountant import WEAK_EPSILON
-from tff_agnostic.privacy.distributed import epsilon_is_too_small, with_right_epsilon
 from tff_agnostic.report_fields import ReportField, Role, Unit
 from tff_agnostic.reports.page import Line, Name, Part, Section, Source, Warnings
+from tff_agnostic.tasks.registry import check_format
+from tff_agnostic.tasks.task import TEST_SPLIT
 
 RESULT = "result.json"
 # Under this key result.json says what the run was, beside its numbers.
@@ -28,8 +29,6 @@ ABOUT = "about"
 _RESAMPLED = "resampled.npz"
 # Of excess losses, where the run made them itself.
 _BASELINES = Path("baselines") / "baselines.json"
-# Whose clients release 0.1.0 evaluated, which does not say it.
-_TEST = "test"
 # A domain's number that rests on fewer clients is one of them.
 FEW_CLIENTS = 10
 # A domain that weighs more in the mean of the last rounds leaves the others nothing.
@@ -45,7 +44,7 @@ class RunRecord:
     """What a run left.
 
     Attributes:
-        result: result.json; of an earlier release whose epsilon was too small, with the right one.
+        result: result.json.
         config: config.json.
         fingerprint: fingerprint.json; empty if there is none.
         columns: metrics.csv, by column name.
@@ -72,7 +71,7 @@ class RunRecord:
 
     @property
     def about(self) -> Source:
-        """What result.json says beside them; nothing of an earlier release's run."""
+        """Description of the run in result.json."""
         return self.source.below(ABOUT)
 
     @property
@@ -83,7 +82,7 @@ class RunRecord:
     @property
     def split(self) -> str:
         """Whose clients were evaluated."""
-        return str(self.result.get("split", _TEST))
+        return str(self.result["split"])
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -93,7 +92,7 @@ class RunRecord:
     @property
     def label(self) -> str:
         """What tables call the algorithm."""
-        return str(self.about.get("algorithm", "label") or self.result["algorithm"])
+        return str(self.about.get("algorithm", "label"))
 
     @property
     def quantities(self) -> tuple[ReportField, ...]:
@@ -108,7 +107,7 @@ class RunRecord:
                 role=Role[found["role"].upper()],
                 is_drawn=found["is_drawn"],
             )
-            for found in self.about.get("quantities") or ()
+            for found in self.about.get("quantities")
         )
 
     def drawn(self, quantity: ReportField) -> list[Column]:
@@ -130,13 +129,11 @@ def weight_quantity(run: RunRecord) -> Optional[ReportField]:
     return quantity if quantity is not None and run.drawn(quantity) else None
 
 
-def read_run(
-    folder: Path, measures: Optional[Mapping[str, Any]] = None, where: str = ""
-) -> RunRecord:
-    """Returns what a run left in its folder.
+def read_run(folder: Path, where: str = "") -> RunRecord:
+    """Reads the files of a complete run.
 
     Args:
-        measures: What is measured, as it stands in result.json since runs say so themselves.
+        folder: The run's folder.
         where: See `RunRecord`.
     """
     path = folder / RESULT
@@ -146,7 +143,7 @@ def read_run(
     try:
         facts = {
             name: Measure(name, Unit[of["unit"].upper()], bool(of["higher_is_better"]))
-            for name, of in (measures or result[ABOUT]["measures"]).items()
+            for name, of in result[ABOUT]["measures"].items()
         }
         sets = (result["overall"], *result["domains"].values())
         known = all({*facts, "num_examples", "over_clients"} <= {*one} for one in sets)
@@ -160,6 +157,7 @@ def read_run(
     except (AttributeError, LookupError, TypeError) as e:
         raise UserError(f"{path}: expected the result of a run, found something else") from e
     config = read_json(folder / "config.json")
+    check_format(folder / "config.json", config.get("format"))
     if result["rounds"] != config.get("rounds"):
         # Settings and columns would be of one run, and the numbers of a shorter one.
         raise UserError(
@@ -169,7 +167,7 @@ def read_run(
         )
     fingerprint = folder / "fingerprint.json"
     return RunRecord(
-        with_right_epsilon(config, result),
+        result,
         config,
         read_json(fingerprint) if fingerprint.exists() else {},
         read_history(folder / "metrics.csv"),
@@ -316,7 +314,7 @@ def training_caveats(run: RunRecord) -> list[Line]:
 
 
 def _split(run: RunRecord) -> Iterator[Line]:
-    if run.split != _TEST:
+    if run.split != TEST_SPLIT:
         yield (
             f"The numbers are of the {run.split} clients, not of the test clients: they are for "
             "choosing settings, and look too good as a proof."
@@ -500,11 +498,6 @@ def _privacy(run: RunRecord) -> Iterator[Line]:
         yield "Training was private in name only: without noise epsilon is infinite."
     elif epsilon.value > WEAK_EPSILON:
         yield ["Epsilon is ", epsilon, f": above {WEAK_EPSILON:.0f} it promises next to nothing."]
-    if epsilon_is_too_small(run.config):
-        yield (
-            "An earlier release wrote a smaller epsilon into result.json. It took the number of "
-            "clients of a round for secret, which everybody learns where clients add the noise."
-        )
     if run.config.get("noise_seed") is not None:
         yield "The noise was that of --noise_seed: anyone who knows it can remove it."
 

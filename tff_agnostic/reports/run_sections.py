@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_agnostic.later import matplotlib
-from tff_agnostic.metrics.class_counts import ACCURACY, CLASS_COUNTS, constant_accuracies
+from tff_agnostic.metrics.class_counts import ACCURACY
 from tff_agnostic.metrics.constant_answers import CONSTANTS, OVERALL
 from tff_agnostic.metrics.evaluation_report import client_values_from_json
 from tff_agnostic.metrics.formatting import capitalized, cell, with_percent
@@ -26,7 +26,6 @@ from tff_agnostic.reports.distributions import (
 from tff_agnostic.reports.figures import Values, figure_of
 from tff_agnostic.reports.page import (
     DECIMALS,
-    NOT_RECORDED,
     Block,
     Facts,
     Line,
@@ -160,8 +159,7 @@ def models_section(run: RunRecord) -> Section:
     if not models:
         return Section("models", "", [])
     main = run.source
-    # Runs of earlier releases do not say what it is called.
-    name_of_main = run.result.get("main_model", "the main model")
+    name_of_main = run.result["main_model"]
     sources = {name_of_main: main, **{n: main.below("models", n) for n in models}}
     blocks: list[Block] = [
         Paragraph(
@@ -255,11 +253,8 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
 
 
 def _constants(run: RunRecord, name: str) -> Mapping[str, float]:
-    """Returns what the best constant answers attain, by domain; folders of before have fewer."""
-    found = run.result.get(CONSTANTS)
-    if found is not None:
-        return found.get(name) or {}
-    return constant_accuracies(run.result.get(CLASS_COUNTS) or {}) if name == ACCURACY else {}
+    """Returns the scores of the best constant predictors of a measure, by domain."""
+    return run.result.get(CONSTANTS, {}).get(name, {})
 
 
 def _constant(accuracy: Optional[float], unit: Unit) -> Line:
@@ -313,10 +308,7 @@ def _number(value: Any) -> float:
 def course_section(run: RunRecord) -> Section:
     """Returns the curves of everything that is drawn of a run."""
     drawn = [q for q in run.quantities if q.is_drawn and q.role is not Role.DOMAIN_WEIGHT]
-    blocks: list[Block] = []
-    if not run.quantities:
-        blocks.append(Paragraph(f"What metrics.csv holds was {NOT_RECORDED}."))
-    blocks += [curves_of(run, quantity) for quantity in drawn if run.drawn(quantity)]
+    blocks: list[Block] = [curves_of(run, quantity) for quantity in drawn if run.drawn(quantity)]
     return Section("course", "The course of training", blocks)
 
 

@@ -45,6 +45,7 @@ from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.keras_platform import classes_of, keras_platform, plain_keras
 from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.program.options.flags import flags_in_errors
 from tff_agnostic.program.user_algorithm import algorithm_named
 from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.run.baseline_files import check_baselines_of
@@ -225,7 +226,8 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
     )
     named = algorithm_named(spec.config.algorithm)
     arguments = named.paper_arguments if spec.config.preset == PAPER else {}
-    algorithm = named.build(problem, spec.algorithm, **arguments)
+    with flags_in_errors(spec.algorithm):
+        algorithm = named.build(problem, spec.algorithm, **arguments)
     return with_rate_columns(algorithm, spec.algorithm)
 
 
@@ -239,7 +241,8 @@ def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
         # Of all mixtures the worst is the worst domain, whatever the domains are.
         return None
     expected_counts = np.asarray(_expected_counts(spec, task))
-    return options.lambda_.set.build(task.domain_names, expected_counts / expected_counts.sum())
+    with flags_in_errors(options):
+        return options.lambda_.set.build(task.domain_names, expected_counts / expected_counts.sum())
 
 
 def training_examples(task: Task) -> np.ndarray:
@@ -395,15 +398,9 @@ def model_to_start_from(path: Optional[Path], model: Model, trust: bool = False)
 
 
 def _of_checkpoint(file: Path, model: Model) -> ModelWeights:
-    checkpoint = read_checkpoint(file)
-    arrays: Sequence[np.ndarray] = checkpoint.leaves
-    if checkpoint.model_arrays is not None:
-        arrays = next(iter(checkpoint.model_arrays.values()))
+    arrays = next(iter(read_checkpoint(file).model_arrays.values()))
     template = as_in_keras(model.initial_weights, model.frozen)
     expected = tf.nest.flatten(template)
-    if checkpoint.model_arrays is None:
-        # The first arrays of a state of release 0.1.0 are the model.
-        arrays = arrays[: len(expected)]
     _check_same(file, _names(model), expected, arrays)
     return with_frozen(tf.nest.pack_sequence_as(template, list(arrays)), model.frozen)
 

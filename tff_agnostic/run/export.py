@@ -38,8 +38,8 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.fleet_privacy import fleet_privacy
 from tff_agnostic.run.options import RunConfig
-from tff_agnostic.run.spec import FORMAT, RunSpec
-from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.tasks.registry import FORMAT, TASKS
 from tff_agnostic.tasks.task import Task
 
 # Fields of `RunConfig` that a plan does not depend on.

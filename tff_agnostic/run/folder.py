@@ -9,8 +9,7 @@ What a checkpoint was trained with, as its header knows it, is compared with wha
 config.json can be edited, and checkpoints of another run with equal shapes can be copied into it.
 Both would train on without a word as a run that nobody described. Values are kept, and no digest of
 them, so that the message can name the setting and the value to put back. Where files lie is not
-kept: of what is in them there are digests in the fingerprint. Checkpoints of earlier releases know
-nothing of this, and are accepted.
+kept: of what is in them there are digests in the fingerprint.
 """
 
 from __future__ import annotations
@@ -34,13 +33,11 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
-from tff_agnostic.privacy.distributed import epsilon_is_too_small, epsilon_warning
 from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.program.user_algorithm import OWN_CODE, is_user_file
 from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.options import CHANGEABLE_ON_RESUME
 from tff_agnostic.run.spec import (
-    FORMAT,
     RunSpec,
     changes_of_settings,
     check_clients_per_round,
@@ -57,6 +54,7 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 from tff_agnostic.saving.keras import KERAS_FILES
+from tff_agnostic.tasks.registry import FORMAT, check_format
 from tff_agnostic.tasks.task import DATA, Task
 
 CHECKPOINT = ".npz"
@@ -68,8 +66,6 @@ _HINTS = {
 }
 # In config.json: how rounds were executed, as far as it can change last bits.
 _EXECUTION = "execution"
-# Of folders that say how rounds were executed, and not with which release: there was one.
-_UNNAMED_TENSORFLOW = "2.14"
 FINGERPRINT = "fingerprint.json"
 # The setting that names the model; its digest in the fingerprint is called so, too, and the copy.
 INITIAL_MODEL = "initial_model"
@@ -108,15 +104,8 @@ class RunFolder:
         execution = flags.get(_EXECUTION, {})
         if not isinstance(flags.get("rounds"), int) or not isinstance(execution, dict):
             raise UserError(f"{self.config}: expected the flags of a run, found something else")
-        file_format = flags.get("format", 1)
-        if not isinstance(file_format, int) or file_format > FORMAT:
-            raise UserError(
-                f"{self.config}: expected format {FORMAT} at most, found {file_format}: it was "
-                "written by a later release"
-            )
-        if execution:
-            execution = {TENSORFLOW: _UNNAMED_TENSORFLOW, **execution}
-        return SavedRun(self, flags, file_format, execution)
+        check_format(self.config, flags.get("format"))
+        return SavedRun(self, flags, execution)
 
     def read(self) -> Optional[SavedRun]:
         """Reads the run that the folder holds; None if it holds none."""
@@ -145,10 +134,8 @@ class RunFolder:
                     "--output_dir: expected a new or empty folder or that of a run, found "
                     f"{self.path} with other content"
                 )
-            # What a run of an earlier release was allowed is known with its folder only.
-            begun = adopted(saved, spec)
-            check_clients_per_round(begun.config, begun.build_training_aggregation())
-            check_evaluation_clients(begun.config, begun.build_aggregation())
+            check_clients_per_round(spec.config, spec.build_training_aggregation())
+            check_evaluation_clients(spec.config, spec.build_aggregation())
             return saved
 
     @contextlib.contextmanager
@@ -191,36 +178,29 @@ class SavedRun:
     Attributes:
         folder: The folder.
         flags: What config.json holds.
-        file_format: Of config.json; 1 of release 0.1.0.
-        execution: How its rounds were executed; nothing if that is not known.
+        execution: Runtime settings of the run's rounds; empty before its first start.
     """
 
     folder: RunFolder
     flags: Mapping[str, Any]
-    file_format: int
     execution: Mapping[str, Any]
 
     @functools.cached_property
-    def fingerprint(self) -> Optional[Mapping[str, str]]:
-        """The digests of what it was trained with; None if the folder has none."""
+    def fingerprint(self) -> Mapping[str, str]:
+        """Digests of the files and the code that the run was trained with."""
         path = self.folder.fingerprint
-        return read_json(path) if path.exists() else None
+        return read_json(path) if path.exists() else {}
 
     @property
     def known_content(self) -> set[str]:
         """Names of the parts of which the folder, or a private run's checkpoint, has a digest."""
         keyed = {DATA} if self.flags.get("privacy", "none") != "none" else set()
-        return {*(self.fingerprint or {}), *keyed}
+        return {*self.fingerprint, *keyed}
 
     @property
     def last_evaluation(self) -> tuple[int, int]:
         """Its last round, and its rounds between evaluations."""
         return int(self.flags["rounds"]), int(self.flags["evaluate_every"])
-
-    @property
-    def has_too_small_epsilon(self) -> bool:
-        """Whether it was written by a release that claimed too much of it."""
-        return epsilon_is_too_small(self.flags)
 
     def spec(self, algorithm: Optional[str] = None) -> RunSpec:
         """Returns the run.
@@ -241,10 +221,13 @@ class SavedRun:
 
     def check_own(self, checkpoint: Checkpoint) -> None:
         """Checks that a checkpoint was trained with what config.json and fingerprint.json say."""
-        settings = checkpoint.trained_with.get(_SETTINGS, {})
-        # What is missing in a config has another name by now.
-        shared = [name for name in settings if name in self.flags]
-        different = [name for name in shared if self.flags[name] != settings[name]]
+        settings = checkpoint.trained_with.get(_SETTINGS)
+        if settings is None:
+            raise UserError(
+                f"{checkpoint.file}: expected a checkpoint with the settings of its run, found "
+                "none: put back the checkpoints of that run"
+            )
+        different = [name for name in settings if self.flags.get(name) != settings[name]]
         if different:
             expected = some_of(_texts(different, settings), _MAX_TOLD)
             found = ", ".join(_texts(different[:_MAX_TOLD], self.flags))
@@ -253,7 +236,7 @@ class SavedRun:
                 f"trained, found {found}: put back what was changed there, or the checkpoints of "
                 "that run"
             )
-        digests = self.fingerprint or {}
+        digests = self.fingerprint
         for name, digest in checkpoint.trained_with.get(_MADE_OF, {}).items():
             if digests.get(name) != digest:
                 raise UserError(
@@ -271,10 +254,8 @@ class SavedRun:
             fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
             others: Names of what may be another, such as the examples.
         """
-        there, path = self.fingerprint or {}, self.folder.path
-        # An earlier release knew less of its data.
-        knows_all = self.fingerprint is not None and self.file_format == FORMAT
-        for name in dict.fromkeys((*fingerprint, *there)) if knows_all else there:
+        there, path = self.fingerprint, self.folder.path
+        for name in dict.fromkeys((*fingerprint, *there)):
             if name not in others and fingerprint.get(name) != there.get(name):
                 kept = kept_model(path) if name == INITIAL_MODEL else None
                 hint = f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else _HINTS.get(name, "")
@@ -311,18 +292,11 @@ class SavedRun:
                     "the difference"
                 )
 
-    def epsilon_warning(self) -> Optional[str]:
-        """Returns what to know of the epsilon that a complete run has written, if anything."""
-        result = self.folder.result
-        if not (result.exists() and self.has_too_small_epsilon):
-            return None
-        return epsilon_warning(self.flags, read_json(result))
-
 
 def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
     """Checks that a run is the one that a folder holds, and may go on."""
-    path, there, here = saved.folder.path, saved.spec(spec.config.algorithm), adopted(saved, spec)
-    different = differences(there, here, saved.known_content)
+    path, there = saved.folder.path, saved.spec(spec.config.algorithm)
+    different = differences(there, spec, saved.known_content)
     if different:
         raise UserError(f"--output_dir: {path} holds another run: {', '.join(different)}")
     if not resume:
@@ -330,40 +304,11 @@ def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
             f"--output_dir: {path} holds this run already: add --resume to go on with it, or "
             "choose another folder"
         )
-    if here.config.rounds < there.config.rounds:
+    if spec.config.rounds < there.config.rounds:
         raise UserError(
             f"--rounds: the run in {path} has {counted(there.config.rounds, 'round')}, and a "
-            f"resumed run cannot have fewer, found {here.config.rounds}"
+            f"resumed run cannot have fewer, found {spec.config.rounds}"
         )
-
-
-def adopted(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
-    """Returns a run that is to go on, with what was written before a setting was.
-
-    Settings that did not exist when the folder was written have the values that mean what was done
-    then, unless a user gave others.
-
-    Args:
-        saved: The folder's run, if it holds one.
-    """
-    if saved is None or saved.file_format == FORMAT:
-        return spec
-    of_folder = saved.spec(spec.config.algorithm)
-    known = {*saved.flags, *spec.given}
-
-    def older(part: Any, before: Any) -> Any:
-        if type(part) is not type(before):
-            return part
-        missing = [f.name for f in dataclasses.fields(part) if f.name not in known]
-        return dataclasses.replace(part, **{name: getattr(before, name) for name in missing})
-
-    return dataclasses.replace(
-        spec,
-        config=older(spec.config, of_folder.config),
-        algorithm=older(spec.algorithm, of_folder.algorithm),
-        aggregation=older(spec.aggregation, of_folder.aggregation),
-        privacy=older(spec.privacy, of_folder.privacy),
-    )
 
 
 def _label(name: str) -> str:
@@ -451,9 +396,6 @@ def write_made_of(
 
 def _copy(folder: Path, model: Path, fingerprint: Mapping[str, str]) -> None:
     copy = folder / f"{INITIAL_MODEL}{model.suffix}"
-    if copy.exists():
-        # Of an earlier release's run, which kept no copy: it is somebody else's.
-        return
     # A checkpoint of a private run holds the key of its noise.
     owner_only = model.suffix == CHECKPOINT
     try:
@@ -489,17 +431,11 @@ def _fingerprint(folder: Path) -> dict[str, str]:
 
 
 def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
-    """Returns the run that `path` belongs to, and the checkpoint that it names.
-
-    Prints what has to be known of the privacy that the run claims, if anything.
-    """
+    """Returns the run that `path` belongs to, and the checkpoint that it names."""
     is_folder, folder = path.is_dir(), folder_of_checkpoint(path)
     checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
     saved = folder.saved()
     saved.check_own(checkpoint)
-    warning = saved.epsilon_warning()
-    if warning is not None:
-        print(f"note: {warning}")
     return saved, checkpoint
 
 

@@ -23,7 +23,7 @@ from tff_agnostic.files import check_free, make_folder, new_folder, read_json, w
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.program.options.flags import build
+from tff_agnostic.program.options.flags import build, values_of
 from tff_agnostic.program.user_algorithm import algorithm_label
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
@@ -32,12 +32,11 @@ from tff_agnostic.run.folder import RunFolder, trained_with
 from tff_agnostic.run.options import RunConfig, stored_values
 from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
 from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.tasks.registry import TASKS
-from tff_agnostic.tasks.task import DATA, Task, option_flag
+from tff_agnostic.tasks.registry import TASKS, check_format
+from tff_agnostic.tasks.task import DATA, Task
 
 # The tensor of a server's state that says after how many rounds it is.
 ROUND_NUM = f"{SERVER}/round_num"
-_OF_ALGORITHM = f"{SERVER}/algorithm/"
 # What a plan does not depend on, and a run that goes on may want.
 _SETTINGS = (
     "rounds",
@@ -105,15 +104,13 @@ def run_of_export(
     task = manifest["task"]
     spec = TASKS[task]
     settings = stored_values(build(RunConfig, spec.defaults))
-    options = {f.name: f.default for f in dataclasses.fields(spec.options)}
-    options.update(manifest.get(OPTIONS, {}))
+    # The manifest has no paths.
+    options = values_of(build(spec.options, manifest[OPTIONS]))
     flags = {
         "task": task,
         "data_dir": None,
         "data": None,
-        # An export of an earlier release says less.
-        "format": manifest.get(SETTINGS_FORMAT, 1),
-        **{option_flag(task, f): options[f.name] for f in dataclasses.fields(spec.options)},
+        **options,
         **{name: settings[name] for name in OF_SIMULATIONS},
         **manifest["settings"],
         "aggregation": PROFILES[manifest["profile"]].aggregation,
@@ -181,7 +178,7 @@ class ImportedRun:
 def read_server_state(
     export: Export, path: Path, limits: Limits, trust: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the state's tensors in a server's checkpoint, by the names that they have today.
+    """Returns the state's tensors in a server's checkpoint, by name.
 
     Args:
         export: The export that the server was given.
@@ -198,18 +195,7 @@ def read_server_state(
         check_tensors(state, export.manifest.server_state, str(path))
     except PlanError as e:
         raise UserError(str(e)) from e
-    return _with_names_of_today(state)
-
-
-def _with_names_of_today(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Puts the algorithm's state where it is now: exports of 0.1.0 had nothing beside it."""
-    if any(name.startswith(_OF_ALGORITHM) for name in state):
-        return dict(state)
-    top = f"{SERVER}/"
-    return {
-        name if name == ROUND_NUM else f"{_OF_ALGORITHM}{name[len(top) :]}": value
-        for name, value in state.items()
-    }
+    return state
 
 
 def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
@@ -255,6 +241,7 @@ def import_state(given: GivenRun) -> RunOfServer:
     except PlanError as e:
         raise UserError(f"--plan: {e}") from e
     manifest = read_json(plan / "manifest.json")
+    check_format(plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
     limits = Limits(max_memory_gb=own.max_memory_gb)
     try:
         limits.check()
@@ -262,11 +249,6 @@ def import_state(given: GivenRun) -> RunOfServer:
         raise UserError(str(e)) from e
     tensors = read_server_state(export, server_state, limits, own.trust)
     options = given.task_options(manifest["task"])
-    if OPTIONS not in manifest:
-        print(
-            f"note: {plan} is of an earlier release and does not say the options of its task: "
-            "those of the flags are taken, or the defaults"
-        )
     completed = int(tensors[ROUND_NUM])
     spec = run_of_export(manifest, completed, given.settings, options, own.data_dir, own.data)
     if spec.config.rounds < completed:

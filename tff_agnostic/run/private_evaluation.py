@@ -51,8 +51,6 @@ from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism
 from tff_agnostic.privacy.sampling import EveryClient
 from tff_agnostic.tasks.task import Task
 
-# Instead of a digest, where an earlier version of this package kept no ledger.
-_UNKNOWN = ""
 _PUBLIC = "the number of test clients is assumed to be public"
 # Keeps the noise of evaluations apart from that of training.
 _EVALUATIONS = b"evaluations"
@@ -95,22 +93,22 @@ class ReleaseLedger:
         self._path = path
         self.releases: list[Release] = []
 
-    def load(self, round_num: int, shown: int) -> None:
+    def load(self, shown: int) -> None:
         """Reads the file; `write` makes it follow.
 
         A last line without its end was cut off: its evaluation was not shown, and does not count.
 
         Args:
-            round_num: Rounds that are completed.
-            shown: Evaluations of a model that metrics.csv has counted. Those that are in no line
-                are taken down as releases of which nothing else is known: there is no ledger of
-                runs of earlier versions.
+            shown: Number of evaluations of a model according to metrics.csv; the file has them all.
         """
         *lines, _cut_off = self._content().split("\n")
         self.releases = [self._release(n, line) for n, line in enumerate(lines, start=1)]
-        missing = shown - sum(release.num_models for release in self.releases)
-        if missing > 0:
-            self.releases.append(Release(round_num, _UNKNOWN, _UNKNOWN, _UNKNOWN, missing))
+        recorded = sum(release.num_models for release in self.releases)
+        if recorded < shown:
+            raise UserError(
+                f"{self._path}: expected {shown} private evaluations of a model as in metrics.csv, "
+                f"found {recorded}: without the complete file the run's privacy is unknown"
+            )
 
     def write(self) -> None:
         """Writes all lines anew if the file has others."""
@@ -134,8 +132,8 @@ class ReleaseLedger:
         return all(there.sums == release.sums for there in same_noise)
 
     def known(self) -> set[tuple[int, str]]:
-        """Returns round and `evaluated` of each release of which they are known."""
-        return {(r.round_num, r.evaluated) for r in self.releases if r.evaluated != _UNKNOWN}
+        """Returns round and `evaluated` of each release."""
+        return {(r.round_num, r.evaluated) for r in self.releases}
 
     def _content(self) -> str:
         try:

@@ -49,8 +49,6 @@ from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import DATA, Task, TaskContext
 
 PLACES_OF_DATA = ("data_dir", "data")
-# Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
-FORMAT = 10
 # Said first where runs differ.
 _CHIEF = ("task", "algorithm", "aggregation")
 

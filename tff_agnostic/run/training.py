@@ -48,7 +48,7 @@ from tff_agnostic.report_fields import ReportField, ReportFields, Role, paired
 from tff_agnostic.reports.evaluation_table import evaluation_table
 from tff_agnostic.run.build import run_parts
 from tff_agnostic.run.evaluation import Reports, diverged, skipped_rounds
-from tff_agnostic.run.folder import RunFolder, adopted, changes, trained_with
+from tff_agnostic.run.folder import RunFolder, changes, trained_with
 from tff_agnostic.run.harm import remarks_at_end
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.privacy import RunPrivacy
@@ -108,7 +108,7 @@ class TrainingRun:
         draws: Whether it leaves figures, which may take longer than short training.
 
     Attributes:
-        spec: The run as it goes on in the folder; see `folder.adopted`.
+        spec: The run.
         parts: What it is made of.
         left_out: A line for each model of which the run, at its end, has left no Keras file.
         harm: What is to be said first of the run at its end; see `harm.remarks_at_end`.
@@ -125,7 +125,7 @@ class TrainingRun:
     ) -> None:
         # Before the rest, which takes a while.
         self._saved = folder.check(spec, resume)
-        self.spec = spec = adopted(self._saved, spec)
+        self.spec = spec
         self._folder = folder
         self._resume = resume
         self._runtime = runtime
@@ -266,16 +266,6 @@ class TrainingRun:
         self.parts.rows.history.load(completed_rounds=int(state.round_num))
         if self.parts.privacy is not None:
             self._account_from(self.parts.privacy, state)
-            if self._saved is not None and self._saved.has_too_small_epsilon:
-                print(
-                    "note: an earlier release claimed too small an epsilon for this run: it took "
-                    "the number of clients of a round for secret, which is public where clients "
-                    "add the noise. metrics.csv and result.json get the right epsilon"
-                )
-                for row in range(1, int(state.round_num) + 1):
-                    self.parts.rows.history.change(
-                        row, {"epsilon": self.parts.privacy.account.epsilon(row)}
-                    )
             if checkpoint is not None and not self.parts.privacy.has_noise_of(self.parts.summed):
                 # A run of more rounds has the noise that was worked out for fewer.
                 summed = self.parts.privacy.aggregation()
@@ -286,7 +276,7 @@ class TrainingRun:
     def _check_same_releases(self, checkpoint: Optional[Checkpoint]) -> None:
         """Checks that rounds that a crash lost will be the same releases when they are run again.
 
-        Settings, cohorts and how rounds are executed are those of before; see `RunFolder`.
+        Settings, cohorts and the execution of rounds are unchanged; see `RunFolder`.
         """
         if checkpoint is None and self._folder.metrics.exists():
             raise UserError(
@@ -308,9 +298,7 @@ class TrainingRun:
     def _account_from(self, privacy: RunPrivacy, state: RunState) -> None:
         ledger = self.parts.evaluations.ledger
         if ledger is not None:
-            ledger.load(
-                int(state.round_num), int(self.parts.rows.history.largest_in_file("evaluations"))
-            )
+            ledger.load(int(self.parts.rows.history.largest_in_file("evaluations")))
         privacy.go_on_from(state, self.parts.evaluations)
         privacy.check_plan(None if self._saved is None else self._saved.last_evaluation)
         if ledger is not None:

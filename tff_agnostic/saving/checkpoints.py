@@ -5,7 +5,6 @@ The zip format holds a checksum of every array, so damage is noticed when a file
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import json
@@ -17,10 +16,8 @@ from typing import Any, Optional
 import numpy as np
 from absl import logging
 
-from tff_agnostic.computations.algorithm import MAIN_MODEL
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
-    OWNER_ONLY,
     atomic_file,
     keyed_digest,
     make_folder,
@@ -35,9 +32,7 @@ from tff_agnostic.models.model import ModelWeights
 # Folder of checkpoints in the folder of a run.
 CHECKPOINTS = "checkpoints"
 
-_FORMAT = 2
-# Without the names of models: the first arrays are the only model there was.
-_FORMAT_OF_ONE_MODEL = 1
+_FORMAT = 1
 _NAME = re.compile(r"round_(\d{8})\.npz")
 _HEADER = "header"
 
@@ -50,8 +45,7 @@ class Checkpoint:
         round_num: Rounds completed.
         leaves: The arrays of the state, in the order of `tf.nest.flatten`.
         model_arrays: The arrays of each model, by its name, the main one first, in the order of the
-            Keras model, whatever was frozen; None if it was saved by a release in which a state
-            began with its only model.
+            Keras model, whatever was frozen.
         data: `keyed_digest` of the digest of the examples that the state was trained on; "" if it
             was saved without.
         trained_with: What it is to be told by that it is of another run, in parts by their names;
@@ -61,7 +55,7 @@ class Checkpoint:
 
     round_num: int
     leaves: tuple[np.ndarray, ...]
-    model_arrays: Optional[Mapping[str, tuple[np.ndarray, ...]]] = None
+    model_arrays: Mapping[str, tuple[np.ndarray, ...]]
     data: str = ""
     trained_with: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     file: Optional[Path] = None
@@ -87,10 +81,7 @@ class Checkpoint:
         """
         template_weights = as_in_keras(template_weights, frozen)
         expected = _described(tf.nest.flatten(template_weights))
-        by_name = self.model_arrays
-        if by_name is None:
-            by_name = {MAIN_MODEL: self.leaves[: len(expected)]}
-        for arrays in by_name.values():
+        for arrays in self.model_arrays.values():
             found = _described(arrays)
             if expected != found:
                 raise UserError(
@@ -99,7 +90,7 @@ class Checkpoint:
                 )
         return {
             name: with_frozen(tf.nest.pack_sequence_as(template_weights, list(arrays)), frozen)
-            for name, arrays in by_name.items()
+            for name, arrays in self.model_arrays.items()
         }
 
 
@@ -161,10 +152,6 @@ class CheckpointFolder:
         if self._secret:
             sync_folder(self._folder)
             sync_folder(self._folder.parent)
-            for path in paths[newest : newest + self._keep]:
-                # Written by an earlier version. A file of another owner keeps its mode.
-                with contextlib.suppress(PermissionError):
-                    path.chmod(OWNER_ONLY)
         for path in paths[:newest] + paths[newest + self._keep :]:
             _make_way(path)
             with write_errors(path):
@@ -238,11 +225,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     arrays = read_npz(path, "a checkpoint")
     try:
         header = json.loads(str(arrays[_HEADER]))
-        file_format, round_num = header["format"], int(header["round"])
+        if header["format"] != _FORMAT:
+            raise UserError(
+                f"{path}: expected checkpoint format {_FORMAT}, found {header['format']}"
+            )
+        round_num = int(header["round"])
         leaves = tuple(arrays[f"leaf_{i:05d}"] for i in range(header["leaves"]))
         models = {
             model: tuple(arrays[name] for name in names)
-            for model, names in header.get("models", {}).items()
+            for model, names in header["models"].items()
         }
         data = str(header.get("data", ""))
         trained_with = {k: dict(part) for k, part in header.get("trained_with", {}).items()}
@@ -257,10 +248,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise UserError(f"{path}: expected a checkpoint, found other arrays ({e})") from e
     if round_num < 0:
         raise UserError(f"{path}: expected a checkpoint, found one of round {round_num}")
-    if file_format == _FORMAT_OF_ONE_MODEL:
-        return Checkpoint(round_num, leaves, file=path)
-    if file_format != _FORMAT:
-        raise UserError(f"{path}: expected checkpoint format 1 or {_FORMAT}, found {file_format}")
     return Checkpoint(round_num, leaves, models, data, trained_with, path)
 
 

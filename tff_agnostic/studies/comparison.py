@@ -60,8 +60,6 @@ FIRST_STAGES = "first_stages"
 MADE_FIRST = (BASELINES, FIRST_STAGES)
 # The settings of every trial are made before the first one runs.
 MAX_TRIALS = 10_000
-# What earlier releases, which had no such file, wrote beside the runs.
-_REPORTS = ("compare.json", "compare.md", "plots")
 # Rows of a comparison that are not a domain; parentheses keep them apart from domains' names.
 OVERALL = "(overall)"
 WORST = "(worst)"
@@ -450,8 +448,7 @@ def _stranger(folder: Path, own: Collection[str]) -> Optional[str]:
         _content(folder)
         return None
     for path in sorted(folder.iterdir()):
-        is_known = path.name in {*own, *_REPORTS} or is_temporary(path)
-        if not is_known and not any(trial.is_dir() for trial in path.glob("trial_[0-9][0-9]*")):
+        if path.name not in own and not is_temporary(path):
             return path.name
     return None
 
@@ -464,8 +461,7 @@ def _content(folder: Path) -> dict[str, Any]:
     is_whole = (
         content.get("format") == _FORMAT
         and isinstance(content.get(_ROWS), list)
-        # The first release with this file had none.
-        and isinstance(content.get(LABELS, {}), dict)
+        and isinstance(content.get(LABELS), dict)
         and isinstance(content.get(REMARKS, {}), dict)
     )
     if not is_whole:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
@@ -80,28 +80,18 @@ class ComparisonRecord:
         return next(iter(self.runs.values()))[0]
 
 
-def read_comparison(folder: Path, measures: Optional[Mapping[str, Any]] = None) -> ComparisonRecord:
-    """Returns what a comparison left in its folder.
-
-    Args:
-        measures: What was measured, where the trials do not say so; see `read_run`.
-    """
+def read_comparison(folder: Path) -> ComparisonRecord:
+    """Reads the files of a comparison in its folder."""
     path = folder / COMPARE
-    return read_rows(path, read_json(path), "compare", measures)
+    return read_rows(path, read_json(path), "compare")
 
 
-def read_rows(
-    path: Path,
-    content: Any,
-    command: str,
-    measures: Optional[Mapping[str, Any]] = None,
-) -> ComparisonRecord:
+def read_rows(path: Path, content: Any, command: str) -> ComparisonRecord:
     """Returns the trials of rows, whose folders are beside a file of their results.
 
     Args:
         content: What it has of the rows, as `Comparison.to_json` has it.
         command: What wrote it.
-        measures: What was measured, where the trials do not say so; see `read_run`.
     """
     folder = path.parent
     own = read_json(folder / COMPARISON_FILE)
@@ -113,12 +103,12 @@ def read_rows(
         raise UserError(f"{path}: expected rows of trials, found something else")
     folders = {row: [trial_folder(folder, row, k) for k in range(n)] for row, n in counts.items()}
     runs = {
-        row: [read_run(t.path, measures, f"{t.path.relative_to(folder)}/") for t in trials]
+        row: [read_run(t.path, f"{t.path.relative_to(folder)}/") for t in trials]
         for row, trials in folders.items()
     }
     first = next(iter(runs.values()))[0]
     fewest = {
-        row: [int(r.result.get("worst_min_examples", 1)) for r in of] for row, of in runs.items()
+        row: [int(run.result["worst_min_examples"]) for run in of] for row, of in runs.items()
     }
     over_clients = first.result["overall"]["over_clients"].values()
     statistics = dict.fromkeys(s for of in over_clients for s in of if s != _NUM_CLIENTS)
@@ -130,10 +120,10 @@ def read_rows(
         first.domains,
         first.measures,
         trials,
-        {row: str(label) for row, label in (own.get(LABELS) or {}).items()},
+        {row: str(label) for row, label in own.get(LABELS, {}).items()},
         first.split,
         max(max(numbers) for numbers in fewest.values()),
-        {row: str(text) for row, text in (own.get(REMARKS) or {}).items() if row in trials},
+        {row: str(text) for row, text in own.get(REMARKS, {}).items() if row in trials},
     )
     _check_same_trials(path, content, comparison, command)
     return ComparisonRecord(comparison, content, runs)
@@ -161,10 +151,7 @@ def _check_same_trials(
 def _different(
     found: Any, expected: Any, keys: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yields (keys, expected, found) of values that differ; what only one of them has does not.
-
-    An earlier release wrote less.
-    """
+    """Yields (keys, expected, found) of values that differ, of keys that both mappings have."""
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for key in expected:
             if key in found:

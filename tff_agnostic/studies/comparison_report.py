@@ -288,7 +288,7 @@ def figure(comparison: Comparison, measure: str) -> matplotlib.figure.Figure:
     course = Column(tested_worst(measured, comparison.split))
     for i, (label, trials) in enumerate(zip(labels, comparison.trials.values())):
         rounds = trials.histories[0][ROUND]
-        by_trial = np.array([course.find(history) for history in trials.histories])
+        by_trial = np.array([history[course.name] for history in trials.histories])
         plot_spread(curves, rounds, by_trial, i, label)
     text = f"{measure} on the {comparison.split} clients"
     label_course(curves, text)

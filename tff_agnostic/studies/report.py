@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from tff_agnostic.base.options import Options
 from tff_agnostic.errors import UserError
@@ -14,11 +14,9 @@ from tff_agnostic.progress import LongWork
 from tff_agnostic.reports.page import rendered, title_of
 from tff_agnostic.reports.run_page import REPORT as REPORT_FILE
 from tff_agnostic.reports.run_page import run_page, write_run_report
-from tff_agnostic.reports.run_record import ABOUT, RESULT
 from tff_agnostic.run.command import Command
 from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.results import measures_json
 from tff_agnostic.studies import frontier_report, tuning_page
 from tff_agnostic.studies.comparison import FIRST_STAGES, trial_folder
 from tff_agnostic.studies.comparison_page import comparison_page, usual_title
@@ -38,8 +36,7 @@ def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
     Returns:
         Its path.
     """
-    row = next(iter(read_json(folder / COMPARE)), "")
-    record = read_comparison(folder, _measures(trial_folder(folder, row, 0).path))
+    record = read_comparison(folder)
     specs = {
         row: [trial_folder(folder, row, k).spec() for k in range(len(runs))]
         for row, runs in record.runs.items()
@@ -109,7 +106,7 @@ def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
     for file, write in _WRITERS.items():
         if (folder / file).exists():
             return write(folder, title)
-    return write_run_report(folder, _measures(folder), _command(folder), title)
+    return write_run_report(folder, _command(folder), title)
 
 
 def _command(folder: Path) -> Optional[list[str]]:
@@ -118,21 +115,6 @@ def _command(folder: Path) -> Optional[list[str]]:
         return train_command(RunFolder(folder).spec())
     except UserError:
         return None
-
-
-def _measures(folder: Path) -> Optional[Mapping[str, Any]]:
-    """Returns what a run measured; None if it did not end.
-
-    Those of earlier releases do not say it: their task, which knows, is loaded from where its files
-    were then.
-    """
-    path = folder / RESULT
-    if not path.is_file():
-        return None
-    about = read_json(path).get(ABOUT)
-    if about is not None:
-        return about.get("measures") if isinstance(about, dict) else None
-    return measures_json(RunFolder(folder).spec().load_task())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,6 @@ from tff_agnostic.run.spec import (
     RunSpec,
     check_clients_per_round,
     check_sizes_by_chance,
-    from_flags,
     has_effect,
     resolve,
 )
@@ -256,7 +255,7 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
             f"--output_dir: expected a new or empty folder or that of a search, found {folder} "
             "with other content"
         )
-    different = _difference(_with_later_settings(read_json(path)), _published(wanted))
+    different = _difference(read_json(path), _published(wanted))
     if different is None and not _is_of_data(folder, wanted):
         different = "of other examples"
     if different is not None:
@@ -299,12 +298,6 @@ def _is_of_data(folder: Path, wanted: Mapping[str, Any]) -> bool:
     data = _private_data(wanted)
     keyed = read_text(folder / _DATA_FILE, "a keyed digest") if data else ""
     return not data or is_keyed_digest(keyed, data)
-
-
-def _with_later_settings(there: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a folder says, with what a setting meant before it existed."""
-    settings = {name: from_flags(flags).flags() for name, flags in there["settings"].items()}
-    return {**there, "settings": settings}
 
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> Optional[str]:

@@ -203,13 +203,9 @@ class EndedSearch:
                 "gone: a page shows them"
             )
         content, search = self.content, self.search
-        counts = {name: len(of_it) for name, of_it in self.trials.items()}
-        # An earlier release wrote no sentences.
-        sentences = content.get("verdict") or found.sentences(
-            counts, len(search.seeds), search.split
-        )
         shares = {name: of["importance"] for name, of in content["algorithms"].items()}
-        return tuning_page(search, found, self.trials, sentences, shares, content["command"], title)
+        verdict, command = content["verdict"], content["command"]
+        return tuning_page(search, found, self.trials, verdict, shares, command, title)
 
     def _spec(self, name: str, trial: FrozenTrial) -> RunSpec:
         return RunFolder(self.search.runs_of(name, trial)[0]).spec()
@@ -350,7 +346,7 @@ def found_by(
     first = read_run(next(iter(folders.values()))[0].path)
 
     def runs(of: Sequence[RunFolder]) -> RowTrials:
-        fewest = [int(read_json(folder.result).get("worst_min_examples", 1)) for folder in of]
+        fewest = [int(read_json(folder.result)["worst_min_examples"]) for folder in of]
         return collect(of, first.domains, first.measures, fewest)
 
     best_rows = {name: runs(of) for name, of in folders.items()}

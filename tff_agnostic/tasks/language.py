@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Callable, Optional
@@ -14,7 +13,7 @@ import numpy as np
 from tff_agnostic.base.options import OneOf
 from tff_agnostic.data import data_warnings
 from tff_agnostic.data.inputs import SENTENCE
-from tff_agnostic.data.store import Store, StoreClients, parse_examples, vocabulary_digest
+from tff_agnostic.data.store import Store, StoreClients, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Examples, Model
@@ -34,8 +33,6 @@ from tff_agnostic.text_ids import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncod
 
 # How SQLite files begin.
 _SQLITE = b"SQLite format 3\0"
-# Number of clients to read for the warning about cut words, if the store has no counts.
-_SAMPLED_CLIENTS = 100
 # Those of Reddi et al. 2021 for the Stack Overflow LSTM; gamma_lambda is that of Ro et al. 2021.
 NEXT_WORD_DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
     {
@@ -243,28 +240,14 @@ def cut_words(
     """Returns the warnings about words of training clients that are cut off.
 
     Args:
-        sequence_length: T, how many words of each are not.
+        task: Name of the task.
+        store: The store of the task.
+        sequence_length: T, the number of words of a sentence that stay.
+        mend: What helps, for the message.
     """
-    lengths: Optional[Mapping[int, int]] = store.sentence_lengths(TRAIN_SPLIT)
-    where = TRAIN_SPLIT
-    if lengths is None:
-        lengths, where = _sampled_lengths(store), f"some clients of {TRAIN_SPLIT}"
     return data_warnings.cut_words(
-        lengths,
+        store.sentence_lengths(TRAIN_SPLIT),
         sequence_length,
         f"{task}_sequence_length",
         mend,
-        where,
     )
-
-
-def _sampled_lengths(store: Store) -> Mapping[int, int]:
-    """Returns sentences by their number of words, of clients evenly spaced among the sorted ids."""
-    ids = store.client_ids(TRAIN_SPLIT)
-    lengths: Counter[int] = Counter()
-    for k in np.unique(np.linspace(0, len(ids) - 1, _SAMPLED_CLIENTS).astype(int)):
-        columns = parse_examples(
-            store.read(TRAIN_SPLIT, ids[k]), {TOKENS: Feature("string")}, f"{store.path}: {ids[k]}"
-        )
-        lengths.update(len(sentence.split()) for sentence in columns[TOKENS])
-    return lengths

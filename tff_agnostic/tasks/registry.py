@@ -25,6 +25,8 @@ from tff_agnostic.tasks.task import (
     option_flag,
 )
 
+# Format of config.json, and of the settings in the manifest of an export.
+FORMAT = 1
 _TRAINED_ON = "train_clients"
 TASKS: Registry[TaskSpec] = Registry(
     "task",
@@ -78,6 +80,19 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
 def option_flags(task: str) -> dict[str, str]:
     """Returns the names of a task's options by flag."""
     return {option_flag(task, f): f.name for f in dataclasses.fields(TASKS[task].options)}
+
+
+def check_format(place: object, stated: Any) -> None:
+    """Checks the format of the stored flags of a run.
+
+    Args:
+        place: The file that contains the flags.
+        stated: The format according to the file; None if the file states none.
+    """
+    if stated != FORMAT:
+        raise UserError(
+            f"{place}: expected format {FORMAT} of this version, found {stated or 'none'}"
+        )
 
 
 def _check_path(

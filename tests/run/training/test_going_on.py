@@ -21,7 +21,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.training import TrainingRun
-from tff_agnostic.saving.checkpoints import newest_checkpoint
+from tff_agnostic.saving.checkpoints import CheckpointFolder, newest_checkpoint
 
 
 @pytest.mark.slow_cases("1", "5")
@@ -169,12 +169,24 @@ def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(
     shutil.copytree(whole, path)
     other = newest_checkpoint(path / "checkpoints")
     arrays = {f"leaf_{i:05d}": leaf for i, leaf in enumerate(other.leaves[1:])}
-    header = json.dumps({"format": 1, "round": 8, "leaves": len(arrays)})
+    settings = {"trained_with": other.trained_with, "models": {}}
+    header = json.dumps({"format": 1, "round": 8, "leaves": len(arrays), **settings})
     np.savez(path / "checkpoints" / "round_00000008.npz", header=np.array(header), **arrays)
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="expected the state of this model and algorithm"):
         train(cohort_runtime, path, resume=True)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_its_settings_is_refused(cohort_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    other = newest_checkpoint(path / "checkpoints")
+    file = path / "checkpoints" / "round_00000008.npz"
+    CheckpointFolder(file.parent, keep=9).save(8, other.leaves, {})
+    with pytest.raises(UserError, match=f"{file}: expected a checkpoint with the settings of its"):
+        train(cohort_runtime, path, resume=True, rounds=ROUNDS + 1)
 
 
 @pytest.mark.slow

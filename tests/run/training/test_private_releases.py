@@ -297,7 +297,7 @@ def test_a_damaged_ledger_is_one_line(tmp_path, line):
     path = tmp_path / "releases.jsonl"
     path.write_text(f"{json.dumps(_LINE)}\n{line}\n{json.dumps(_LINE)}\n")
     with pytest.raises(UserError, match=r"expected a private evaluation in each line, .* line 2: "):
-        ReleaseLedger(path).load(4, 0)
+        ReleaseLedger(path).load(0)
 
 
 @pytest.mark.parametrize("left", [1, 20, -1])
@@ -306,7 +306,7 @@ def test_a_line_that_was_cut_off_was_not_shown(tmp_path, left):
     line = f"{json.dumps(_LINE)}\n".encode()
     path.write_bytes(line + line[:left])
     ledger = ReleaseLedger(path)
-    ledger.load(4, 1)
+    ledger.load(1)
     assert ledger.releases == [Release(**_LINE)]
     ledger.write()
     assert path.read_bytes() == line
@@ -322,7 +322,7 @@ def test_equal_releases_count_once_and_other_sums_are_not_shown(tmp_path):
     assert not ledger.enter(dataclasses.replace(release, sums="others"))
     assert ledger.enter(dataclasses.replace(release, place="other noise", sums="others"))
     again = ReleaseLedger(path)
-    again.load(4, 0)
+    again.load(0)
     assert [r.place for r in again.releases] == ["noise", "other noise"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -356,12 +356,14 @@ def test_an_evaluation_that_comes_out_otherwise_has_other_noise(cohort_runtime, 
 
 
 @pytest.mark.slow
-def test_a_run_of_an_earlier_version_has_no_ledger(cohort_runtime, lost):
-    """Its evaluation counts by the rows that it left, and had noise of another kind."""
+def test_a_missing_ledger_is_refused(cohort_runtime, lost):
     (lost / "releases.jsonl").unlink()
-    _train(cohort_runtime, lost, resume=True)
-    assert [line["round_num"] for line in _ledger(lost)] == [0, 4, 8, 9]
-    _assert_accounted(lost, 4)
+    before = {p: p.read_bytes() for p in lost.rglob("*") if p.is_file()}
+    assert golden.refusal(_train, cohort_runtime, lost, resume=True) == (
+        f"{lost / 'releases.jsonl'}: expected 1 private evaluations of a model as in metrics.csv, "
+        "found 0: without the complete file the run's privacy is unknown"
+    )
+    assert {p: p.read_bytes() for p in lost.rglob("*") if p.is_file()} == before
 
 
 @pytest.mark.slow
@@ -371,7 +373,7 @@ def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
     account, evaluations = parts.privacy.account, parts.evaluations
     account.go_on_from(0, 0.8, evaluations)
     account.check_plan((9, 4))
-    evaluations.ledger.load(0, 0)
+    evaluations.ledger.load(0)
     with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4 with those that were"):
         account.check_plan((9, 4))
     # Planned are as many, but after other rounds than the one that is over.
@@ -429,9 +431,6 @@ def _modes(path: Path) -> set[int]:
 @pytest.mark.slow
 def test_checkpoints_of_private_runs_are_for_their_owner(cohort_runtime, crashed, folder):
     assert _modes(crashed) == {0o600}
-    # As an earlier version wrote them.
-    for file in (folder / "checkpoints").iterdir():
-        file.chmod(0o644)
     _train(cohort_runtime, folder, resume=True, **_TRAINING_ONLY)
     assert _modes(folder) == {0o600}
     # A run without noise may start from it, and has the key in its folder then.
