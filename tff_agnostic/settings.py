@@ -42,8 +42,6 @@ _EXPECTED: dict[type, str] = {
 }
 _ITEMS: dict[type, str] = {float: "numbers", int: "whole numbers", str: "texts"}
 _TYPES: dict[type, Any] = {bool: bool, float: (int, float), int: int, str: str, Path: str}
-# A part whose name the flags have in them.
-_TASK = "task"
 _DEFINE: dict[type, Any] = {
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
@@ -226,11 +224,13 @@ def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if "also" in metadata and not isinstance(value, str) and isinstance(value, metadata["also"]):
         return
     if isinstance(value, str) and metadata.get("or_text"):
+        if metadata.get("is_path"):
+            named_path(flag, value)
         return
     if "choices" in metadata:
         choices: Registry = metadata["choices"]
         choices.given(flag, value)
-    if metadata.get("is_path"):
+    if metadata.get("is_path") and not isinstance(value, int):
         for path in (value or ("",)) if isinstance(value, tuple) else (value,):
             named_path(flag, path)
     for number in value if isinstance(value, tuple) else (value,):
@@ -329,7 +329,7 @@ class Option:
         # A text that explains every choice names them all.
         if choices is not None and not all(re.search(rf"\b{n}\b", text) for n in choices):
             text += f" One of: {_listed(choices)}."
-        if self.owners and self.owners[0][0] != _TASK:
+        if self.owners:
             text += f" Of: {self.owner_names}."
         if self.needs is not None:
             other, values = self.needs

@@ -63,14 +63,14 @@ def pooled_examples(num_clients: int, clients_per_round: int) -> Remark:
 
 
 def cut_words(
-    lengths: Mapping[int, int], sequence_length: int, flag: str, mend: str, where: str
+    lengths: Mapping[int, int], sequence_length: int, advice: str, where: str
 ) -> list[Remark]:
     """Returns warnings about words that do not fit into an example.
 
     Args:
         lengths: Sentences by their number of words.
-        sequence_length: T, the words of a sentence that are predicted.
-        flag: The flag of T.
+        sequence_length: T, the number of words of a sentence that are predicted.
+        advice: How to keep the words that are cut off.
         where: The split of the sentences, such as "train".
     """
     sentences = sum(lengths.values())
@@ -83,8 +83,8 @@ def cut_words(
         Remark(
             "words_cut",
             f"{share(cut, words)} of the words of {where} ({cut} of {words}) are cut off: "
-            f"{share(long, sentences)} of the sentences have more than --{flag}={sequence_length} "
-            f"words; {mend}",
+            f"{share(long, sentences)} of the sentences have more than "
+            f"--sequence_length={sequence_length} words; {advice}",
             {
                 "words": words,
                 "words_cut": cut,

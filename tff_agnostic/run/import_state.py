@@ -33,7 +33,7 @@ from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.settings import command_setting, make
 from tff_agnostic.tasks.registry import TASKS
-from tff_agnostic.tasks.task import DATA, Task, option_flag
+from tff_agnostic.tasks.task import DATA, Task
 
 # The tensor of a server's state that says after how many rounds it is.
 ROUND_NUM = f"{SERVER}/round_num"
@@ -114,15 +114,14 @@ def run_of_export(
     task = manifest["task"]
     spec = TASKS[task]
     settings = by_flag(make(RunConfig, spec.defaults))
-    options = {f.name: f.default for f in dataclasses.fields(spec.options)}
-    options.update(manifest.get(OPTIONS, {}))
+    options = {k: v for k, v in manifest.get(OPTIONS, {}).items() if k in spec.option_names}
     flags = {
         "task": task,
         "data_dir": None,
         "data": None,
         # An export of an earlier release says less.
         "format": manifest.get(SETTINGS_FORMAT, 1),
-        **{option_flag(task, f): options[f.name] for f in dataclasses.fields(spec.options)},
+        **dataclasses.asdict(spec.make_options(options)),
         **{name: settings[name] for name in OF_SIMULATIONS},
         **manifest["settings"],
         "aggregation": PROFILES[manifest["profile"]].aggregation,

@@ -31,7 +31,6 @@ from tff_agnostic.settings import (
 )
 from tff_agnostic.tasks.domain_input import DOMAIN_INPUTS, NO_DOMAIN_INPUT
 from tff_agnostic.tasks.registry import TASKS
-from tff_agnostic.tasks.task import option_flag
 
 NO_PRESET, PAPER = "none", "paper"
 PRESETS: Registry[str] = Registry(
@@ -234,31 +233,19 @@ def options_of_runtimes() -> OptionTable:
 
 @functools.cache
 def options_of_tasks() -> OptionTable:
-    """Returns the options of all tasks by flag; the owner of each is its task."""
-    return OptionTable(
-        "flag",
-        {
-            option_flag(task, option.field): dataclasses.replace(
-                option, flag=option_flag(task, option.field), owners=(("task", task),)
+    """Returns the options of all tasks by flag; the owners of each are its tasks."""
+    return OptionTable.of("flag", [("task", name, spec.options) for name, spec in TASKS.items()])
+
+
+def check_task_options(task: str, flags: Iterable[str]) -> None:
+    """Refuses options of tasks, by their flags, that a task does not have."""
+    names = TASKS[task].option_names
+    for flag in flags:
+        if flag not in names:
+            owners = [name for _, name in options_of_tasks()[flag].owners]
+            raise UserError(
+                f"--{flag} has no effect with --task={task}: it needs --task={' or '.join(owners)}"
             )
-            for task, spec in TASKS.items()
-            for option in settings_in(spec.options)
-        },
-    )
-
-
-def options_of_task(task: str, by_flag: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a task by field.
-
-    Args:
-        by_flag: Options of tasks that were given.
-    """
-    _ = TASKS[task]
-    options = options_of_tasks()
-    for flag in by_flag:
-        if options[flag].owners != (("task", task),):
-            raise UserError(f"--{flag} has no effect with --task={task}")
-    return {options[flag].field.name: value for flag, value in by_flag.items()}
 
 
 def without_effect(flag: str, config: RunConfig) -> str:
@@ -384,7 +371,8 @@ def with_absolute_paths(options: Any) -> Any:
 def _absolute_of(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(absolute(Path(text)) for text in value)
-    return absolute(Path(value)) if value is not None else None
+    # A vocabulary may be a number of words.
+    return value if value is None or isinstance(value, int) else absolute(Path(value))
 
 
 def absolute(path: Optional[Path]) -> Optional[str]:

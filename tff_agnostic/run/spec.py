@@ -50,8 +50,8 @@ from tff_agnostic.settings import (
     without_aliases,
 )
 from tff_agnostic.tasks.domain_input import with_domain_input
-from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_flags
-from tff_agnostic.tasks.task import DATA, Task, TaskContext, option_flag
+from tff_agnostic.tasks.registry import TASKS, load_task, task_of_flags
+from tff_agnostic.tasks.task import DATA, Task, TaskContext
 
 PLACES_OF_DATA = ("data_dir", "data")
 # Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
@@ -123,8 +123,8 @@ class RunSpec:
 
     def flags(self) -> dict[str, Any]:
         """Returns every flag and its value; what config.json holds."""
-        options = {f: self.task_options[name] for f, name in option_flags(self.task).items()}
-        flags = {"task": self.task, "data_dir": self.data_dir, "data": self.data, **options}
+        places = {"data_dir": self.data_dir, "data": self.data}
+        flags = {"task": self.task, **places, **self.task_options}
         for name, value in self.settings().items():
             flags[name] = list(value) if isinstance(value, tuple) else value
         return flags
@@ -179,7 +179,7 @@ class RunSpec:
 def path_flags(spec: RunSpec) -> set[str]:
     """Returns the flags of a run that say where files lie."""
     paths = {*PLACES_OF_DATA}
-    paths.update(option_flag(spec.task, f) for f in path_fields(TASKS[spec.task].options))
+    paths.update(f.name for f in path_fields(TASKS[spec.task].options))
     paths.update(flag_of(field) for _, field in spec.path_fields())
     return paths
 
@@ -233,7 +233,7 @@ def resolve(
     )
     run = RunSpec(
         task,
-        dataclasses.asdict(with_absolute_paths(spec.options(**task_options))),
+        dataclasses.asdict(with_absolute_paths(spec.make_options(task_options))),
         absolute(data_dir),
         absolute(data),
         config,
@@ -415,8 +415,7 @@ def changes_of_settings(earlier: RunSpec, spec: RunSpec) -> list[str]:
 def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
     """Returns the flags of files of which the content is known."""
     by_flag = {"data": DATA, "data_dir": DATA}
-    for field in path_fields(TASKS[spec.task].options):
-        by_flag[option_flag(spec.task, field)] = field.name
+    by_flag.update((f.name, f.name) for f in path_fields(TASKS[spec.task].options))
     by_flag.update((flag_of(field), field.name) for _, field in spec.path_fields())
     return {flag for flag, name in by_flag.items() if name in known_content}
 

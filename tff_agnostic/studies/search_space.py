@@ -17,9 +17,9 @@ from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure, main_measure
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.run.options import options_of_runs, options_of_tasks
-from tff_agnostic.settings import Option
-from tff_agnostic.tasks.registry import what_decides_the_split
+from tff_agnostic.run.options import options_of_runs
+from tff_agnostic.settings import Option, settings_in
+from tff_agnostic.tasks.registry import TASKS, what_decides_the_split
 
 FORM = "LOW..HIGH, LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,..."
 _CHOICE, _LOG, _DOTS = "choice:", "log:", ".."
@@ -224,11 +224,9 @@ def task_settings(task: str) -> dict[str, Option]:
     """Returns the options of a task that may be searched, by flag."""
     fixed = what_decides_the_split(task)
     return {
-        flag: option
-        for flag, option in options_of_tasks().items()
-        if option.owners == (("task", task),)
-        and option.field.name not in fixed
-        and not option.field.metadata["is_path"]
+        option.flag: option
+        for option in settings_in(TASKS[task].options)
+        if option.flag not in fixed and not option.field.metadata["is_path"]
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -37,8 +36,8 @@ from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.optuna_studies import Method
 from tff_agnostic.studies.search_space import Dimension, task_settings
 from tff_agnostic.studies.stages import halves
-from tff_agnostic.tasks.registry import TASKS, option_flags, what_decides_the_split
-from tff_agnostic.tasks.task import DATA, Task, option_flag
+from tff_agnostic.tasks.registry import TASKS, what_decides_the_split
+from tff_agnostic.tasks.task import DATA, Task
 
 _FORMAT = 1
 # By this file the folder of a search is known.
@@ -163,16 +162,12 @@ class SearchedArm:
         """
         spec = self.spec(sampled, seed)
         flags, fixed = spec.flags(), what_decides_the_split(self.task)
-        options = {
-            flag
-            for flag, name in option_flags(self.task).items()
-            if name in self.task_options and name not in fixed
-        }
+        options = {name for name in self.task_options if name not in fixed}
         wanted = [*self.shared, *self.given, *sorted(options), *self.dimensions]
         of_word = WORDS[LAST_LAYER].settings if self.has_two_stages else {}
         left_out = {"algorithm", "seed", *of_word}
         kept = [name for name in dict.fromkeys(wanted) if name not in left_out]
-        of_task = option_flags(self.task)
+        of_task = TASKS[self.task].option_names
         return {
             name: flags[name]
             for name in kept
@@ -181,7 +176,7 @@ class SearchedArm:
 
     def _resolved(self, values: Mapping[str, Any], seed: int) -> RunSpec:
         of_task = task_settings(self.task)
-        options = {of_task[f].field.name: v for f, v in values.items() if f in of_task}
+        options = {f: v for f, v in values.items() if f in of_task}
         of_run = {f: v for f, v in values.items() if f not in of_task}
         return resolve(
             self.task,
@@ -205,8 +200,7 @@ def check_run(spec: RunSpec, task: Task) -> None:
 
 def _loaded(spec: RunSpec) -> Task:
     """Returns the task, after its options were checked as far as their ranges say."""
-    options = TASKS[spec.task].options(**spec.task_options)
-    check_values(options, functools.partial(option_flag, spec.task))
+    check_values(TASKS[spec.task].make_options(spec.task_options))
     return spec.load_task()
 
 

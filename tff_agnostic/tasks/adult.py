@@ -65,30 +65,33 @@ Table = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class AdultOptions:
-    """Options of the task."""
+    """Options of the task.
 
-    num_clients: int = setting(50, "Training clients.")
-    num_test_clients: int = setting(20, "Test clients.")
+    Attributes:
+        num_clients: Number of training clients.
+        num_test_clients: Number of test clients.
+        heldout_share: Fraction of the training examples to evaluate on instead of the test
+            examples, while tuning.
+        ridge: Factor of half the squared norm of all weights in the loss.
+    """
+
+    num_clients: int = setting(50, "Number of training clients.")
+    num_test_clients: int = setting(20, "Number of test clients.")
     heldout_share: float = setting(
         0.0,
-        "Share of the training rows to evaluate on in place of adult.test, while tuning; they are "
-        "not trained on.",
+        "Fraction of the training examples to evaluate on instead of the test examples, while "
+        "tuning.",
+        at_least=0.0,
+        at_most=0.9,
     )
     ridge: float = setting(
-        0.0,
-        "Half of it times the squared norm of the weights, bias and all, is part of the loss; the "
-        "scores of both classes have weights.",
-        at_least=0.0,
+        0.0, "Factor of half the squared norm of all weights in the loss.", at_least=0.0
     )
 
 
 def load(options: AdultOptions, context: TaskContext) -> Task:
     """Returns the task; the seed deals the rows to clients."""
     assert context.data_dir is not None
-    if not 0 <= options.heldout_share < 1:
-        raise UserError(
-            f"--adult_heldout_share: expected 0 or more, less than 1, found {options.heldout_share}"
-        )
     rng = np.random.default_rng([context.seed, 2])
     train_path, test_path = (context.data_dir / name for name in ("adult.data", "adult.test"))
     train = read_adult(train_path)
@@ -121,7 +124,7 @@ def _clients(
     x, y, domain_id = table
     if not 1 <= num_clients <= len(y):
         raise UserError(
-            f"--adult_{flag}: expected 1 to {len(y)}, the rows of {path}, found {num_clients}"
+            f"--{flag}: expected 1 to {len(y)}, the rows of {path}, found {num_clients}"
         )
     return InMemoryClients(
         {

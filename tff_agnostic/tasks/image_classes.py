@@ -46,10 +46,21 @@ _NUM_PIXELS = 28 * 28
 
 @dataclasses.dataclass(frozen=True)
 class DigitsOptions:
-    """Options of the task."""
+    """Options of the task.
 
-    num_clients: int = setting(50, "Training clients.")
-    num_test_clients: int = setting(20, "Test clients.")
+    Attributes:
+        num_clients: Number of training clients.
+        num_test_clients: Number of test clients.
+        concentration: Dirichlet parameter of the clients' mixtures of classes; small is skewed.
+        keep: Fraction of the training images that rare classes keep, CLASS:SHARE comma-separated;
+            empty keeps all.
+        test_share: Fraction of the images that are test images.
+        heldout_share: Fraction of the training examples to evaluate on instead of the test
+            examples, while tuning.
+    """
+
+    num_clients: int = setting(50, "Number of training clients.")
+    num_test_clients: int = setting(20, "Number of test clients.")
     concentration: float = setting(
         0.5,
         "Dirichlet parameter of the clients' mixtures of classes; small is skewed.",
@@ -58,15 +69,17 @@ class DigitsOptions:
     )
     keep: str = setting(
         "8:0.15,9:0.3",
-        "Share of the training examples that rare classes keep, CLASS:SHARE comma-separated; empty "
-        "keeps all.",
+        "Fraction of the training images that rare classes keep, CLASS:SHARE comma-separated; "
+        "empty keeps all.",
     )
-    test_share: float = setting(0.3, "Share of the images that is held out for the test.")
+    test_share: float = setting(
+        0.3, "Fraction of the images that are test images.", at_least=0.05, at_most=0.9
+    )
+    # Held-out images of rare classes are all kept, as test images are.
     heldout_share: float = setting(
         0.0,
-        "Share of the training images to evaluate on in place of the test images, while tuning; "
-        "they are not trained on, and none of their rare classes is left out.",
-        short="Share of the training images to evaluate on instead, while tuning.",
+        "Fraction of the training examples to evaluate on instead of the test examples, while "
+        "tuning.",
         at_least=0.0,
         at_most=0.9,
     )
@@ -74,7 +87,6 @@ class DigitsOptions:
 
 def load(options: DigitsOptions, context: TaskContext) -> Task:
     """Returns the task; the seed decides split, thinning and clients."""
-    _check(options)
     keep = parse_keep(options.keep)
     rng = np.random.default_rng([context.seed, 1])
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
@@ -97,7 +109,7 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
     def clients(flag: str, rows: np.ndarray, count: int, prefix: str) -> InMemoryClients:
         if not 1 <= count <= len(rows):
             raise UserError(
-                f"--digits_{flag}: expected 1 to {len(rows)}, the images for them, found {count}"
+                f"--{flag}: expected 1 to {len(rows)}, the images for them, found {count}"
             )
         parts = dirichlet_partition(y[rows], count, options.concentration, rng)
         return InMemoryClients(
@@ -132,16 +144,11 @@ def parse_keep(text: str) -> dict[int, float]:
             label, share = -1, -1.0
         if not (0 <= label < _NUM_CLASSES and 0 < share <= 1) or label in keep:
             raise UserError(
-                "--digits_keep: expected CLASS:SHARE with a class from 0 to 9, each once, and a "
+                "--keep: expected CLASS:SHARE with a class from 0 to 9, each once, and a "
                 f"share in (0, 1], found {item!r} in {text!r}"
             )
         keep[label] = share
     return keep
-
-
-def _check(options: DigitsOptions) -> None:
-    if not 0.05 <= options.test_share <= 0.9:
-        raise UserError(f"--digits_test_share: expected 0.05 to 0.9, found {options.test_share}")
 
 
 def _thin(
@@ -187,7 +194,7 @@ def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Ta
     """Returns the task."""
     assert context.data is not None
     features = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
-    store = open_store(context.data, "fashion_mnist", features)
+    store = open_store(context.data, features)
     class_of = _class_of(store.description.num_classes)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:

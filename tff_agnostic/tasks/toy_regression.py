@@ -33,9 +33,14 @@ _WEIGHTS = {"domain weight": "lambda", "share of the round's weight": "share"}
 
 @dataclasses.dataclass(frozen=True)
 class ToyRegressionOptions:
-    """Options of the task."""
+    """Options of the task.
 
-    num_clients: int = setting(50, "Clients that the points are dealt to.")
+    Attributes:
+        num_clients: Number of training clients.
+        spread: Standard deviation of the points around their centre.
+    """
+
+    num_clients: int = setting(50, "Number of training clients.")
     spread: float = setting(
         0.1, "Standard deviation of the points around their centre.", at_least=0.0
     )
@@ -45,7 +50,7 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
     """Returns the task."""
     if not 1 <= options.num_clients <= sum(_POINTS):
         raise UserError(
-            f"--toy_regression_num_clients: expected 1 to {sum(_POINTS)}, the number of points, "
+            f"--num_clients: expected 1 to {sum(_POINTS)}, the number of points, "
             f"found {options.num_clients}"
         )
     rng = np.random.default_rng([context.seed, 0])
