@@ -97,10 +97,10 @@ def _writers(path: Path) -> Path:
 _TASKS = {
     "lstm": (
         text_store,
-        ("--task=next_word", "--next_word_cell=lstm", "--next_word_embedding=2"),
-        ("--next_word_units=3", "--next_word_sequence_length=4"),
+        ("--task=next_word", "--network=lstm", "--embedding=2"),
+        ("--units=3", "--sequence_length=4"),
     ),
-    "cnn": (_writers, ("--task=emnist", "--emnist_model=cnn", "--emnist_num_classes=10"), ()),
+    "cnn": (_writers, ("--task=emnist", "--network=cnn", "--num_classes=10"), ()),
 }
 
 

@@ -22,7 +22,7 @@ _PINNED = Path(__file__).parent / "golden" / "formats_of_today.json"
 _COLUMNS = ("lambda/", "update_norm", "train/loss/", "first_epoch/loss/", "test/loss/")
 _ROUNDS = ("--rounds=4", "--evaluate_every=2", "--checkpoint_every=2", "--client_mode=streamed")
 _TOY_TASK = (
-    *("--task=toy_regression", "--toy_regression_num_clients=8", "--clients_per_round=4"),
+    *("--task=toy_regression", "--num_clients=8", "--clients_per_round=4"),
     *_ROUNDS,
 )
 _TOY = (*_TOY_TASK, "--client_epochs=2", "--client_learning_rate=0.05")

@@ -40,7 +40,7 @@ def test_arguments_are_sorted_by_whom_they_are_for():
         window=3,
         secure_bits=20,
         device="cpu",
-        digits_num_clients=7,
+        num_clients=7,
         q=None,
         resume=True,
     )

@@ -19,7 +19,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tff
 from tff_agnostic.run import command_line, results
 
-_TOY: dict[str, Any] = {"toy_regression_num_clients": 8, "clients_per_round": 3}
+_TOY: dict[str, Any] = {"num_clients": 8, "clients_per_round": 3}
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ def three_rounds(call: Caller, tmp_path_factory: pytest.TempPathFactory) -> Path
 
     path = tmp_path_factory.mktemp("digits") / "run"
     outcome = call(
-        *(train, "--task=digits", "--digits_num_clients=6", "--digits_num_test_clients=4"),
+        *(train, "--task=digits", "--num_clients=6", "--num_test_clients=4"),
         *("--clients_per_round=3", "--rounds=3", "--checkpoint_every=1"),
         f"--output_dir={path}",
     )

@@ -34,7 +34,7 @@ from tff_agnostic.studies.methods import given_arms, trial_specs
 
 ROOT = Path(__file__).parents[2]
 # Two rounds of the smallest task.
-TOY = ("--task=toy_regression", "--toy_regression_num_clients=8", "--clients_per_round=3")
+TOY = ("--task=toy_regression", "--num_clients=8", "--clients_per_round=3")
 
 _TIMEOUT_SECONDS = 300.0
 # Of a run its rounds; of what takes longer than 30 seconds how far it is; notes on old names.

@@ -43,7 +43,7 @@ def test_settings_that_cannot_be_flags(folder, case):
         "rounds",
         "secure_bits",
         "lanes",
-        "digits_keep",
+        "keep",
         "data",
         "output_dir",
         "profile",

@@ -10,6 +10,7 @@ import pytest
 from binaries import evaluate, train
 from tests import golden
 from tests.binaries.harness import TOY, Caller
+from tests.data.stores import LOGISTIC_REGRESSION, points_store
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -83,7 +84,7 @@ def test_another_seed_and_other_options_of_the_task(call, folder, trained):
 
     assert overall("--seed=4") == overall()
     assert overall("--seed=5") != overall()
-    assert overall("--toy_regression_spread=1") > overall()
+    assert overall("--spread=1") > overall()
 
 
 @pytest.mark.nightly
@@ -121,32 +122,30 @@ def test_other_percentiles(call, folder, trained):
 
 
 def _write_clients(path: Path, domains: list[str]) -> None:
-    description = {"domains": domains, "num_features": 2, "num_classes": 2}
-    path.mkdir()
-    (path / "dataset.json").write_text(json.dumps(description))
     rng = np.random.default_rng(0)
-    for side in ("train", "test"):
-        (path / side).mkdir()
-        for k in range(3):
-            y = np.arange(12, dtype=np.int32) % 2
-            np.savez(
-                path / side / f"client_{k}.npz",
-                x=(rng.normal(size=[12, 2]) + y[:, None]).astype(np.float32),
-                y=y,
-                domain_id=rng.integers(len(domains), size=12).astype(np.int32),
-            )
+    y = np.arange(12) % 2
+    points_store(
+        path,
+        [
+            (side, f"client_{k}", rng.normal(size=[12, 2]) + y[:, None], y, names)
+            for side in ("train", "test")
+            for k in range(3)
+            for names in [[domains[i % len(domains)] for i in range(12)]]
+        ],
+    )
 
 
 @pytest.mark.nightly
 def test_data_with_other_domains(call, folder):
-    _write_clients(folder / "two", ["phone", "tablet"])
-    _write_clients(folder / "three", ["red", "green", "blue"])
-    arguments = ["--task=client_files", "--data_dir=two", "--clients_per_round=2", "--rounds=1"]
-    assert call(train, *arguments, "--output_dir=run").status == 0
-    outcome = call(evaluate, "--checkpoint=run", "--data_dir=three", "--output=e.json")
+    _write_clients(folder / "two.sqlite", ["phone", "tablet"])
+    _write_clients(folder / "three.sqlite", ["blue", "green", "red"])
+    (folder / "model.py").write_text(LOGISTIC_REGRESSION)
+    arguments = ["--task=custom", "--data=two.sqlite", "--model=model.py", "--clients_per_round=2"]
+    assert call(train, *arguments, "--rounds=1", "--output_dir=run").status == 0
+    outcome = call(evaluate, "--checkpoint=run", "--data=three.sqlite", "--output=e.json")
     assert outcome.status == 0, outcome
-    assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["red", "green", "blue"]
-    # The folder of the run's data was written down.
+    assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["blue", "green", "red"]
+    # The path of the run's data was written down.
     outcome = call(evaluate, "--checkpoint=run", "--output=e.json")
     assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["phone", "tablet"]
 

@@ -255,7 +255,7 @@ def test_a_users_own_model(call, folder):
 
     write({"a": 3, "b": 2, "c": 1})
     (folder / "model.py").write_text(_MODEL)
-    task = ("--task=custom", "--data=s.sqlite", "--model=model.py", "--custom_sequence_length=3")
+    task = ("--task=custom", "--data=s.sqlite", "--model=model.py", "--sequence_length=3")
     flags = (*task, "--clients_per_round=2", "--rounds=1", "--output_dir=run")
     outcome = call(train, *flags)
     assert outcome.status == 0, outcome

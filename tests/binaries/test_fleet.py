@@ -17,8 +17,8 @@ from tests.plan_runner.harness import call as run_plan
 
 _DIGITS = (
     "--task=digits",
-    "--digits_num_clients=4",
-    "--digits_num_test_clients=2",
+    "--num_clients=4",
+    "--num_test_clients=2",
     "--clients_per_round=4",
     "--max_examples=20",
 )

@@ -12,6 +12,7 @@ import pytest
 from binaries import frontier, report
 from tests import golden
 from tests.binaries.harness import TOY, Caller, tree
+from tests.data.stores import LOGISTIC_REGRESSION, points_store
 from tests.run.harness import is_png
 from tff_agnostic import progress
 from tff_agnostic.run.process import StopRequest
@@ -20,7 +21,7 @@ from tff_agnostic.studies import frontier_command
 # Every client in every round, all of its points in one step of the size that ends at the optimum.
 _EXACT = (
     "--task=toy_regression",
-    "--toy_regression_num_clients=8",
+    "--num_clients=8",
     "--clients_per_round=8",
     "--client_batch_size=1000",
     "--client_learning_rate=0.5",
@@ -147,8 +148,8 @@ def test_a_frontier_that_is_not_there_has_no_report(call, exact, folder):
 
 
 _SHORT = (
-    *("--task=client_files", "--data_dir=clients", "--clients_per_round=2", "--rounds=2"),
-    *("--trials=1", "--grid_points=2", "--algorithms=agnostic_fed_avg"),
+    *("--task=custom", "--data=clients.sqlite", "--model=model.py", "--clients_per_round=2"),
+    *("--rounds=2", "--trials=1", "--grid_points=2", "--algorithms=agnostic_fed_avg"),
 )
 
 
@@ -156,16 +157,16 @@ _SHORT = (
 def two_domains(folder) -> Path:
     """The current folder, with clients of two domains that want different things."""
     rng = np.random.default_rng(0)
+    clients = []
     for split, num_clients in (("train", 4), ("test", 2)):
-        (folder / "clients" / split).mkdir(parents=True)
         for k in range(num_clients):
-            domain_id = np.arange(40, dtype=np.int32) % 4 // 3
-            x = rng.normal(size=(40, 2)).astype(np.float32)
-            y = (np.where(domain_id == 0, x[:, 0], x[:, 1]) > 0).astype(np.int32)
-            path = folder / "clients" / split / f"client_{k}.npz"
-            np.savez(path, x=x, y=y, domain_id=domain_id)
-    description = {"domains": ["often", "rare"], "num_features": 2, "num_classes": 2}
-    (folder / "clients" / "dataset.json").write_text(json.dumps(description))
+            domain_id = np.arange(40) % 4 // 3
+            x = rng.normal(size=(40, 2))
+            y = np.where(domain_id == 0, x[:, 0], x[:, 1]) > 0
+            names = [("often", "rare")[i] for i in domain_id]
+            clients.append((split, f"client_{k}", x, y, names))
+    points_store(folder / "clients.sqlite", clients)
+    (folder / "model.py").write_text(LOGISTIC_REGRESSION)
     return folder
 
 
@@ -206,7 +207,7 @@ def test_a_stopped_frontier_says_how_to_go_on(call, two_domains, monkeypatch):
     outcome = call(frontier, *_SHORT, "--output_dir=runs")
     assert outcome.status == 143
     (line,) = [text for text in outcome.err.splitlines() if text.startswith("stopped and saved ")]
-    assert "frontier --task=client_files" in line
+    assert "frontier --task=custom" in line
     assert line.endswith("--output_dir=runs --resume")
 
 

@@ -1,42 +1,46 @@
 """`compare` on planted data says first which domains were given up, and which losses are absurd."""
 
-import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from binaries import compare
 from tests.binaries.harness import Caller
+from tests.data.stores import LOGISTIC_REGRESSION, points_store
 
 
-def _write(folder, scale=1.0):
-    """Writes clients of a domain of random labels, of an easy one, and of a rare easy one."""
+def _write(folder: Path, scale: float = 1.0) -> tuple[str, str]:
+    """Writes clients of a domain of random labels, of an easy one, and of a rare easy one.
+
+    Returns:
+        The flags that name the store and the model.
+    """
     rng = np.random.default_rng(0)
     names = ["noisy", "usual", "rare"]
-    description = {"domains": names, "num_features": 4, "num_classes": 2}
-    folder.mkdir()
-    (folder / "dataset.json").write_text(json.dumps(description))
+    clients = []
     for split, sizes in (("train", (12, 12, 4)), ("test", (12, 12, 12))):
-        (folder / split).mkdir()
         for domain, count in enumerate(sizes):
             for k in range(count):
-                y = rng.integers(2, size=24).astype(np.int32)
+                y = rng.integers(2, size=24)
                 x = rng.normal(size=[24, 4])
-                # What labels are read from: of the rare domain, from features of its own.
+                # The rare domain's labels are in features that no other domain uses.
                 if domain:
                     x[:, domain] += 4.0 * (2 * y - 1)
                 else:
                     x *= 5.0
-                np.savez(
-                    folder / split / f"{names[domain]}_{k}.npz",
-                    x=(scale * x).astype(np.float32),
-                    y=y,
-                    domain_id=np.full([24], domain, np.int32),
-                )
-    return folder
+                name = names[domain]
+                clients.append((split, f"{name}_{k}", scale * x, y, [name] * 24))
+    data, model = folder / "clients.sqlite", folder / "model.py"
+    points_store(data, clients)
+    model.write_text(LOGISTIC_REGRESSION)
+    return f"--data={data}", f"--model={model}"
 
 
-_RUN = ("--task=client_files", "--rounds=20", "--clients_per_round=4", "--trials=1", "--seed=1")
+_RUN = (
+    *("--task=custom", "--client_normalizer=client", "--rounds=20", "--clients_per_round=4"),
+    *("--trials=1", "--seed=1"),
+)
 _ARMS = (
     "--arms=fed_avg;collapse=agnostic_fed_avg:lambda_learning_rate=1,window=1,lambda_absent=zero"
 )
@@ -44,8 +48,8 @@ _ARMS = (
 
 @pytest.mark.nightly
 def test_compare_says_first_whom_a_row_gave_up(call: Caller, tmp_path):
-    data, path = _write(tmp_path / "data"), tmp_path / "runs"
-    outcome = call(compare, *_RUN, _ARMS, f"--data_dir={data}", f"--output_dir={path}")
+    data, path = _write(tmp_path), tmp_path / "runs"
+    outcome = call(compare, *_RUN, _ARMS, *data, f"--output_dir={path}")
     assert outcome.status == 0, outcome
     # Four of 28 clients, and four in a round.
     assert "1 of 3 domains are expected in fewer than half of the rounds: rare (48%)" in (
@@ -60,10 +64,8 @@ def test_compare_says_first_whom_a_row_gave_up(call: Caller, tmp_path):
 
 @pytest.mark.slow
 def test_compare_says_first_that_losses_are_out_of_range(call: Caller, tmp_path):
-    data, path = _write(tmp_path / "data", scale=1e4), tmp_path / "runs"
-    outcome = call(
-        compare, *_RUN, "--algorithms=fed_avg", f"--data_dir={data}", f"--output_dir={path}"
-    )
+    data, path = _write(tmp_path, scale=1e4), tmp_path / "runs"
+    outcome = call(compare, *_RUN, "--algorithms=fed_avg", *data, f"--output_dir={path}")
     assert outcome.status == 0, outcome
     assert "fed_avg, trial 1: losses that no such model should have" in outcome.out + outcome.err
     page = (path / "report.html").read_text()

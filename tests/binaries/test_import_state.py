@@ -25,8 +25,8 @@ from tff_agnostic.saving.checkpoints import read_checkpoint as read_state
 
 _DIGITS = (
     "--task=digits",
-    "--digits_num_clients=8",
-    "--digits_num_test_clients=2",
+    "--num_clients=8",
+    "--num_test_clients=2",
     "--clients_per_round=4",
     "--max_examples=40",
     "--client_learning_rate=0.3",

@@ -52,7 +52,7 @@ def test_emnist_62(call: Caller, folder: Path):
     tff_store(folder / "emnist.sqlite", rows)
     [command] = _commands("emnist")
     # The CNN is in other tests, and takes a minute to trace so often.
-    _assert_compared(call, folder, command, "--data=emnist.sqlite", "--emnist_model=linear")
+    _assert_compared(call, folder, command, "--data=emnist.sqlite", "--network=linear")
 
 
 @pytest.mark.nightly
@@ -78,8 +78,7 @@ def test_sent140(call: Caller, folder: Path):
     import_data, compare = _commands("text_classifier")
     outcome = call(importlib.import_module("binaries.import_data"), *import_data[1:])
     assert outcome.status == 0, outcome
-    small = ("--text_classifier_embedding=3", "--text_classifier_units=3")
-    _assert_compared(call, folder, compare, *small)
+    _assert_compared(call, folder, compare)
 
 
 # --- Every flag file under configs/ describes runs that could start

@@ -171,7 +171,7 @@ def test_a_row_whose_runs_diverge_is_told(call: Caller, data, tmp_path):
         (("--average_may_lose=",), "--average_may_lose: expected a share from 0 to 1"),
         (("--privacy=central", "--noise_multiplier=1"), "--privacy=central: expected none"),
         (("--lanes=0",), "--lanes: expected at least 1, found 0"),
-        (("--custom_test_split=test",), "expected the held-out split, found the test split"),
+        (("--test_split=test",), "expected the held-out split, found the test split"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(call: Caller, data, tmp_path, flags, told):

@@ -51,7 +51,7 @@ def small_experiments(monkeypatch):
     experiments = dict(EXPERIMENTS.items())
     monkeypatch.setattr(reproduce_command, "EXPERIMENTS", experiments)
     smaller("adult", _ARMS, num_clients=5, num_test_clients=2)
-    sizes = {"vocabulary_size": 20, "sequence_length": 4, "embedding": 2, "units": 3}
+    sizes = {"vocabulary": 20, "sequence_length": 4, "embedding": 2, "units": 3}
     smaller("stackoverflow", ("fed_avg",), **sizes)
     mixing = ("ai", "beer", "agnostic_fed_avg", "fed_boost", "afl_boost")
     smaller("fedboost_stackexchange", mixing, **sizes)
@@ -237,7 +237,7 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
     )
     outcome = call(
         *(reproduce, "--experiment=adult", "--data_dir=adult", "--trials=1", "--output_dir=run"),
-        *("--clients_per_round=2", "--scale=0.0001", "--adult_heldout_share=0.5"),
+        *("--clients_per_round=2", "--scale=0.0001", "--heldout_share=0.5"),
         "--worst_min_examples=2",
     )
     assert outcome.status == 0, outcome
@@ -246,7 +246,7 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
     page = (adult / "run/page.md").read_text()
     assert "- Shortened: 0.0001 times the task's rounds." in page
     # An option of the task is a flag, too, and whose numbers these are is said.
-    assert "- `adult_heldout_share` is 0.5; the task's default is 0.\n" in page
+    assert "- `heldout_share` is 0.5; the task's default is 0.\n" in page
     assert "accuracy of doctorate on heldout clients" in page
     assert "heldout/accuracy/doctorate" in (
         adult / "run/fed_avg/trial_00/metrics.csv"

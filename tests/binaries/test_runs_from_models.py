@@ -20,7 +20,7 @@ def _weights(run: Path) -> list[np.ndarray]:
 
 # Full batches of all clients in every round: a round is the same function of the weights.
 _SAME_ROUNDS = (
-    *("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2"),
+    *("--task=digits", "--num_clients=4", "--num_test_clients=2"),
     *(
         "--clients_per_round=4",
         "--algorithm=fed_avg",

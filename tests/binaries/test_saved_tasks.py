@@ -49,30 +49,27 @@ _BEGINS = np.array([[5, 1, 2, 0], [5, 4, 0, 0]], np.int32)
 _IDS = np.array([[1, 2, 0, 0], [4, 0, 0, 0]], np.int32)
 
 
-_CLASSIFIER = (
-    *("--task=text_classifier", "--data=labelled.sqlite", "--text_classifier_embedding=3"),
-    "--text_classifier_sequence_length=4",
-)
+_CLASSIFIER = (*("--task=text_classifier", "--data=labelled.sqlite", "--sequence_length=4"),)
 
 
 # Flags, and what the model is given.
 _TASKS = {
     "next_word": (
-        *("--task=next_word", "--data=texts.sqlite", "--next_word_units=3"),
-        "--next_word_sequence_length=4",
+        *("--task=next_word", "--data=texts.sqlite", "--units=3"),
+        "--sequence_length=4",
     ),
     "custom": (
         *("--task=custom", "--data=texts.sqlite", "--model=model.py"),
-        "--custom_sequence_length=4",
+        "--sequence_length=4",
     ),
     "text_classifier": _CLASSIFIER,
     "adult": (
         "--task=adult",
         "--data_dir=adult",
-        "--adult_num_clients=2",
-        "--adult_num_test_clients=2",
+        "--num_clients=2",
+        "--num_test_clients=2",
     ),
-    "emnist": ("--task=emnist", "--data=images.sqlite", "--emnist_num_classes=10"),
+    "emnist": ("--task=emnist", "--data=images.sqlite", "--num_classes=10"),
 }
 
 

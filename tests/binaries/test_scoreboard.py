@@ -17,7 +17,7 @@ _TOYS = DataSet(
     "toys of five kinds",
     "toy_regression",
     settings={"clients_per_round": 3},
-    of_task={"toy_regression_num_clients": 75},
+    of_task={"num_clients": 75},
 )
 _FLAGS = ("--experiment=scoreboard", "--portfolio=uniform", "--tries=1", "--rounds=2")
 
@@ -90,7 +90,7 @@ def test_it_goes_on_and_trains_nothing_again(call: Caller, folder, monkeypatch):
         (("--datasets=more",), "--data_dir: expected a folder with the files of more, found none"),
         (("--datasets=best",), "unknown data set 'best'"),
         (("--data=s.sqlite",), "--data has no effect with --experiment=scoreboard"),
-        (("--digits_keep=8:0.5",), "--digits_keep has no effect with --experiment=scoreboard"),
+        (("--keep=8:0.5",), "--keep has no effect with --experiment=scoreboard"),
         (("--experiment=adult",), "--tries has no effect without --experiment=scoreboard"),
     ],
 )

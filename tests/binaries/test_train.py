@@ -20,12 +20,11 @@ from tff_agnostic.run.spec import resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS
-from tff_agnostic.tasks.task import option_flag
 
 _DIGITS = (
     "--task=digits",
-    "--digits_num_clients=6",
-    "--digits_num_test_clients=4",
+    "--num_clients=6",
+    "--num_test_clients=4",
     "--clients_per_round=3",
     "--client_learning_rate=1",
 )
@@ -165,19 +164,15 @@ def test_the_last_row_has_the_distribution_of_the_result(digits):
 def test_every_flag_is_in_the_config(digits):
     config = json.loads((digits[0] / "config.json").read_text())
     expected = {"task", "data_dir", "data", *resolve("digits", {}, {}).settings()}
-    expected |= {name for name in defined_flags(train) if name.startswith("digits_")}
+    expected |= set(TASKS["digits"].option_names)
     assert set(config) == {"format", "execution", *expected}
-    assert (config["rounds"], config["digits_num_clients"], config["seed"]) == (2, 6, 0)
+    assert (config["rounds"], config["num_clients"], config["seed"]) == (2, 6, 0)
 
 
 def _settings() -> set[str]:
     """The flags of every setting of tasks, runs and runtimes."""
-    options = {
-        option_flag(task, field)
-        for task, spec in TASKS.items()
-        for field in dataclasses.fields(spec.options)
-    }
-    assert {"digits_keep", "emnist_test_split", "model"} < options
+    options = {name for spec in TASKS.values() for name in spec.option_names}
+    assert {"keep", "test_split", "model"} < options
     of_runs = [RunConfig, RuntimeOptions, *(settings for _, _, settings in settings_of_runs())]
     settings = {name for part in of_runs for name in _names(part)}
     assert {"rounds", "window", "q", "mu", "secure_min_clients", "lanes"} < settings
@@ -365,20 +360,18 @@ def test_a_run_goes_on_as_its_folder_says_and_otherwise_where_it_may(call, folde
 
     message = call.refused(
         *(folder, train, "--resume", "--output_dir=moved", "--window=4", "--seed=1", "--rounds=3"),
-        "--toy_regression_spread=0.5",
+        "--spread=0.5",
     )
     assert message == (
         "--output_dir: moved holds another run: --seed is 2 there and 1 here, "
-        "--toy_regression_spread is 0.1 there and 0.5 here, --window is 3 there and 4 here"
+        "--spread is 0.1 there and 0.5 here, --window is 3 there and 4 here"
     )
     message = call.refused(
-        *(folder, train, "--resume", "--output_dir=moved", "--task=digits", "--digits_keep=1:0.5")
+        *(folder, train, "--resume", "--output_dir=moved", "--task=digits", "--keep=1:0.5")
     )
     assert message.startswith("--output_dir: moved holds another run: --task is toy_regression th")
-    message = call.refused(
-        *(folder, train, "--resume", "--output_dir=moved", "--digits_keep=1:0.5")
-    )
-    assert message == "--digits_keep has no effect with --task=toy_regression"
+    message = call.refused(*(folder, train, "--resume", "--output_dir=moved", "--keep=1:0.5"))
+    assert message == "--keep has no effect with --task=toy_regression"
 
     outcome = call(
         train, "--resume", "--output_dir=moved", "--rounds=3", "--client_mode=vectorised"

@@ -21,7 +21,7 @@ from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.studies import tuning_page
 
-_DATA = ("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2")
+_DATA = ("--task=digits", "--num_clients=4", "--num_test_clients=2")
 # What is searched changes nothing that clients do: they are traced once.
 _FLAGS = (
     *_DATA,
@@ -85,7 +85,7 @@ def test_the_table_of_trials_is_what_the_runs_found(searched):
         # What is searched comes before the preset, what is not after it.
         assert row["server_optimizer"] == config["server_optimizer"]
         assert config["client_normalizer"] == "batch"
-        assert config["digits_heldout_share"] == 0.25
+        assert config["heldout_share"] == 0.25
     # What the task has without a search.
     assert (rows[0]["server_learning_rate"], rows[0]["server_optimizer"]) == ("1.0", "sgd")
     assert len({row["server_learning_rate"] for row in rows}) == 3
@@ -239,7 +239,7 @@ _ADULT = (
     "39, State-gov, 77516, Doctorate, 13, Never-married, Adm-clerical, Not-in-family, White, "
     "Male, 2174, 0, 40, United-States, <=50K\n"
 )
-_TWO_CLIENTS = ("--adult_num_clients=2", "--adult_num_test_clients=2")
+_TWO_CLIENTS = ("--num_clients=2", "--num_test_clients=2")
 
 
 @pytest.mark.nightly

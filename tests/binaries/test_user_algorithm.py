@@ -152,7 +152,7 @@ def test_it_is_compared_with_others(call, algorithm, folder, trained):
 def test_the_setting_has_its_effect(call, algorithm, folder):
     """With power 1 it is FedAvg, and with another power it is not, where clients' sizes differ."""
     outcome = call(
-        *(compare, "--task=digits", "--digits_num_clients=6", "--digits_num_test_clients=4"),
+        *(compare, "--task=digits", "--num_clients=6", "--num_test_clients=4"),
         *("--clients_per_round=3", "--rounds=1", "--trials=1", "--output_dir=runs"),
         "--client_learning_rate=1",
         "--arms=fed_avg;root=by_size.py:size_power=0.5;by_size.py",
@@ -189,7 +189,7 @@ def test_its_settings_are_flags_beside_those_of_every_run_with_their_help(algori
     )
     assert (completed.returncode, completed.stderr) == (0, "")
     assert "Trains one model with one algorithm on one task." in completed.stdout
-    for name in ("task", "algorithm", "rounds", "digits_keep", "output_dir", "client_epochs"):
+    for name in ("task", "algorithm", "rounds", "keep", "output_dir", "client_epochs"):
         assert f"--{name}: " in completed.stdout
     assert "--[no]resume: " in completed.stdout
     text = "--size_power: Power of a client's size that it weighs. [1.0]"

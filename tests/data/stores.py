@@ -1,7 +1,7 @@
 """Small stores for tests: ours, and one as TFF writes them."""
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,16 @@ from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 
 WORDS = {"the": 9, "cat": 5, "sat": 3}
+# A user's model file for a store of `points_store`, which starts from zeros.
+LOGISTIC_REGRESSION = """
+import tensorflow as tf
+
+
+def build_model(data):
+    scores = tf.keras.layers.Dense(data.num_classes, kernel_initializer="zeros")
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    return tf.keras.Sequential([tf.keras.Input(data.x_shape), scores]), loss
+"""
 
 
 def sentence(client: str, domain: str, tokens: str) -> Record:
@@ -29,6 +39,18 @@ def write_store(path: Path, records: Iterable[tuple[str, Record]], kind: str, **
             writer.add(split, record)
         writer.finish(kind, **more)
     return path
+
+
+def points_store(
+    path: Path, clients: Iterable[tuple[str, str, np.ndarray, np.ndarray, Sequence[str]]]
+) -> Path:
+    """Writes (split, client, x [n, k], labels [n], names of the domains [n])."""
+    records = [
+        (split, Record(client, domain, {"x": x.astype(np.float32), "label": int(label)}))
+        for split, client, xs, labels, domains in clients
+        for x, label, domain in zip(xs, labels, domains)
+    ]
+    return write_store(path, records, "features")
 
 
 def text_store(path: Path, words: Mapping[str, int] = WORDS) -> Path:

@@ -1,4 +1,4 @@
-"""Clients and arrays in .npz files, whatever the files hold."""
+"""Arrays in .npz files, whatever the files hold."""
 
 import io
 import os
@@ -11,10 +11,6 @@ import pytest
 from tests import golden
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_npz
-from tff_agnostic.models.classifiers import logistic_regression
-from tff_agnostic.tasks.own_data import NpzClients
-
-_SPEC = logistic_regression(2, 3).client_data_spec()
 
 
 def _save_client(path: Path, **changed: Any) -> None:
@@ -102,32 +98,6 @@ def test_pickled_objects_are_refused_without_running_them(tmp_path):
 def test_a_missing_file_and_a_folder(tmp_path):
     assert _read_error(tmp_path / "a.npz").endswith("found none")
     assert _read_error(tmp_path).endswith("cannot read it (Is a directory)")
-
-
-def test_every_npz_file_of_a_folder_is_a_client(tmp_path):
-    for name in ("b", "a", "c.d"):
-        _save_client(tmp_path / f"{name}.npz", domain_id=np.full([4], 1, np.int32))
-    (tmp_path / "notes.txt").write_text("not a client")
-    clients = NpzClients(tmp_path, _SPEC, num_domains=2, num_classes=3)
-    assert list(clients.client_ids) == ["a", "b", "c.d"]
-    assert list(clients.read("c.d")) == ["x", "y", "domain_id"]
-
-
-def test_a_folder_without_clients(tmp_path):
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(UserError) as error:
-            NpzClients(folder, _SPEC, num_domains=2)
-        expected = f"{folder}: expected one .npz file for each client, found none"
-        assert str(error.value) == expected
-
-
-@golden.values
-def test_a_malformed_client_is_named(tmp_path, case):
-    _save_client(tmp_path / "good.npz")
-    _save_client(tmp_path / "bad.npz", **case)
-    clients = NpzClients(tmp_path, _SPEC, num_domains=2, num_classes=3)
-    assert len(clients.read("good")["y"]) == 4
-    return golden.refusal(clients.read, "bad")
 
 
 def test_what_never_ends_is_not_read(tmp_path):

@@ -13,7 +13,7 @@ from tff_agnostic.text_ids import LONG_SENTENCES, SentenceEncoder
 
 
 def _cut(lengths, sequence_length):
-    return cut_words(lengths, sequence_length, "t_sequence_length", "do so.")
+    return cut_words(lengths, sequence_length, "do so.", "train")
 
 
 def test_words_beyond_the_sequence_length():
@@ -22,7 +22,7 @@ def test_words_beyond_the_sequence_length():
     assert remark.to_json() == {
         "kind": "words_cut",
         "text": "30.8% of the words of train (8 of 26) are cut off: 50.0% of the sentences have "
-        "more than --t_sequence_length=4 words; do so.",
+        "more than --sequence_length=4 words; do so.",
         "words": 26,
         "words_cut": 8,
         "sentences": 6,

@@ -24,7 +24,7 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.metrics.intervals import Resampled
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.run.options import options_of_task
+from tff_agnostic.run.options import check_task_options
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
 from tff_agnostic.studies.methods import WORDS
@@ -181,11 +181,11 @@ def test_what_another_version_kept_is_told():
 
 def test_what_each_data_set_gives_is_a_run_of_every_row():
     for name, of in DATA_SETS.items():
-        options = options_of_task(of.task, of.of_task)
+        check_task_options(of.task, of.of_task)
         for row in (row for row in PORTFOLIO if row not in IF_NAMED):
             arm = dict(WORDS[row].settings) if row in WORDS else {"algorithm": row}
             arm.pop("lambda_baselines", None)
-            spec = resolve(of.task, arm, options, shared=dict(of.settings))
+            spec = resolve(of.task, arm, of.of_task, shared=dict(of.settings))
             assert spec.config.rounds == of.settings.get("rounds", spec.config.rounds), name
 
 

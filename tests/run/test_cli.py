@@ -123,7 +123,7 @@ _GO_ON = ["--output_dir=runs/my run", "--resume"]
         (["-output_dir", "--resume", "--rounds=5"], ["--rounds=5"]),
         (["--resume", "--rounds=5"], ["--rounds=5"]),
         (["--noresume", "--resume=false"], []),
-        (["--target_domain=a b", "--digits_keep="], ["--target_domain=a b", "--digits_keep="]),
+        (["--target_domain=a b", "--keep="], ["--target_domain=a b", "--keep="]),
     ],
 )
 def test_the_command_to_go_on_repeats_the_flags(monkeypatch, checkout, arguments, kept):
@@ -197,11 +197,11 @@ def test_a_flag_that_needs_anothers_value_is_shown_with_it(page):
 def test_flags_of_what_is_not_chosen_are_not_shown(page):
     text = page("train")
     shown = _flags(text)
-    assert {"task", "rounds", "digits_keep", "window", "client_learning_rate", "lanes"} <= shown
+    assert {"task", "rounds", "keep", "window", "client_learning_rate", "lanes"} <= shown
     assert not shown & {
         "q",
         "tilt",
-        "adult_ridge",
+        "ridge",
         "secure_bits",
         "noise_multiplier",
         "ray_address",

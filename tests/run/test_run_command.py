@@ -13,7 +13,7 @@ from tff_agnostic.run.spec import resolve
 
 _RUNS = [
     (),
-    ("--rounds=7", "--seed=3", "--client_shuffle=false", "--digits_keep=8:0.5"),
+    ("--rounds=7", "--seed=3", "--client_shuffle=false", "--keep=8:0.5"),
     ("--algorithm=q_ffl", "--q=2.5", "--client_percentiles=5,99.5"),
     ("--algorithm=delta_fl", "--theta=1,0.5", "--worst_min_examples=1"),
     ("--aggregation=secure", "--secure_bits=24", "--privacy=central", "--noise_multiplier=1.5"),

@@ -160,7 +160,7 @@ def test_trials_start_from_the_newest_checkpoint_and_a_damaged_one_is_told_of_on
 
 def test_a_missing_flag_is_a_key_error():
     flags = resolve("digits", {}, {}).flags()
-    for name in ("task", "window", "rounds", "digits_keep", "data_dir", "data"):
+    for name in ("task", "window", "rounds", "keep", "data_dir", "data"):
         with pytest.raises(KeyError, match=name):
             from_flags({k: v for k, v in flags.items() if k != name})
 
@@ -278,7 +278,7 @@ def _check_help() -> None:
     assert "stochastic_afl" not in text("client_shuffle")
     assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")
     assert "Of: secure." in text("secure_bits")
-    assert text("digits_num_clients").endswith("[50]")
+    assert text("num_clients").endswith("[50]")
     assert "toy_regression: " in text("task")
 
 

@@ -20,7 +20,7 @@ from tff_agnostic.run.training import TrainingRun
 
 _WORDS = {"a": 3, "b": 2, "c": 1}
 _TEXTS = (
-    *("--task=custom", "--data=s.sqlite", "--model=model.py", "--custom_sequence_length=3"),
+    *("--task=custom", "--data=s.sqlite", "--model=model.py", "--sequence_length=3"),
     *("--clients_per_round=2", "--rounds=1"),
 )
 _MODEL = """

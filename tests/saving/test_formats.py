@@ -105,7 +105,6 @@ _MODELS = {
     "digits": ["logistic_regression"],
     "toy_regression": ["toy_regression"],
     "adult": ["logistic_regression"],
-    "client_files": ["logistic_regression"],
     "custom": list(KINDS),
     "next_word": ["next_word_lstm", "next_word_cifg"],
     "text_classifier": ["text_mean", "text_lstm"],

@@ -72,7 +72,7 @@ def test_who_reads_the_first_line_of_help_sees_no_traceback():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
-    [["--raunds=1"], ["--rounds=-1"], ["--task=digits", "--adult_ridge=1"]],
+    [["--raunds=1"], ["--rounds=-1"], ["--task=digits", "--ridge=1"]],
     ids=["unknown", "out of range", "without effect"],
 )
 def test_a_refused_flag_loads_no_large_package(flags):

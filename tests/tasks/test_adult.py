@@ -117,9 +117,9 @@ def test_rows_are_dealt_to_clients(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_clients": 4}, "--adult_num_clients: expected 1 to 3, the rows of "),
-        ({"num_clients": 0}, "--adult_num_clients: expected 1 to 3, the rows of "),
-        ({"num_test_clients": 3}, "--adult_num_test_clients: expected 1 to 2, the rows of "),
+        ({"num_clients": 4}, "--num_clients: expected 1 to 3, the rows of "),
+        ({"num_clients": 0}, "--num_clients: expected 1 to 3, the rows of "),
+        ({"num_test_clients": 3}, "--num_test_clients: expected 1 to 2, the rows of "),
     ],
 )
 def test_more_clients_than_rows_are_refused(tmp_path, options, message):

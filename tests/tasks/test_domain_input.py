@@ -174,7 +174,7 @@ def build_model(data):
     return tf.keras.Model(x, scores), SentenceLoss()
 """
 _RUN = (
-    *("--task=custom", "--data=s.sqlite", "--model=model.py", "--custom_sequence_length=3"),
+    *("--task=custom", "--data=s.sqlite", "--model=model.py", "--sequence_length=3"),
     *("--clients_per_round=2", "--rounds=2", "--client_learning_rate=1", "--server_optimizer=sgd"),
 )
 

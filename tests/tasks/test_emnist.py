@@ -152,8 +152,7 @@ def test_writers_of_tffs_file_are_thinned_too(tmp_path):
 @pytest.mark.parametrize("keep", [0, -1, 5])
 def test_more_writers_than_there_are_or_none(tmp_path, keep):
     assert _error(_of_import(tmp_path / "s.sqlite"), high_school_writers=keep) == (
-        "--emnist_high_school_writers: expected 1 to 4, the high-school writers there are, found "
-        f"{keep}"
+        f"--high_school_writers: expected 1 to 4, the high-school writers there are, found {keep}"
     )
 
 
@@ -191,8 +190,8 @@ def test_a_domain_that_the_task_does_not_have(tmp_path):
 def test_a_store_of_texts(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     assert _error(path) == (
-        f"{path}: --task=emnist needs examples with pixels (float32[28, 28]), label (int64), found "
-        "domain (string), tokens (string)"
+        f"{path}: expected examples with pixels (float32[28, 28]), label (int64) for this task, "
+        "found domain (string), tokens (string)"
     )
 
 
@@ -203,7 +202,7 @@ def test_images_of_another_size(tmp_path):
 
 
 def test_classes_that_are_none(tmp_path):
-    message = "--emnist_num_classes: expected at least 2, found 1"
+    message = "--num_classes: expected at least 2, found 1"
     assert _error(_of_tff(tmp_path / "s.sqlite"), num_classes=1) == message
 
 
@@ -244,7 +243,7 @@ def test_where_there_is_no_network(tmp_path, monkeypatch, error, told):
 
 def test_the_linear_model_is_logistic_regression_on_pixels(tmp_path, monkeypatch):
     monkeypatch.undo()
-    model = _load(_of_tff(tmp_path / "s.sqlite"), model="linear").model
+    model = _load(_of_tff(tmp_path / "s.sqlite"), network="linear").model
     kernel, bias = model.initial_weights.trainable
     assert (kernel.shape, bias.shape) == ((784, 10), (10,))
     assert not kernel.any() and not bias.any()
@@ -270,7 +269,7 @@ class TestTrainShare:
             np.testing.assert_array_equal(task.test.read(min(test))["domain_id"][:1], [1])
             # The same of the same seed, whatever else is asked for.
             assert train == set(
-                _load(path, seed, train_share=0.25, model="linear").train.client_ids
+                _load(path, seed, train_share=0.25, network="linear").train.client_ids
             )
             splits.add(frozenset(train))
         assert len(splits) == 5
@@ -278,10 +277,10 @@ class TestTrainShare:
     def test_what_cannot_be_is_one_line(self, tmp_path):
         path = _of_import(tmp_path / "s.sqlite")
         assert _error(path, train_share=0.01) == (
-            "--emnist_train_share: expected a share that leaves clients to train and others to "
+            "--train_share: expected a share that leaves clients to train and others to "
             "test on, found 0.01, 0 of 10 training clients"
         )
         assert _error(path, train_share=0.5, test_split="heldout").startswith(
-            "--emnist_test_split has no effect with --emnist_train_share: "
+            "--test_split has no effect with --train_share: "
         )
-        assert _error(path, train_share=1.0).startswith("--emnist_train_share: expected ")
+        assert _error(path, train_share=1.0).startswith("--train_share: expected ")

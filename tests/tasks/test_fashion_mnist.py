@@ -87,5 +87,5 @@ def test_a_label_out_of_range(tmp_path):
 
 def test_a_store_of_texts(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
-    with pytest.raises(UserError, match="--task=fashion_mnist needs examples with pixels "):
+    with pytest.raises(UserError, match=": expected examples with pixels "):
         _load(path)

@@ -12,15 +12,15 @@ from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tff
 from tff_agnostic.models.next_word import NextWordNetwork
-from tff_agnostic.tasks import language
+from tff_agnostic.tasks import text_tasks
 from tff_agnostic.tasks.language import TextOptions, known_words
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
 _SMALL: dict[str, dict[str, Any]] = {
-    "next_word": {"embedding": 2, "units": 3, "layers": 2, "cell": "cifg", "tied": True},
+    "next_word": {"embedding": 2, "units": 3, "layers": 2, "network": "cifg", "tied": True},
     "stackoverflow": {"embedding": 2, "units": 3},
-    "spanish_keyboard": {"projection": 2, "units": 3},
+    "spanish_keyboard": {"embedding": 2, "units": 3},
     "two_domain_lm": {"embedding": 2, "units": 3},
 }
 # What these mean: the papers' tasks are settings of the general one.
@@ -43,7 +43,7 @@ def sizes(monkeypatch):
     def build(network, vocabulary_size, sequence_length, seed):
         seen.append((vocabulary_size, (network, sequence_length, seed)))
 
-    monkeypatch.setattr(language, "next_word_model", build)
+    monkeypatch.setattr(text_tasks, "next_word_model", build)
     return seen
 
 
@@ -95,7 +95,7 @@ def test_sentences_are_ids(tmp_path, sizes, task):
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
 def test_the_vocabulary_and_the_sentences_are_cut(tmp_path, sizes, task):
     path = text_store(tmp_path / "s.sqlite")
-    loaded = _load(task, path, sequence_length=2, vocabulary_size=2)
+    loaded = _load(task, path, sequence_length=2, vocabulary=2)
     # sat is unknown now: 3; begin is 4, end 5.
     np.testing.assert_array_equal(loaded.train.read("b")["x"], [[4, 1], [4, 3], [4, 1]])
     np.testing.assert_array_equal(loaded.train.read("b")["y"], [[1, 2], [3, 5], [1, 1]])
@@ -110,8 +110,7 @@ def test_what_is_cut_is_said_or_goes_on_in_the_next_example(tmp_path, sizes, tas
     (remark,) = _load(task, path, sequence_length=2).remarks()
     assert remark.text == (
         "22.2% of the words of train (2 of 9) are cut off: 50.0% of the sentences have more than "
-        f"--{task}_sequence_length=2 words; --{task}_long_sentences=chunk continues them in the "
-        "next example."
+        "--sequence_length=2 words; --long_sentences=chunk continues them in the next example."
     )
     assert not _load(task, path, sequence_length=3).remarks()
     chunked = _load(task, path, sequence_length=2, long_sentences="chunk")
@@ -122,7 +121,7 @@ def test_what_is_cut_is_said_or_goes_on_in_the_next_example(tmp_path, sizes, tas
     # Examples are no longer the store's sentences, whose number it knows.
     np.testing.assert_array_equal(client_domain_counts(chunked.train, 2), [[2, 0], [1, 4]])
     message = _error(task, path, long_sentences="cutt")
-    assert message.startswith(f"--{task}_long_sentences: unknown treatment of long sentences 'cu")
+    assert message.startswith("--long_sentences: unknown treatment of long sentences 'cu")
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
@@ -150,11 +149,11 @@ def test_the_fingerprint_is_the_vocabularys(tmp_path, sizes, task):
 
     first = fingerprint({"the": 9, "cat": 5, "sat": 3})
     assert fingerprint({"the": 4, "cat": 3, "sat": 2}) == first
-    assert fingerprint({"the": 9, "cat": 5, "sat": 3, "a": 1}, vocabulary_size=3) == first
+    assert fingerprint({"the": 9, "cat": 5, "sat": 3, "a": 1}, vocabulary=3) == first
     others = [
         fingerprint({"the": 9, "cat": 5, "dog": 3}),
         fingerprint({"cat": 9, "the": 5, "sat": 3}),
-        fingerprint({"the": 9, "cat": 5, "sat": 3}, vocabulary_size=2),
+        fingerprint({"the": 9, "cat": 5, "sat": 3}, vocabulary=2),
         fingerprint({"the": 9, "cat sat": 5}),
     ]
     assert len({first, *others}) == 5
@@ -173,15 +172,15 @@ def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path, sizes, task):
     [
         (task, option)
         for task in _LANGUAGE_TASKS
-        for option in ("vocabulary_size", "sequence_length", *_SMALL[task])
-        if option not in ("cell", "tied")
+        for option in ("vocabulary", "sequence_length", *_SMALL[task])
+        if option not in ("network", "tied")
     ]
     + [("stackoverflow", "layers")],
 )
 @pytest.mark.parametrize("value", [0, -3])
 def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, task, option, value):
     message = _error(task, text_store(tmp_path / "s.sqlite"), **{option: value})
-    assert message == f"--{task}_{option}: expected at least 1, found {value}"
+    assert message == f"--{option}: expected at least 1, found {value}"
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
@@ -189,7 +188,7 @@ def test_a_store_of_images(tmp_path, task):
     path = write_store(tmp_path / "s.sqlite", [("train", image("a", "b", 1))], "features")
     needed = "tokens (string)" if task == "stackoverflow" else "tokens (string), domain (string)"
     assert _error(task, path) == (
-        f"{path}: --task={task} needs examples with {needed}, found domain (string), "
+        f"{path}: expected examples with {needed} for this task, found domain (string), "
         "label (int64), pixels (float32[28, 28])"
     )
 
@@ -234,7 +233,7 @@ def word_counts(monkeypatch):
 
 def test_tffs_file_names_the_domain_as_the_type(tmp_path, sizes, word_counts):
     path = _questions(tmp_path / "s.sqlite")
-    loaded = _load("stackoverflow", path, sequence_length=3, vocabulary_size=2)
+    loaded = _load("stackoverflow", path, sequence_length=3, vocabulary=2)
     examples = loaded.train.read("7")
     # how, so are 1 and 2; ? is unknown, 3; begin 4, end 5.
     np.testing.assert_array_equal(examples["x"], [[4, 1, 3], [4, 2, 5]])
@@ -273,7 +272,7 @@ def test_a_store_of_tff_without_types(tmp_path, sizes, word_counts):
     ("missing", "instead"),
     [
         ("load_data", "name a client store with --data"),
-        ("load_word_counts", "name a file of words with --stackoverflow_vocabulary"),
+        ("load_word_counts", "name a file of words with --vocabulary"),
     ],
 )
 def test_where_there_is_no_network(tmp_path, monkeypatch, missing, instead):
@@ -301,12 +300,12 @@ def test_words_may_be_those_of_another_store_or_a_list(tmp_path):
     other = text_store(tmp_path / "o.sqlite", words={"dog": 3, "the": 2, "cat": 1})
     words = tmp_path / "words.txt"
     words.write_text("dog 3\nthe 2\n\ncat 1\n")
-    small = {"vocabulary_size": 2, "sequence_length": 3, "projection": 2, "units": 2}
+    small = {"sequence_length": 3, "embedding": 2, "units": 2}
     of_store = _loaded(path, vocabulary=str(other), **small)
     of_list = _loaded(path, vocabulary=str(words), **small)
-    # dog 1, the 2, others 3, begin 4, end 5: "cat sat the".
-    np.testing.assert_array_equal(of_store.train.read("a")["x"], [[4, 3, 3]])
-    np.testing.assert_array_equal(of_list.train.read("a")["y"], [[3, 3, 2]])
+    # dog 1, the 2, cat 3, others 4, begin 5, end 6: "cat sat the".
+    np.testing.assert_array_equal(of_store.train.read("a")["x"], [[5, 3, 4]])
+    np.testing.assert_array_equal(of_list.train.read("a")["y"], [[3, 4, 2]])
     assert of_store.fingerprint == of_list.fingerprint != _loaded(path, **small).fingerprint
 
 
@@ -319,12 +318,12 @@ def test_what_is_no_list_of_words_is_one_line(tmp_path, case):
 
 
 def test_a_cell_that_is_none(tmp_path):
-    message = _error("next_word", text_store(tmp_path / "s.sqlite"), cell="gru")
-    assert message == "--next_word_cell: unknown recurrent cell 'gru': valid names: lstm, cifg"
+    message = _error("next_word", text_store(tmp_path / "s.sqlite"), network="gru")
+    assert message == "--network: unknown recurrent cell 'gru': valid names: lstm, cifg"
 
 
 def test_a_word_list_of_windows_begins_with_its_first_word(tmp_path):
     path = tmp_path / "words.txt"
     path.write_bytes(b"\xef\xbb\xbfthe 5\r\ncat 2\r\n")
-    options = TextOptions(vocabulary=str(path), vocabulary_size=5)
-    assert known_words(options, "next_word", lambda size: []) == ["the", "cat"]
+    options = TextOptions(vocabulary=str(path))
+    assert known_words(options, lambda size: []) == ["the", "cat"]

@@ -11,10 +11,18 @@ import pytest
 from tests import golden
 from tests.data.stores import image, sentence, tff_store, write_store
 from tests.run.harness import make_task
+from tff_agnostic.commands import own_flags
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.options import RunConfig, settings_of_runs
-from tff_agnostic.run.spec import resolve
-from tff_agnostic.settings import flag_of
+from tff_agnostic.run.options import (
+    RunConfig,
+    check_task_options,
+    options_of_runs,
+    options_of_runtimes,
+    options_of_tasks,
+    settings_of_runs,
+)
+from tff_agnostic.run.spec import FORMAT, from_flags, resolve
+from tff_agnostic.settings import check_values, flag_of
 from tff_agnostic.tasks.registry import (
     TASKS,
     check_heldout,
@@ -39,11 +47,64 @@ def test_defaults_are_settings_of_a_run_and_in_range(name):
     spec = TASKS[name]
     kinds = [RunConfig, *(kind for _, _, kind in settings_of_runs())]
     known = {flag_of(field) for kind in kinds for field in dataclasses.fields(kind)}
-    assert set(spec.defaults) <= known
+    assert set(spec.defaults) <= known | set(spec.option_names)
     for algorithm, defaults in spec.algorithm_defaults.items():
         assert set(defaults) <= known
         resolve(name, {"algorithm": algorithm}, {})
     resolve(name, {}, {})
+
+
+# Every field of a task's options is a flag: a new one is public at once.
+_FLAGS = """
+    categories concentration domain_feature embedding heldout_share high_school_writers keep
+    label_feature layers long_sentences model network num_classes num_clients num_test_clients
+    predict ridge sequence_length spread test_share test_split tied train_share units vocabulary
+"""
+
+
+def test_flags_of_tasks_are_shared_and_distinct_from_others():
+    options = options_of_tasks()
+    assert sorted(options) == _FLAGS.split()
+    assert not set(options) & {*options_of_runs(), *options_of_runtimes(), *own_flags()}
+    assert options["heldout_share"].owner_names == "digits, adult"
+    assert options["heldout_share"].help("").endswith(" Of: digits, adult.")
+    check_task_options("adult", ["ridge", "heldout_share"])
+    found = golden.refusal(check_task_options, "adult", ["ridge", "train_share"])
+    assert found.startswith(
+        "--train_share has no effect with --task=adult: it needs --task=custom or next_word or "
+    )
+
+
+def test_vocabulary_is_a_number_or_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    option = options_of_tasks()["vocabulary"]
+    for text, value in (("20", 20), ("words.txt", str(tmp_path / "words.txt"))):
+        spec = resolve("next_word", {}, {"vocabulary": option.parsed(text)})
+        assert spec.task_options["vocabulary"] == spec.flags()["vocabulary"] == value
+        assert from_flags({**spec.flags(), "format": FORMAT}) == spec
+    assert golden.refusal(_loaded_vocabulary, 0) == "--vocabulary: expected at least 1, found 0"
+    assert golden.refusal(_loaded_vocabulary, "") == "--vocabulary: expected a path, found an empty one"
+
+
+def _loaded_vocabulary(vocabulary: Any) -> Any:
+    return check_values(TASKS["unigram"].make_options({"vocabulary": vocabulary}))
+
+
+def test_papers_networks_are_defaults_of_next_word():
+    def network(name: str, **options: Any) -> dict[str, Any]:
+        made = dataclasses.asdict(TASKS[name].make_options(options))
+        return {k: made[k] for k in ("network", "embedding", "units", "layers", "tied")}
+
+    lstm = {"network": "lstm", "embedding": 96, "units": 256, "layers": 1, "tied": False}
+    cifg = {"network": "cifg", "embedding": 96, "units": 670, "layers": 1, "tied": True}
+    assert network("next_word") == lstm
+    assert network("stackoverflow") == {**lstm, "units": 670}
+    assert network("two_domain_lm") == {**lstm, "layers": 2}
+    assert network("spanish_keyboard") == cifg
+    assert network("spanish_keyboard", units=5) == {**cifg, "units": 5}
+    for name in ("two_domain_lm", "spanish_keyboard"):
+        assert TASKS[name].load is TASKS["next_word"].load
+        assert TASKS[name].options is TASKS["next_word"].options
 
 
 @pytest.mark.parametrize("name", ["digits", "toy_regression"])
@@ -107,7 +168,7 @@ _OPTIONS: dict[str, Any] = {
     "fashion_mnist": {},
     "stackoverflow": _SMALL,
     "two_domain_lm": _SMALL,
-    "spanish_keyboard": {"projection": 2, "units": 2, "sequence_length": 3},
+    "spanish_keyboard": _SMALL,
     "custom": {},
 }
 _MODEL = """

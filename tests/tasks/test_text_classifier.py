@@ -20,7 +20,7 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
-_SMALL = {"embedding": 3, "sequence_length": 4}
+_SMALL = {"sequence_length": 4}
 
 
 def _load(data: Path, seed: int = 0, **options: Any) -> Task:
@@ -72,7 +72,7 @@ def test_sent140_of_leaf_from_its_files_to_what_is_learnt(tmp_path):
         case="lower",
         class_names=("negative", "positive"),
     ).run(ReadLog())
-    task = _load(tmp_path / "s.sqlite", embedding=3, sequence_length=7)
+    task = _load(tmp_path / "s.sqlite", sequence_length=7)
     assert task.domain_names == ("phone", "web")
     assert list(task.train.client_ids) == ["ann", "bob", "cid"]
     assert list(task.test.client_ids) == ["ann", "dan"]
@@ -123,7 +123,7 @@ def test_the_lstm_stops_at_the_last_word(tmp_path):
     data = _reviews(tmp_path / "s.sqlite")
     weights, scores = None, []
     for length in (2, 4):
-        model = _load(data, pooling="lstm", units=2, embedding=3, sequence_length=length).model
+        model = _load(data, network="lstm", sequence_length=length).model
         weights = weights or model.initial_weights
         x = tf.constant([[1, 2, 0, 0][:length]])
         scores.append(model.predict(weights, x, False, tf.zeros([2], tf.int32)))
@@ -210,7 +210,7 @@ def test_the_split_that_is_evaluated_has_its_domains(store):
 @pytest.mark.parametrize("feature", ["country", "score", ""])
 def test_a_feature_that_the_store_lacks_or_that_is_no_domain(store, feature):
     assert golden.refusal(_task, store, domain_feature=feature) == (
-        "--next_word_domain_feature: expected a text or a whole number of every example of "
+        "--domain_feature: expected a text or a whole number of every example of "
         f"{store}, which has domain, tokens, type, year, found {feature!r}"
     )
 
@@ -223,8 +223,7 @@ def test_a_feature_of_more_values_than_domains_can_have(tmp_path):
     records.append(("test", Record("t", "all_of_it", {"tokens": "the", "number": 3})))
     path = write_store(tmp_path / "s.sqlite", records, "text", vocabulary=WORDS, source="by hand")
     assert golden.refusal(_task, path, domain_feature="number") == (
-        "--next_word_domain_feature: expected at most 1000 domains, found more values of number "
-        f"in {path}"
+        f"--domain_feature: expected at most 1000 domains, found more values of number in {path}"
     )
 
 
@@ -238,7 +237,7 @@ def test_a_feature_of_more_values_than_domains_can_have(tmp_path):
     ],
 )
 def test_the_classes_are_the_values_of_the_feature(store, feature, of_a, of_t, classes):
-    task = _task(store, "text_classifier", label_feature=feature, embedding=2)
+    task = _task(store, "text_classifier", label_feature=feature)
     assert task.domain_names == ("cooking", "travel")
     assert task.fingerprint["classes"] == classes
     np.testing.assert_array_equal(task.train.read("a")["y"], of_a)
@@ -250,15 +249,13 @@ def test_the_classes_are_the_values_of_the_feature(store, feature, of_a, of_t, c
 @pytest.mark.parametrize(
     ("feature", "message"),
     [
-        ("score", "--text_classifier_label_feature: expected a text or a whole number of every "),
+        ("score", "--label_feature: expected a text or a whole number of every "),
         ("tags", "found 'tags'"),
         ("label", "expected examples with a label, found "),
     ],
 )
 def test_a_feature_that_holds_no_classes_is_refused(store, feature, message):
-    assert message in golden.refusal(
-        _task, store, "text_classifier", label_feature=feature, embedding=2
-    )
+    assert message in golden.refusal(_task, store, "text_classifier", label_feature=feature)
 
 
 def test_a_feature_of_one_value_is_no_class(tmp_path):

@@ -69,7 +69,7 @@ def train(
 
     Every flag of that command is an argument: settings of runs and of the algorithm (`rounds=200`,
     `algorithm="fed_avg"`, `lambda_learning_rate=0.1`), options of the task
-    (`digits_num_clients=50`, `model="my_model.py"`) and of the runtime (`device="cpu"`).
+    (`num_clients=50`, `model="my_model.py"`) and of the runtime (`device="cpu"`).
 
     Args:
         task: Name of the task; "digits", or that of a run that goes on, if not given.

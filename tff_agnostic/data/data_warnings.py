@@ -62,16 +62,13 @@ def pooled_examples(num_clients: int, clients_per_round: int) -> Remark:
     )
 
 
-def cut_words(
-    lengths: Mapping[int, int], sequence_length: int, flag: str, mend: str
-) -> list[Remark]:
+def cut_words(lengths: Mapping[int, int], sequence_length: int, advice: str) -> list[Remark]:
     """Returns warnings about words that do not fit into an example.
 
     Args:
         lengths: Number of training sentences by their number of words.
         sequence_length: T, the number of words of a sentence that are predicted.
-        flag: The flag of T.
-        mend: What helps, for the message.
+        advice: How to keep the words that are cut off.
     """
     sentences = sum(lengths.values())
     words = sum(n * count for n, count in lengths.items())
@@ -83,8 +80,8 @@ def cut_words(
         Remark(
             "words_cut",
             f"{share(cut, words)} of the words of train ({cut} of {words}) are cut off: "
-            f"{share(long, sentences)} of the sentences have more than --{flag}={sequence_length} "
-            f"words; {mend}",
+            f"{share(long, sentences)} of the sentences have more than "
+            f"--sequence_length={sequence_length} words; {advice}",
             {
                 "words": words,
                 "words_cut": cut,

@@ -51,7 +51,7 @@ SHAKESPEARE = Experiment(
     summary="unigram models of the speakers of tiny Shakespeare, mixed; figure 5 of Hamer et al. "
     "2020, which has curves and no numbers",
     task="unigram",
-    task_options={"vocabulary_size": 20_000, "test_split": "train"},
+    task_options={"vocabulary": 20_000, "test_split": "train"},
     arms={
         "full": _arm("all predictors", "none"),
         "uniform": _arm("uniform, masked", "uniform"),
@@ -112,7 +112,7 @@ STACKEXCHANGE = Experiment(
     summary="a next-word model of each Stack Exchange site, mixed by FedBoost and AFLBoost, beside "
     "one model of AgnosticFedAvg; no paper's table",
     task="next_word",
-    task_options={"vocabulary_size": 1000, "sequence_length": 12, "embedding": 24, "units": 48},
+    task_options={"vocabulary": 1000, "sequence_length": 12, "embedding": 24, "units": 48},
     arms={
         **{site: _of_site(site) for site in _SITES},
         "agnostic_fed_avg": Arm(

@@ -52,7 +52,7 @@ DELTA_FL = Experiment(
     summary="MNIST from mnist_by_writer.npz, half of the writers tested; beside table I of Laguel "
     "et al. 2021, which is of EMNIST-62",
     task="emnist",
-    task_options={"num_classes": 10, "model": "linear", "train_share": 0.5},
+    task_options={"num_classes": 10, "network": "linear", "train_share": 0.5},
     arms={
         "fed_avg": _arm("FedAvg", "fed_avg"),
         "fed_avg_sub": _arm("FedAvg-Sub", "fed_avg_sub", cohort_share=0.5),

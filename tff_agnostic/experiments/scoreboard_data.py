@@ -30,7 +30,7 @@ from tff_agnostic.registry import Registry
 _TABLE, _MODEL = "table.csv", "model.py"
 _SPLIT = ("train:0.6", "heldout:0.2", "test:0.2")
 # A small model of next words, that comes close to its end in so many rounds.
-_WORDS = {"vocabulary_size": 1000, "sequence_length": 12, "units": 48}
+_WORDS = {"vocabulary": 1000, "sequence_length": 12, "embedding": 24, "units": 48}
 _TRAINED_ON_WORDS: Mapping[str, Any] = {
     "clients_per_round": 10,
     "max_examples": 1000,
@@ -240,7 +240,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             "MNIST with the writers of QMNIST, as docs/reference/data_sets.md has it",
             # As on the page of the experiment, before anything is searched.
             settings={"rounds": 120, "client_learning_rate": 0.086, "server_learning_rate": 0.019},
-            of_task={"emnist_num_classes": 10, "emnist_high_school_writers": 50},
+            of_task={"num_classes": 10, "high_school_writers": 50},
             raw=EXPERIMENTS["mnist_by_writer"].raw_data,
         ),
         "stackexchange": DataSet(
@@ -249,8 +249,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             ("stackexchange",),
             "Posts.xml of Stack Exchange sites, a folder each",
             settings=_TRAINED_ON_WORDS,
-            of_task={"next_word_embedding": 24}
-            | {f"next_word_{name}": value for name, value in _WORDS.items()},
+            of_task=_WORDS,
             raw=ImportOptions(format="stackexchange", domain="site", split=_SPLIT),
         ),
         "spanish": DataSet(
@@ -259,8 +258,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             ("activ_es",),
             "ACTIV-ES, texts by country",
             settings={**_TRAINED_ON_WORDS, "clients_per_round": 20, "client_batch_size": 16},
-            of_task={"spanish_keyboard_projection": 24}
-            | {f"spanish_keyboard_{name}": value for name, value in _WORDS.items()},
+            of_task=_WORDS,
             raw=EXPERIMENTS["spanish_keyboard"].raw_data,
         ),
         "languages": DataSet(
@@ -269,8 +267,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             ("stackexchange/beer", "tinyshakespeare", "activ_es"),
             "Posts.xml of a Stack Exchange site, tiny Shakespeare, ACTIV-ES",
             settings=_TRAINED_ON_WORDS,
-            of_task={"next_word_embedding": 24}
-            | {f"next_word_{name}": value for name, value in _WORDS.items()},
+            of_task=_WORDS,
             raw=ImportOptions(
                 format="csv",
                 client_column="client",

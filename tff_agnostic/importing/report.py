@@ -475,8 +475,7 @@ def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
     return cut_words(
         lengths,
         SEQUENCE_LENGTH,
-        "TASK_sequence_length",
-        "it may be larger, or --TASK_long_sentences=chunk continues them in the next example.",
+        "it may be larger, or --long_sentences=chunk continues them in the next example.",
     )
 
 

@@ -44,9 +44,9 @@ from tff_agnostic.run.options import (
     PARTS_OF_RUNS,
     RunConfig,
     algorithm_of_flag,
+    check_task_options,
     options_of_runs,
     options_of_runtimes,
-    options_of_task,
     options_of_tasks,
     path_of,
 )
@@ -131,8 +131,9 @@ class GivenRun(Given):
     options: FlagTable
 
     def task_options(self, task: str) -> dict[str, Any]:
-        """Returns the options of a task by field; see `options_of_task`."""
-        return options_of_task(task, self.of_tasks)
+        """Returns the given options of a task, after checking that it has them."""
+        check_task_options(task, self.of_tasks)
+        return dict(self.of_tasks)
 
     def spec(self) -> RunSpec:
         """Returns the run that was described."""
@@ -147,7 +148,7 @@ class GivenRun(Given):
 
         Args:
             settings: What it has of its own, by flag.
-            options: Of its task, by field; those that were given if None.
+            options: Options of its task; those that were given if None.
         """
         own = self.own
         if options is None:
@@ -196,7 +197,7 @@ class RunCommand(Command):
         super().define_flags()
         options_of_command_line().define(self.settings, self.without, _default_text)
         if issubclass(self.own, DataOptions):
-            options_of_tasks().define()
+            options_of_tasks().define(default_text=_default_text)
         if self.has_runtime:
             options_of_runtimes().define()
 
@@ -519,7 +520,7 @@ def flags_without_folders(spec: RunSpec) -> dict[str, Any]:
 def _names(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [Path(path).name for path in value]
-    return None if value is None else Path(value).name
+    return value if value is None or isinstance(value, int) else Path(value).name
 
 
 def compare_command(

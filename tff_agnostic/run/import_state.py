@@ -104,13 +104,12 @@ def run_of_export(
     task = manifest["task"]
     spec = TASKS[task]
     settings = stored_values(build(RunConfig, spec.defaults))
-    # The manifest has no paths.
-    options = values_of(build(spec.options, manifest[OPTIONS]))
     flags = {
         "task": task,
         "data_dir": None,
         "data": None,
-        **options,
+        # The manifest has no paths.
+        **values_of(spec.make_options(manifest[OPTIONS])),
         **{name: settings[name] for name in OF_SIMULATIONS},
         **manifest["settings"],
         "aggregation": PROFILES[manifest["profile"]].aggregation,

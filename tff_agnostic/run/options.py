@@ -183,21 +183,14 @@ def options_of_tasks() -> FlagTable:
     return FlagTable.join(("task", name, spec.options) for name, spec in TASKS.items())
 
 
-def options_of_task(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the given options of a task.
-
-    Args:
-        task: Name of the task.
-        given: Options of tasks that were given, by flag.
-    """
-    names = {flag.name for flag in flags_of(TASKS[task].options)}
-    for name in given:
-        if name not in names:
+def check_task_options(task: str, names: Iterable[str]) -> None:
+    """Refuses options of tasks, by their flags, that a task does not have."""
+    for name in names:
+        if name not in TASKS[task].option_names:
             users = [user for _, user in options_of_tasks()[name].users]
             raise UserError(
                 f"--{name} has no effect with --task={task}: it needs --task={' or '.join(users)}"
             )
-    return dict(given)
 
 
 def without_effect(flag: str, config: RunConfig) -> str:

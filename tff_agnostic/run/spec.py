@@ -217,7 +217,7 @@ def resolve(
     )
     run = RunSpec(
         task,
-        values_of(with_absolute_paths(build(spec.options, task_options))),
+        values_of(with_absolute_paths(spec.make_options(task_options))),
         absolute(data_dir),
         absolute(data),
         config,

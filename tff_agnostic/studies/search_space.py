@@ -226,7 +226,7 @@ def task_settings(task: str) -> dict[str, Flag]:
     return {
         flag: option
         for flag, option in options_of_tasks().items()
-        if option.users == (("task", task),) and option.path[-1] not in fixed and not option.is_path
+        if ("task", task) in option.users and flag not in fixed and not option.is_path
     }
 
 

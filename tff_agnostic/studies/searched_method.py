@@ -34,7 +34,7 @@ from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.optuna_studies import Method
 from tff_agnostic.studies.search_space import Dimension, task_settings
 from tff_agnostic.studies.stages import halves
-from tff_agnostic.tasks.registry import option_flags, what_decides_the_split
+from tff_agnostic.tasks.registry import TASKS, what_decides_the_split
 from tff_agnostic.tasks.task import DATA, Task
 
 _FORMAT = 1
@@ -160,16 +160,12 @@ class SearchedArm:
         """
         spec = self.spec(sampled, seed)
         flags, fixed = spec.flags(), what_decides_the_split(self.task)
-        options = {
-            flag
-            for flag, name in option_flags(self.task).items()
-            if name in self.task_options and name not in fixed
-        }
+        options = {name for name in self.task_options if name not in fixed}
         wanted = [*self.shared, *self.given, *sorted(options), *self.dimensions]
         of_word = WORDS[LAST_LAYER].settings if self.has_two_stages else {}
         left_out = {"algorithm", "seed", *of_word}
         kept = [name for name in dict.fromkeys(wanted) if name not in left_out]
-        of_task = option_flags(self.task)
+        of_task = TASKS[self.task].option_names
         return {
             name: flags[name]
             for name in kept

@@ -23,7 +23,7 @@ from tff_agnostic.studies.optuna_studies import ENDED, SECONDS
 from tff_agnostic.studies.search import best
 from tff_agnostic.studies.search_space import DECIMALS, Distribution, Objective
 from tff_agnostic.studies.searched_method import SearchedArm
-from tff_agnostic.tasks.registry import option_flags
+from tff_agnostic.tasks.registry import TASKS
 
 _MAX_COLUMNS = 2
 _PANEL_INCHES = (4.2, 3.6)
@@ -244,7 +244,7 @@ def flags_of_one(arm: SearchedArm, settings: Mapping[str, Any], remark: str) -> 
     """
     if arm.has_two_stages:
         # A run has one stage, a row may have two.
-        of_all = {*option_flags(arm.task), *OF_ALL_ROWS, *arm.shared}
+        of_all = {*TASKS[arm.task].option_names, *OF_ALL_ROWS, *arm.shared}
         common = {flag: value for flag, value in settings.items() if flag in of_all}
         return _file(remark, {**_of_task(arm), **common, "arms": _row(arm, settings, of_all)})
     # Each of the two commands has one of these flags, and is told to overlook the other.
@@ -265,7 +265,7 @@ def flags_of_all(arms: Mapping[str, SearchedArm], settings: Settings, remark: st
     first = next(iter(arms.values()))
     own_of_any = {f for arm in arms.values() for f in (*arm.given, *arm.dimensions)}
     shared = set(first.shared) - own_of_any
-    of_all = {*option_flags(first.task), *OF_ALL_ROWS, *shared}
+    of_all = {*TASKS[first.task].option_names, *OF_ALL_ROWS, *shared}
     common: dict[str, Any] = {}
     for of in settings.values():
         for flag, value in of.items():

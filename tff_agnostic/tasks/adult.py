@@ -69,27 +69,22 @@ class AdultOptions(Options):
     """Options of the task.
 
     Attributes:
-        num_clients: Training clients.
-        num_test_clients: Test clients.
-        heldout_share: Share of the training rows to evaluate on in place of adult.test, while
-            tuning; they are not trained on.
-        ridge: Half of it times the squared norm of the weights, bias and all, is part of the loss;
-            the scores of both classes have weights.
+        num_clients: Number of training clients.
+        num_test_clients: Number of test clients.
+        heldout_share: Fraction of the training examples to evaluate on instead of the test
+            examples, while tuning.
+        ridge: Factor of half the squared norm of all weights in the loss.
     """
 
     num_clients: int = 50
     num_test_clients: int = 20
-    heldout_share: float = 0.0
+    heldout_share: Annotated[float, Within(least=0.0, most=0.9)] = 0.0
     ridge: Annotated[float, Within(least=0.0)] = 0.0
 
 
 def load(options: AdultOptions, context: TaskContext) -> Task:
     """Returns the task; the seed deals the rows to clients."""
     assert context.data_dir is not None
-    if not 0 <= options.heldout_share < 1:
-        raise UserError(
-            f"--adult_heldout_share: expected 0 or more, less than 1, found {options.heldout_share}"
-        )
     rng = np.random.default_rng([context.seed, 2])
     train_path, test_path = (context.data_dir / name for name in ("adult.data", "adult.test"))
     train = read_adult(train_path)
@@ -122,7 +117,7 @@ def _clients(
     x, y, domain_id = table
     if not 1 <= num_clients <= len(y):
         raise UserError(
-            f"--adult_{flag}: expected 1 to {len(y)}, the rows of {path}, found {num_clients}"
+            f"--{flag}: expected 1 to {len(y)}, the rows of {path}, found {num_clients}"
         )
     return InMemoryClients(
         {

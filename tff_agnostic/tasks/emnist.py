@@ -14,7 +14,7 @@ from typing import Annotated, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.base.options import OneOf
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
 from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
@@ -44,8 +44,8 @@ _TFF_SPLITS = {62: "all_", 10: "digits_only_"}
 
 
 # (classes, seed) -> model.
-MODELS: Registry[Callable[[int, int], Model]] = Registry(
-    "model",
+NETWORKS: Registry[Callable[[int, int], Model]] = Registry(
+    "network",
     # The linear model starts at zero.
     {"cnn": emnist_cnn, "linear": lambda num_classes, seed: emnist_linear(num_classes)},
 )
@@ -56,23 +56,22 @@ class EmnistOptions(SplitOptions):
     """Options of the task.
 
     Attributes:
-        num_classes: 62 for digits and letters, 10 for digits.
-        model: cnn, of Reddi et al. 2021, or linear, logistic regression on the pixels.
-        high_school_writers: How many high-school writers are trained on, drawn by the seed; all if
+        num_classes: Number of classes: 62 for digits and letters, 10 for digits.
+        network: Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn
+            or linear.
+        high_school_writers: Number of high-school writers to train on, drawn by the seed; all if
             not given.
     """
 
-    num_classes: int = 62
-    model: Annotated[str, OneOf(MODELS)] = "cnn"
+    num_classes: Annotated[int, Within(least=2)] = 62
+    network: Annotated[str, OneOf(NETWORKS)] = "cnn"
     high_school_writers: Optional[int] = None
 
 
 def load(options: EmnistOptions, context: TaskContext) -> Task:
     """Returns the task."""
-    if options.num_classes < 2:
-        raise UserError(f"--emnist_num_classes: expected at least 2, found {options.num_classes}")
     path = context.data if context.data is not None else emnist_store(context.data_dir)
-    store = open_store(path, "emnist", _FEATURES)
+    store = open_store(path, _FEATURES)
     names_domains = DOMAIN in store.description.features
     features = {**_FEATURES, **({DOMAIN: Feature("string")} if names_domains else {})}
     domains_of = domains_by_name(_DOMAIN_NAMES, path) if names_domains else _domains_by_writer(path)
@@ -93,7 +92,7 @@ def load(options: EmnistOptions, context: TaskContext) -> Task:
         domain_names=_DOMAIN_NAMES,
         train=_thinned(clients(TRAIN_SPLIT), options.high_school_writers, context.seed),
         test=clients(options.test_split),
-        model=MODELS[options.model](options.num_classes, context.seed),
+        model=NETWORKS[options.network](options.num_classes, context.seed),
         fingerprint={"classes": str(options.num_classes), **data_fingerprint(store)},
     )
 
@@ -126,7 +125,7 @@ def _thinned(clients: ClientDataset, keep: Optional[int], seed: int) -> ClientDa
     there = ids[is_high_school]
     if not 1 <= keep <= len(there):
         raise UserError(
-            f"--emnist_high_school_writers: expected 1 to {len(there)}, the high-school writers "
+            f"--high_school_writers: expected 1 to {len(there)}, the high-school writers "
             f"there are, found {keep}"
         )
     kept = np.random.default_rng([seed, 3]).choice(there, size=keep, replace=False)

@@ -49,27 +49,27 @@ class DigitsOptions(Options):
     """Options of the task.
 
     Attributes:
-        num_clients: Training clients.
-        num_test_clients: Test clients.
+        num_clients: Number of training clients.
+        num_test_clients: Number of test clients.
         concentration: Dirichlet parameter of the clients' mixtures of classes; small is skewed.
-        keep: Share of the training examples that rare classes keep, CLASS:SHARE comma-separated;
+        keep: Fraction of the training images that rare classes keep, CLASS:SHARE comma-separated;
             empty keeps all.
-        test_share: Share of the images that is held out for the test.
-        heldout_share: Share of the training images to evaluate on in place of the test images,
-            while tuning; they are not trained on, and none of their rare classes is left out.
+        test_share: Fraction of the images that are test images.
+        heldout_share: Fraction of the training examples to evaluate on instead of the test
+            examples, while tuning.
     """
 
     num_clients: int = 50
     num_test_clients: int = 20
     concentration: Annotated[float, Within(least=0.0001)] = 0.5
     keep: str = "8:0.15,9:0.3"
-    test_share: float = 0.3
+    test_share: Annotated[float, Within(least=0.05, most=0.9)] = 0.3
+    # Held-out images of rare classes are all kept, as test images are.
     heldout_share: Annotated[float, Within(least=0.0, most=0.9)] = 0.0
 
 
 def load(options: DigitsOptions, context: TaskContext) -> Task:
     """Returns the task; the seed decides split, thinning and clients."""
-    _check(options)
     keep = parse_keep(options.keep)
     rng = np.random.default_rng([context.seed, 1])
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
@@ -92,7 +92,7 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
     def clients(flag: str, rows: np.ndarray, count: int, prefix: str) -> InMemoryClients:
         if not 1 <= count <= len(rows):
             raise UserError(
-                f"--digits_{flag}: expected 1 to {len(rows)}, the images for them, found {count}"
+                f"--{flag}: expected 1 to {len(rows)}, the images for them, found {count}"
             )
         parts = dirichlet_partition(y[rows], count, options.concentration, rng)
         return InMemoryClients(
@@ -127,16 +127,11 @@ def parse_keep(text: str) -> dict[int, float]:
             label, share = -1, -1.0
         if not (0 <= label < _NUM_CLASSES and 0 < share <= 1) or label in keep:
             raise UserError(
-                "--digits_keep: expected CLASS:SHARE with a class from 0 to 9, each once, and a "
+                "--keep: expected CLASS:SHARE with a class from 0 to 9, each once, and a "
                 f"share in (0, 1], found {item!r} in {text!r}"
             )
         keep[label] = share
     return keep
-
-
-def _check(options: DigitsOptions) -> None:
-    if not 0.05 <= options.test_share <= 0.9:
-        raise UserError(f"--digits_test_share: expected 0.05 to 0.9, found {options.test_share}")
 
 
 def _thin(
@@ -182,7 +177,7 @@ def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Ta
     """Returns the task."""
     assert context.data is not None
     features = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
-    store = open_store(context.data, "fashion_mnist", features)
+    store = open_store(context.data, features)
     class_of = _class_of(store.description.num_classes)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:

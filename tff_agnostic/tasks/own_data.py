@@ -1,59 +1,45 @@
-"""Tasks on your own data: a store with your own model, or a folder with one .npz file per client.
+"""The task `custom`: a user's Keras model on a user's client store.
 
-- `custom`: `--model` names a Python file with `build_model`, see
-  `models.user_model.build_user_model`. `--data` names a store, as `import_data` makes it of tables,
-  images or texts. With labelled texts the task is to predict the label, with others the next word.
-- `client_files`: logistic regression on your own features. `--data_dir` holds `dataset.json`, an
-  object with "domains" (a list of names), "num_features" and "num_classes", and the folders
-  `train/` and `test/`. Each .npz file in them is one client with the arrays "x" float32
-  [n, features], "y" int32 [n] and "domain_id" int32 [n] (index of the domain).
+`--model` names a Python file with `build_model`, see `models.user_model.build_user_model`. `--data`
+names a store, as `import_data` makes it of tables, arrays, images or texts. With labelled texts the
+task is to predict the label, with others the next word.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Callable, Optional
+from typing import Annotated, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.base.options import OneOf, Options
-from tff_agnostic.data.clients import check_labels, checked_examples
+from tff_agnostic.base.options import OneOf
+from tff_agnostic.data.clients import checked_examples
 from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import read_npz
-from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.models.keras_platform import name_layers_afresh
 from tff_agnostic.models.metrics import sentence_spec
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.user_model import ModelData, build_user_model
 from tff_agnostic.registry import Registry
-from tff_agnostic.tasks.language import (
-    Corpus,
-    StoredTextOptions,
-    check_sizes,
-    known_words,
-    next_word_task,
-)
+from tff_agnostic.tasks.language import Corpus, SentenceOptions, known_words, next_word_task
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
+    DomainOptions,
     StoredDomains,
     chosen_domains,
     data_fingerprint,
     open_store,
 )
 from tff_agnostic.tasks.stored_inputs import CATEGORY_ENCODINGS, StoredInputs, StoredLabels
-from tff_agnostic.tasks.task import MODEL_CODE, Task, TaskContext, TaskSpec, Use, option_flag
+from tff_agnostic.tasks.task import MODEL_CODE, Task, TaskContext, TaskSpec, Use
 from tff_agnostic.tasks.text_tasks import labelled_text_task, text_spec
 from tff_agnostic.user_code import UserFile
 
 _OF_SENTENCES = ("long_sentences",)
-_OF_WORDS = ("vocabulary_size", "sequence_length", *_OF_SENTENCES)
-_OF_TEXTS = (*_OF_WORDS, "predict")
-_OF_CATEGORIES = ("categories", "vocabulary")
+_OF_TEXTS = ("sequence_length", *_OF_SENTENCES, "predict")
 # What is learnt from texts; the entries are for help texts.
 PREDICTIONS: Registry[str] = Registry(
     "thing to predict", {"label": "the text's label", "next_word": "each next word"}
@@ -63,17 +49,17 @@ Build = Callable[[ModelData], Model]
 
 
 @dataclasses.dataclass(frozen=True)
-class CustomOptions(StoredTextOptions):
+class CustomOptions(DomainOptions, SentenceOptions):
     """Options of the task.
 
     Attributes:
         model: Python file with a function build_model.
-        predict: What is learnt from texts: label or next_word. [label, if they have one]
-        categories: What categories are to the model: one_hot entries of a vector, or ids, an input
-            for each column.
+        predict: Target of texts: label or next_word. [label, if they have one]
+        categories: Form of categorical columns: one_hot entries of a vector, or ids, an input for
+            each column.
     """
 
-    model_file: Optional[Path] = None
+    model: Optional[Path] = None
     predict: Optional[Annotated[str, OneOf(PREDICTIONS)]] = None
     categories: Annotated[str, OneOf(CATEGORY_ENCODINGS)] = "one_hot"
 
@@ -83,7 +69,7 @@ def load_custom(options: CustomOptions, context: TaskContext) -> Task:
     if options.model is None:
         raise UserError("--model: expected a Python file with a function build_model, found none")
     assert context.data is not None
-    store = open_store(context.data, "custom", {DOMAIN: Feature("string")})
+    store = open_store(context.data, {DOMAIN: Feature("string")})
     # Before the file is run: it may make layers in passing.
     name_layers_afresh()
     file = UserFile(Path(options.model))
@@ -97,22 +83,18 @@ def load_custom(options: CustomOptions, context: TaskContext) -> Task:
 
 
 def _text_task(store: Store, options: CustomOptions, build: Build) -> Task:
-    check_sizes("custom", options)
     _refuse(options, ("categories",), f"{store.path} holds texts")
     has_labels = LABEL in store.description.features
     predicted = options.predict or ("label" if has_labels else "next_word")
-    words = known_words(options, "custom", store.vocabulary)
+    words = known_words(options, store.vocabulary)
     domains = _domains(store, options)
     names = domains.names
     corpus = Corpus(store, words, domains)
     if predicted == "label":
         return _labelled_text_task(corpus, options, build)
     spec = sentence_spec(options.sequence_length)
-
-    def model(vocabulary_size: int) -> Model:
-        return build(ModelData(spec["x"], spec["y"], names, vocabulary_size=vocabulary_size))
-
-    task = next_word_task("custom", corpus, options, model)
+    model = build(ModelData(spec["x"], spec["y"], names, vocabulary_size=len(words)))
+    task = next_word_task(corpus, options, model)
     if not has_labels:
         return task
     return dataclasses.replace(
@@ -132,14 +114,16 @@ def _labelled_text_task(corpus: Corpus, options: CustomOptions, build: Build) ->
         label_range=corpus.store.description.label_range,
     )
     return labelled_text_task(
-        "custom", corpus, labels, options.sequence_length, options.test_split, lambda: build(data)
+        corpus, labels, options.sequence_length, options.test_split, build(data)
     )
 
 
 def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
     _refuse(options, _OF_TEXTS, f"{store.path} holds no text")
+    if not store.description.categories or isinstance(options.vocabulary, int):
+        _refuse(options, ("vocabulary",), f"{store.path} holds no text")
     if not store.description.categories:
-        _refuse(options, _OF_CATEGORIES, f"{store.path} holds neither texts nor categories")
+        _refuse(options, ("categories",), f"{store.path} holds no categories")
     domains = _domains(store, options)
     names = domains.names
     if LABEL not in store.description.features:
@@ -195,23 +179,23 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
 
 def _domains(store: Store, options: CustomOptions) -> StoredDomains:
     splits = (TRAIN_SPLIT, options.test_split)
-    return chosen_domains(store, options.domain_feature, "custom", splits)
+    return chosen_domains(store, options.domain_feature, splits)
 
 
 def _known_categories(
     store: Store, options: CustomOptions
 ) -> Optional[Mapping[str, tuple[str, ...]]]:
-    """Returns the categories of the store that --custom_vocabulary names, if it names one."""
-    if options.vocabulary is None:
+    """Returns the categories of the store that --vocabulary names; None if it names none."""
+    if isinstance(options.vocabulary, int):
         return None
     path = Path(options.vocabulary)
     if not path.is_file():
-        raise UserError(f"--custom_vocabulary: expected a client store, found no file at {path}")
+        raise UserError(f"--vocabulary: expected a client store, found no file at {path}")
     found = Store(path).description.categories
     for column in store.description.categories:
         if column not in found:
             raise UserError(
-                f"--custom_vocabulary: expected a store with the categories of {column}, found "
+                f"--vocabulary: expected a store with the categories of {column}, found "
                 f"those of {', '.join(found) or 'no column'} in {path}"
             )
     return found
@@ -221,7 +205,7 @@ def _refuse(options: CustomOptions, names: tuple[str, ...], why: str) -> None:
     """Raises a `UserError` if one of these options was given, which has no effect."""
     for field in dataclasses.fields(options):
         if field.name in names and getattr(options, field.name) != field.default:
-            raise UserError(f"--{option_flag('custom', field)} has no effect: {why}")
+            raise UserError(f"--{field.name} has no effect: {why}")
 
 
 CUSTOM = TaskSpec(
@@ -231,95 +215,3 @@ CUSTOM = TaskSpec(
     defaults={"client_normalizer": "batch"},
     data=Use.REQUIRED,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientFilesOptions(Options):
-    """This task has no options: the files say everything."""
-
-
-def load_client_files(options: ClientFilesOptions, context: TaskContext) -> Task:
-    """Returns the task; clients are read and checked when a round needs them."""
-    del options
-    assert context.data_dir is not None
-    description = _read_description(context.data_dir / "dataset.json")
-    domain_names = tuple(description["domains"])
-    model = logistic_regression(description["num_features"], description["num_classes"])
-    spec = model.client_data_spec()
-
-    def clients(folder: str) -> NpzClients:
-        assert context.data_dir is not None
-        path = context.data_dir / folder
-        return NpzClients(path, spec, len(domain_names), description["num_classes"])
-
-    return Task(
-        domain_names=domain_names, train=clients("train"), test=clients("test"), model=model
-    )
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path}: expected a JSON description of the clients ({e})") from e
-    if not isinstance(description, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(description).__name__}")
-    for key, smallest in (("num_features", 1), ("num_classes", 2)):
-        value = description.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
-            raise UserError(f"{path}: expected {key} to be at least {smallest}, found {value!r}")
-    names = description.get("domains")
-    if (
-        not (isinstance(names, list) and names)
-        or not all(isinstance(name, str) and name for name in names)
-        or len(set(names)) < len(names)
-    ):
-        raise UserError(f"{path}: expected a list of different names in domains, found {names!r}")
-    return description
-
-
-CLIENT_FILES = TaskSpec(
-    summary="your own features, one .npz file per client (in --data_dir); logistic regression",
-    options=ClientFilesOptions,
-    load=load_client_files,
-    defaults={},
-    data_dir=Use.REQUIRED,
-)
-
-
-class NpzClients:
-    """The .npz files of a folder; a client's id is its file's name without the suffix.
-
-    Args:
-        spec: The result of `Model.client_data_spec`.
-        num_domains: p.
-        num_classes: Labels have to be below it; None if "y" holds no classes.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        spec: Mapping[str, Any],
-        num_domains: int,
-        num_classes: Optional[int] = None,
-    ) -> None:
-        self._folder = folder
-        self._spec = spec
-        self._num_domains = num_domains
-        self._num_classes = num_classes
-        self._ids = sorted(path.stem for path in folder.glob("*.npz"))
-        if not self._ids:
-            raise UserError(f"{folder}: expected one .npz file for each client, found none")
-
-    @property
-    def client_ids(self) -> Sequence[str]:
-        """Every client's id, sorted."""
-        return self._ids
-
-    def read(self, client_id: str) -> Examples:
-        """Returns one client's examples; see `ClientDataset.read`."""
-        path = self._folder / f"{client_id}.npz"
-        examples = checked_examples(read_npz(path), self._spec, self._num_domains, str(path))
-        if self._num_classes is not None:
-            check_labels(examples["y"], self._num_classes, str(path))
-        return examples

@@ -22,10 +22,11 @@ from tff_agnostic.tasks.task import (
     TaskContext,
     TaskSpec,
     Use,
-    option_flag,
 )
 
 # Format of config.json, and of the settings in the manifest of an export.
+FORMAT = 1
+# Format of the stored flags of a run.
 FORMAT = 1
 _TRAINED_ON = "train_clients"
 TASKS: Registry[TaskSpec] = Registry(
@@ -34,7 +35,6 @@ TASKS: Registry[TaskSpec] = Registry(
         "digits": image_classes.DIGITS,
         "toy_regression": toy_regression.TASK,
         "adult": adult.TASK,
-        "client_files": own_data.CLIENT_FILES,
         "custom": own_data.CUSTOM,
         "next_word": text_tasks.NEXT_WORD,
         "text_classifier": text_tasks.TEXT_CLASSIFIER,
@@ -62,10 +62,10 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     spec = TASKS[name]
     _check_path(name, "data_dir", "folder", spec.data_dir, context.data_dir, Path.is_dir)
     _check_path(name, "data", "client store", spec.data, context.data, Path.is_file)
-    known = Registry(f"option of {name}", {f.name: f for f in dataclasses.fields(spec.options)})
+    known = Registry(f"option of {name}", dict.fromkeys(spec.option_names))
     for option in options:
         _ = known[option]
-    chosen = spec.options(**options)
+    chosen = spec.make_options(options)
     task = spec.load(chosen, context)
     # All tasks on stores share these options: which clients train, and which are evaluated.
     if isinstance(chosen, SplitOptions):
@@ -73,13 +73,8 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
         # of an estimate of their own distribution, have another name.
         name_of_split = _TRAINED_ON if chosen.test_split == TRAIN_SPLIT else chosen.test_split
         task = dataclasses.replace(task, test_split=name_of_split)
-        task = divided(task, name, chosen, context.seed)
+        task = divided(task, chosen, context.seed)
     return task
-
-
-def option_flags(task: str) -> dict[str, str]:
-    """Returns the names of a task's options by flag."""
-    return {option_flag(task, f): f.name for f in dataclasses.fields(TASKS[task].options)}
 
 
 def check_format(place: object, stated: Any) -> None:
@@ -116,7 +111,7 @@ def heldout_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a task with which it is evaluated on its held-out examples.
 
     Args:
-        given: Options that a user gave, by field.
+        given: Options that a user gave.
     """
     wanted = wanted_heldout(name)
     if not wanted:
@@ -125,16 +120,17 @@ def heldout_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             f"one without: {', '.join(n for n in TASKS if wanted_heldout(n))} have one"
         )
     for field in dataclasses.fields(TASKS[name].options):
-        flag, value = option_flag(name, field), given.get(field.name)
+        value = given.get(field.name)
         if field.name in wanted and value is not None and value == field.default:
             raise UserError(
-                f"--{flag}={value}: expected the held-out split, found the test split: settings "
-                f"that are chosen by it have seen it; the default here is {wanted[field.name]}"
+                f"--{field.name}={value}: expected the held-out split, found the test split: "
+                "settings that are chosen by it have seen it; the default here is "
+                f"{wanted[field.name]}"
             )
         if field.name == _DIVISION and value is not None:
             raise UserError(
-                f"--{flag}: expected the held-out split of the store, which settings are chosen "
-                "by, found a division of its training clients"
+                f"--{field.name}: expected the held-out split of the store, which settings are "
+                "chosen by, found a division of its training clients"
             )
     return {**wanted, **given}
 
@@ -177,7 +173,7 @@ def wanted_heldout(name: str) -> Mapping[str, Any]:
     return _OF_STORES if issubclass(spec.options, SplitOptions) else spec.heldout
 
 
-def divided(task: Task, name: str, options: SplitOptions, seed: int) -> Task:
+def divided(task: Task, options: SplitOptions, seed: int) -> Task:
     """Returns a task in which a share of the training clients trains, and the others are tested on.
 
     Args:
@@ -186,17 +182,16 @@ def divided(task: Task, name: str, options: SplitOptions, seed: int) -> Task:
     share = options.train_share
     if share is None:
         return task
-    flag = f"--{name}_train_share"
     if options.test_split != TEST_SPLIT:
         raise UserError(
-            f"--{name}_test_split has no effect with {flag}: then training clients are tested on"
+            "--test_split has no effect with --train_share: then training clients are tested on"
         )
     ids = np.array(task.train.client_ids)
     number = round(share * len(ids))
     if not 1 <= number < len(ids):
         raise UserError(
-            f"{flag}: expected a share that leaves clients to train and others to test on, found "
-            f"{share:g}, {number} of {len(ids)} training clients"
+            "--train_share: expected a share that leaves clients to train and others to test on, "
+            f"found {share:g}, {number} of {len(ids)} training clients"
         )
     drawn = np.random.default_rng([seed, _STREAM]).permutation(ids).tolist()
     train, test = (SelectedClients(task.train, part) for part in (drawn[:number], drawn[number:]))

@@ -25,13 +25,12 @@ _DTYPES = ("string", "int64")
 
 @dataclasses.dataclass(frozen=True)
 class SplitOptions(Options):
-    """Options of every task on a store: who trains, and who is evaluated.
+    """Options of every task on a store: its training clients and its test clients.
 
     Attributes:
         test_split: Split to evaluate on: test, or heldout while tuning.
-        train_share: Divide the training clients: this share of them, drawn by --seed, trains, and
-            the others are evaluated in place of the test clients. So each trial has a split of its
-            own.
+        train_share: Fraction of the training clients that train, drawn by the seed; the others are
+            evaluated instead of the test clients.
     """
 
     test_split: str = TEST_SPLIT
@@ -42,11 +41,10 @@ class SplitOptions(Options):
 DomainsOf = Callable[[str, Mapping[str, np.ndarray]], np.ndarray]
 
 
-def open_store(path: Path, task: str, features: Mapping[str, Feature]) -> Store:
-    """Opens a store and checks that its examples are what a task learns from.
+def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
+    """Returns an opened store, after checking the features of its examples.
 
     Args:
-        task: Name of the task, for messages.
         features: The features that the task needs. A value may have another shape of the same size,
             because TFF's stores do not record shapes.
     """
@@ -60,7 +58,7 @@ def open_store(path: Path, task: str, features: Mapping[str, Feature]) -> Store:
             or np.prod(there.shape) != np.prod(feature.shape)
         ):
             raise UserError(
-                f"{path}: --task={task} needs examples with {_described(features)}, found "
+                f"{path}: expected examples with {_described(features)} for this task, found "
                 f"{_described(found)}"
             )
     return store
@@ -130,8 +128,8 @@ class DomainOptions(Options):
     """The option of tasks with the domains that a store names.
 
     Attributes:
-        domain_feature: Feature of the store with an example's domain: domain, as it was imported,
-            or any other text or whole number, such as type of a store of Stack Exchange.
+        domain_feature: Feature of the store with an example's domain: domain, as imported, or
+            another string or integer, such as type in a store of Stack Exchange.
     """
 
     domain_feature: str = DOMAIN
@@ -166,19 +164,17 @@ class StoredDomains:
         return domains_by_name(self.names, store.path, self.feature)
 
 
-def chosen_domains(store: Store, feature: str, task: str, splits: Sequence[str]) -> StoredDomains:
-    """Returns the domains that --TASK_domain_feature chooses.
+def chosen_domains(store: Store, feature: str, splits: Sequence[str]) -> StoredDomains:
+    """Returns the domains that --domain_feature chooses.
 
     Names of other features than "domain" are all values that it has; see `distinct_values`.
 
     Args:
-        task: Name of the task, for messages.
         splits: Names of the splits that the task reads.
     """
     if feature == DOMAIN:
         return StoredDomains(stored_domains(store))
-    flag = f"--{task}_domain_feature"
-    names = distinct_values(store, feature, splits, flag, "domains")
+    names = distinct_values(store, feature, splits, "--domain_feature", "domains")
     return StoredDomains(names, feature, store.description.features[feature])
 
 
@@ -258,7 +254,7 @@ def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]
     try:
         counts = load_word_counts(folder, size)
     except Exception as e:  # Whatever a download can raise.
-        instead = "name a file of words with --stackoverflow_vocabulary"
+        instead = "name a file of words with --vocabulary"
         raise _not_fetched("stackoverflow.word_count", e, instead) from e
     return tuple(counts)
 

@@ -331,7 +331,6 @@ class ChosenLabels:
     Args:
         feature: Name of the feature, of texts or whole numbers; every value is a class.
         splits: Names of the splits that are read.
-        flag: The flag that names the feature, for messages.
 
     Attributes:
         name: Name of the feature.
@@ -341,12 +340,12 @@ class ChosenLabels:
         class_names: Their names.
     """
 
-    def __init__(self, store: Store, feature: str, splits: Sequence[str], flag: str) -> None:
-        names = distinct_values(store, feature, splits, flag, "classes")
+    def __init__(self, store: Store, feature: str, splits: Sequence[str]) -> None:
+        names = distinct_values(store, feature, splits, "--label_feature", "classes")
         if len(names) < 2:
             raise UserError(
-                f"{flag}: expected at least 2 classes, found that {feature} is {names[0]} in all "
-                f"examples of {store.path}"
+                f"--label_feature: expected at least 2 classes, found that {feature} is {names[0]} "
+                f"in all examples of {store.path}"
             )
         self.name = feature
         self.feature = store.description.features[feature]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from tff_agnostic.base.options import alternatives, hints
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.inputs import ModelInputs
@@ -23,6 +24,11 @@ TEST_SPLIT = "test"
 HELDOUT_SPLIT = "heldout"
 # The clients for the tail of the losses that training lowered.
 TRAINING_SPLIT = "training"
+
+# Help of an option that several tasks have, with other choices in each.
+NETWORK_HELP = (
+    "Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn or linear."
+)
 
 # Draws a task's own figure from the rows of metrics.csv and the weights after the last round.
 DrawFigure = Callable[["Task", Mapping[str, Any]], "matplotlib.figure.Figure"]
@@ -102,11 +108,11 @@ class TaskSpec:
 
     Attributes:
         summary: One line for help texts.
-        options: A frozen dataclass; each field becomes the flag --TASK_FIELD, with the help text in
-            the field's metadata under "help".
+        options: A frozen dataclass of settings; each field is a flag, shared by all tasks with it.
         load: (options, context) -> task.
-        defaults: Fields of `RunConfig` that this task sets, for every algorithm.
-        algorithm_defaults: The same for single algorithms, by name.
+        defaults: Settings of runs and options of the task by flag, where the task's defaults differ
+            from those of their classes.
+        algorithm_defaults: Settings of runs for single algorithms, by name.
         data_dir: Whether the task reads the folder --data_dir.
         data: Whether the task reads the client store --data.
         heldout: Options with which it is evaluated on examples that are neither trained on nor part
@@ -122,8 +128,19 @@ class TaskSpec:
     data: Use = Use.NO
     heldout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """Names of the task's options, which are their flags."""
+        return tuple(field.name for field in dataclasses.fields(self.options))
 
-def option_flag(task: str, field: dataclasses.Field) -> str:
-    """Returns the name of the flag of an option."""
-    flag: str = field.metadata["flag"] or f"{task}_{field.name}"
-    return flag
+    def make_options(self, values: Mapping[str, Any]) -> Any:
+        """Returns the task's options.
+
+        Args:
+            values: Options that differ from the task's defaults; a text may stand for a path.
+        """
+        given = {k: v for k, v in self.defaults.items() if k in self.option_names} | dict(values)
+        for name, hint in hints(self.options).items():
+            if isinstance(given.get(name), str) and Path in alternatives(hint):
+                given[name] = Path(given[name])
+        return self.options(**given)

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Callable
+from typing import Annotated, Any
 
 import numpy as np
 
-from tff_agnostic.base.options import OneOf
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.data.inputs import TEXT
-from tff_agnostic.data.store import Store, StoreClients, vocabulary_digest
+from tff_agnostic.data.store import StoreClients, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
@@ -39,22 +39,19 @@ from tff_agnostic.models.next_word import (
     POOLINGS,
     NextWordNetwork,
     TextNetwork,
+    next_word_model,
     text_classifier,
     unigram_model,
 )
 from tff_agnostic.tasks.language import (
-    NEXT_WORD_DEFAULTS,
     Corpus,
-    LanguageOptions,
-    StoredTextOptions,
+    SentenceOptions,
+    SequenceOptions,
     TextOptions,
-    check_sizes,
     cut_words,
     known_words,
-    model_builder,
     next_word_task,
     stored_corpus,
-    stored_text_task,
 )
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
@@ -70,27 +67,30 @@ from tff_agnostic.tasks.stored_inputs import AnyLabels, ChosenLabels, StoredLabe
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 from tff_agnostic.text_ids import TextEncoder
 
-_UNIGRAM = "unigram"
-_TEXTS = "text_classifier"
+# The Stack Overflow LSTM of Reddi et al. 2021; gamma_lambda is that of Ro et al. 2021.
+_REDDI_ET_AL: Mapping[str, Any] = {
+    "client_batch_size": 16,
+    "client_learning_rate": 10**-0.5,
+    "server_optimizer": "adam",
+    "server_learning_rate": 10**-2,
+    "server_epsilon": 1e-5,
+    "lambda_learning_rate": 0.005,
+    "client_normalizer": "batch",
+}
+_DOMAIN_NAMES = ("answer", "question")
+# The feature with the domain in TFF's own data.
+_TYPE = "type"
 
 
 @dataclasses.dataclass(frozen=True)
 class UnigramOptions(DomainOptions, TextOptions):
-    """Options of the task.
-
-    Attributes:
-        vocabulary_size: K, how many of the most frequent words are outcomes; all others together
-            are one more.
-    """
-
-    vocabulary_size: int = 10_000
+    """Options of the task."""
 
 
 def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
     """Returns the task: K + 1 outcomes, the last one for any other word."""
     assert context.data is not None
-    check_sizes(_UNIGRAM, options)
-    corpus = stored_corpus(_UNIGRAM, options, context.data, options.domain_feature)
+    corpus = stored_corpus(options, context.data, options.domain_feature)
     store, domains, num_words = corpus.store, corpus.domains, len(corpus.words)
     # Bytes, as stores hold them: nothing has to be decoded.
     id_of = {word.encode(): k for k, word in enumerate(corpus.words)}
@@ -136,60 +136,39 @@ UNIGRAM = TaskSpec(
 
 
 @dataclasses.dataclass(frozen=True)
-class TextClassifierOptions(DomainOptions, TextOptions):
+class TextClassifierOptions(DomainOptions, SequenceOptions):
     """Options of the task.
 
     Attributes:
-        sequence_length: T, words of a text that are read; the rest is cut off.
-        label_feature: Feature of the store with a text's class: label, or any other text or whole
-            number, such as type of a store of Stack Exchange.
-        pooling: How words become one vector: mean of their vectors, or lstm, which reads them in
-            order.
-        embedding: Size of the word vectors.
-        units: Units of the LSTM. Only with --text_classifier_pooling=lstm.
+        label_feature: Feature of the store with a text's class: label, or another string or
+            integer, such as type in a store of Stack Exchange.
+        network: Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn
+            or linear.
     """
 
-    sequence_length: int = 50
     label_feature: str = LABEL
-    pooling: Annotated[str, OneOf(POOLINGS)] = TextNetwork.pooling
-    embedding: int = TextNetwork.embedding
-    units: int = TextNetwork.units
+    network: Annotated[str, OneOf(POOLINGS)] = "mean"
 
 
 def load_text_classifier(options: TextClassifierOptions, context: TaskContext) -> Task:
     """Returns the task."""
     assert context.data is not None
-    check_sizes(_TEXTS, options)
-    if options.pooling != "lstm" and options.units != TextNetwork.units:
+    corpus = stored_corpus(options, context.data, options.domain_feature)
+    store, length = corpus.store, options.sequence_length
+    splits = (TRAIN_SPLIT, options.test_split)
+    labels: AnyLabels
+    if options.label_feature == LABEL:
+        labels = StoredLabels(store)
+    else:
+        labels = ChosenLabels(store, options.label_feature, splits)
+    if labels.num_classes is None:
         raise UserError(
-            f"--{_TEXTS}_units has no effect with --{_TEXTS}_pooling={options.pooling}: it needs "
-            f"--{_TEXTS}_pooling=lstm"
-        )
-    corpus = stored_corpus(_TEXTS, options, context.data, options.domain_feature)
-    labels = _labels(corpus.store, options)
-    num_classes = labels.num_classes
-    if num_classes is None:
-        raise UserError(
-            f"{corpus.store.path}: --task={_TEXTS} needs labels that are classes, found other "
+            f"{store.path}: --task=text_classifier needs labels that are classes, found other "
             "numbers (--task=custom has a model for them)"
         )
-    network = TextNetwork(options.pooling, options.embedding, options.units)
-
-    def model() -> Model:
-        return text_classifier(
-            network, num_classes, len(corpus.words), options.sequence_length, context.seed
-        )
-
-    return labelled_text_task(
-        _TEXTS, corpus, labels, options.sequence_length, options.test_split, model
-    )
-
-
-def _labels(store: Store, options: TextClassifierOptions) -> AnyLabels:
-    if options.label_feature == LABEL:
-        return StoredLabels(store)
-    splits = (TRAIN_SPLIT, options.test_split)
-    return ChosenLabels(store, options.label_feature, splits, f"--{_TEXTS}_label_feature")
+    network, num_words = TextNetwork(options.network), len(corpus.words)
+    model = text_classifier(network, labels.num_classes, num_words, length, context.seed)
+    return labelled_text_task(corpus, labels, length, options.test_split, model)
 
 
 TEXT_CLASSIFIER = TaskSpec(
@@ -197,6 +176,7 @@ TEXT_CLASSIFIER = TaskSpec(
     options=TextClassifierOptions,
     load=load_text_classifier,
     defaults={
+        "sequence_length": 50,
         "rounds": 300,
         "clients_per_round": 20,
         "client_batch_size": 10,
@@ -218,17 +198,11 @@ def text_spec(sequence_length: int) -> tf.TensorSpec:
 
 
 def labelled_text_task(
-    name: str,
-    corpus: Corpus,
-    labels: AnyLabels,
-    sequence_length: int,
-    test_split: str,
-    model: Callable[[], Model],
+    corpus: Corpus, labels: AnyLabels, sequence_length: int, test_split: str, model: Model
 ) -> Task:
     """Returns a task of texts with labels.
 
     Args:
-        name: Name of the task, for messages.
         sequence_length: T.
     """
     store, domains = corpus.store, corpus.domains
@@ -251,77 +225,77 @@ def labelled_text_task(
         domain_names=domains.names,
         train=clients(TRAIN_SPLIT),
         test=clients(test_split),
-        model=model(),
+        model=model,
         fingerprint={
             "vocabulary": vocabulary_digest(corpus.words),
             **labels.fingerprint(),
             **data_fingerprint(store),
         },
-        remarks=lambda: cut_words(name, store, sequence_length, "a larger one keeps them."),
+        remarks=lambda: cut_words(store, sequence_length, "a larger one keeps them."),
         class_names=labels.class_names,
         words=corpus.words,
         inputs=text_inputs(store, TEXT),
     )
 
 
-_DOMAIN_NAMES = ("answer", "question")
-# The feature with the domain in TFF's own data.
-_TYPE = "type"
-
-
 @dataclasses.dataclass(frozen=True)
-class NextWordOptions(StoredTextOptions):
-    """Options of the task.
+class NetworkOptions(SentenceOptions):
+    """Options of every task with a next-word network.
 
     Attributes:
-        cell: Recurrent cell: lstm, with a dense layer after it; or cifg, with three quarters of its
-            weights, projected.
-        embedding: Size of the word vectors, and of each projection.
-        units: Units of each recurrent layer.
+        network: Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn
+            or linear.
+        embedding: Size of the word vectors, and of the projection of each recurrent layer.
+        units: Number of units in each recurrent layer.
         layers: Number of recurrent layers.
         tied: Whether words are scored by their own vectors, which saves a matrix of that size.
     """
 
-    cell: Annotated[str, OneOf(CELLS)] = "lstm"
-    embedding: int = 96
-    units: int = 256
-    layers: int = 1
+    network: Annotated[str, OneOf(CELLS)] = "lstm"
+    embedding: Annotated[int, Within(least=1)] = 96
+    units: Annotated[int, Within(least=1)] = 256
+    layers: Annotated[int, Within(least=1)] = 1
     tied: bool = False
 
 
-NEXT_WORD = stored_text_task(
-    "next_word",
+@dataclasses.dataclass(frozen=True)
+class NextWordOptions(DomainOptions, NetworkOptions):
+    """Options of the task."""
+
+
+def load_next_word(options: NextWordOptions, context: TaskContext) -> Task:
+    """Returns the task."""
+    assert context.data is not None
+    corpus = stored_corpus(options, context.data, options.domain_feature)
+    return next_word_task(corpus, options, _network_model(corpus, options, context.seed))
+
+
+def _network_model(corpus: Corpus, options: NetworkOptions, seed: int) -> Model:
+    network = NextWordNetwork(
+        options.network, options.embedding, options.units, options.layers, options.tied
+    )
+    return next_word_model(network, len(corpus.words), options.sequence_length, seed=seed)
+
+
+NEXT_WORD = TaskSpec(
     summary="next word of any texts, LSTM or CIFG by flags; domains the store's (--data)",
     options=NextWordOptions,
-    network=lambda o: NextWordNetwork(o.cell, o.embedding, o.units, o.layers, o.tied),
+    load=load_next_word,
     defaults={
-        **NEXT_WORD_DEFAULTS,
+        **_REDDI_ET_AL,
         "rounds": 500,
         "clients_per_round": 10,
         "evaluate_every": 25,
     },
+    data=Use.REQUIRED,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class SpanishKeyboardOptions(StoredTextOptions):
-    """Options of the task.
-
-    Attributes:
-        projection: Size of the recurrent projection and of the word vectors.
-        units: Units of the CIFG.
-    """
-
-    projection: int = 96
-    units: int = 670
-
-
-SPANISH_KEYBOARD = stored_text_task(
-    "spanish_keyboard",
+SPANISH_KEYBOARD = dataclasses.replace(
+    NEXT_WORD,
     summary="next word in Spanish, CIFG with tied embeddings; domains the store's locales (--data)",
-    options=SpanishKeyboardOptions,
-    network=lambda o: NextWordNetwork("cifg", o.projection, o.units, tied=True),
     defaults={
+        "network": "cifg",
+        "units": 670,
+        "tied": True,
         "rounds": 3000,
         "clients_per_round": 500,
         "client_batch_size": 50,
@@ -334,27 +308,11 @@ SPANISH_KEYBOARD = stored_text_task(
         "evaluate_every": 100,
     },
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class TwoDomainOptions(StoredTextOptions):
-    """Options of the task.
-
-    Attributes:
-        embedding: Size of the word vectors.
-        units: Units of each LSTM.
-    """
-
-    embedding: int = 96
-    units: int = 256
-
-
-TWO_DOMAIN_LM = stored_text_task(
-    "two_domain_lm",
+TWO_DOMAIN_LM = dataclasses.replace(
+    NEXT_WORD,
     summary="next word in two kinds of text, two-layer LSTM; domains the store's (--data)",
-    options=TwoDomainOptions,
-    network=lambda o: NextWordNetwork("lstm", o.embedding, o.units, layers=2),
     defaults={
+        "layers": 2,
         "rounds": 500,
         "clients_per_round": 10,
         "client_batch_size": 20,
@@ -369,47 +327,28 @@ TWO_DOMAIN_LM = stored_text_task(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class StackOverflowOptions(LanguageOptions):
-    """Options of the task.
-
-    Attributes:
-        embedding: Size of the word vectors.
-        units: Units of each LSTM.
-        layers: Number of LSTMs.
-    """
-
-    embedding: int = 96
-    units: int = 670
-    layers: int = 1
-
-
-def load_stackoverflow(options: StackOverflowOptions, context: TaskContext) -> Task:
+def load_stackoverflow(options: NetworkOptions, context: TaskContext) -> Task:
     """Returns the task."""
-    check_sizes("stackoverflow", options)
     path = context.data if context.data is not None else stackoverflow_store(context.data_dir)
-    store = open_store(path, "stackoverflow", {TOKENS: Feature("string")})
+    store = open_store(path, {TOKENS: Feature("string")})
     is_ours = store.description.kind is not None
 
     def words_of_data(size: int) -> Sequence[str]:
         return store.vocabulary(size) if is_ours else stackoverflow_words(context.data_dir, size)
 
-    words = known_words(options, "stackoverflow", words_of_data)
-
-    network = NextWordNetwork("lstm", options.embedding, options.units, options.layers)
-    build = model_builder(network, options, context.seed)
     domains = StoredDomains(_DOMAIN_NAMES, DOMAIN if is_ours else _TYPE)
-    corpus = Corpus(store, words, domains)
-    return next_word_task("stackoverflow", corpus, options, build)
+    corpus = Corpus(store, known_words(options, words_of_data), domains)
+    return next_word_task(corpus, options, _network_model(corpus, options, context.seed))
 
 
 STACKOVERFLOW = TaskSpec(
     summary="next word in Stack Overflow or any Stack Exchange site, LSTM; domains question and "
     "answer (--data, or TFF's own)",
-    options=StackOverflowOptions,
+    options=NetworkOptions,
     load=load_stackoverflow,
     defaults={
-        **NEXT_WORD_DEFAULTS,
+        **_REDDI_ET_AL,
+        "units": 670,
         "rounds": 1500,
         "clients_per_round": 50,
         "max_examples": 1000,

@@ -36,7 +36,7 @@ class ToyRegressionOptions(Options):
     """Options of the task.
 
     Attributes:
-        num_clients: Clients that the points are dealt to.
+        num_clients: Number of training clients.
         spread: Standard deviation of the points around their centre.
     """
 
@@ -48,7 +48,7 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
     """Returns the task."""
     if not 1 <= options.num_clients <= sum(_POINTS):
         raise UserError(
-            f"--toy_regression_num_clients: expected 1 to {sum(_POINTS)}, the number of points, "
+            f"--num_clients: expected 1 to {sum(_POINTS)}, the number of points, "
             f"found {options.num_clients}"
         )
     rng = np.random.default_rng([context.seed, 0])

@@ -64,11 +64,6 @@ class Shared:
 
 def shared_pages() -> list[Shared]:
     """Returns the flags that more than one command has, by what decides whether they apply."""
-    tasks = options_of_tasks()
-    of_task = [
-        Group(name, f"{name}: {spec.summary}", [o for o in tasks.values() if o.owner_names == name])
-        for name, spec in TASKS.items()
-    ]
     of_sums: list[Any] = [*AGGREGATIONS.values(), *UPDATE_AGGREGATORS.values(), *PRIVACIES.values()]
     return [
         Shared(
@@ -100,8 +95,8 @@ def shared_pages() -> list[Shared]:
         Shared(
             "tasks",
             "Options of tasks",
-            "Each task has its own flags. Commands reject those of another task.",
-            [group for group in of_task if group.options],
+            "A flag applies to the tasks that its entry names, and commands reject it with others.",
+            [Group("tasks", "Flags of tasks", list(options_of_tasks().values()))],
         ),
     ]
 
@@ -262,7 +257,9 @@ def _choices(choices: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _value_name(option: Option) -> str:
-    if option.field.metadata.get("is_path") or option.kind.__name__ == "Path":
+    metadata = option.field.metadata
+    is_path = metadata.get("is_path") and not metadata.get("or_text")
+    if is_path or option.kind.__name__ == "Path":
         return "PATH"
     if option.kind is tuple:
         return "A,B,..."
@@ -275,13 +272,13 @@ def _kind(option: Option) -> str:
     kind = _KINDS.get(option.kind.__name__, "path")
     if option.kind is tuple:
         kind = f"{_ITEMS.get(option.item.__name__, 'values')}, separated by commas"
-    elif metadata.get("is_path"):
+    elif metadata.get("is_path") and not metadata.get("or_text"):
         kind = "path"
     limits = [f"{words} {metadata[key]}" for key, words in _LIMITS.items() if key in metadata]
     if metadata.get("positive"):
         limits.append("more than 0")
     if metadata.get("or_text"):
-        limits.append("or a word")
+        limits.append("or a path" if metadata.get("is_path") else "or a word")
     if metadata.get("repeated"):
         limits.append("may be given several times")
     return ", ".join([kind.capitalize(), *limits])
@@ -305,7 +302,7 @@ def _conditions(option: Option) -> Iterator[str]:
     by_part: dict[str, list[str]] = {}
     for part, name in option.owners:
         by_part.setdefault(part, []).append(f"`{name}`")
-    if not set(by_part) <= {"task"}:
+    if by_part:
         which = "; ".join(f"`--{part}` is {_any(names)}" for part, names in by_part.items())
         yield f"Applies where {which}."
     runtimes = option.field.metadata.get("runtimes")

@@ -250,7 +250,7 @@ TRAIN.main(None)
 @pytest.mark.slow
 def test_a_process_that_dies_before_it_saves(cohort_runtime, tmp_path):
     """The other sample of test clients has noise of its own, and both count."""
-    settings = {**_SETTINGS, "checkpoint_every": 6, "toy_regression_num_clients": _NUM_CLIENTS}
+    settings = {**_SETTINGS, "checkpoint_every": 6, "num_clients": _NUM_CLIENTS}
     flags = ["--task=toy_regression", *(f"--{k}={str(v).lower()}" for k, v in settings.items())]
     run = f"--output_dir={tmp_path / 'run'}"
     with Process([sys.executable, "-c", _KILLED, *flags, run], tmp_path) as process:

@@ -38,7 +38,7 @@ _SETTINGS = searchable("digits")
         ("client_shuffle", "choice:true,false", (True, False)),
         ("server_optimizer", "choice:sgd, adam", ("sgd", "adam")),
         ("lambda_initial", "choice:0.5,0.5|0.8,0.2", ((0.5, 0.5), (0.8, 0.2))),
-        ("digits_concentration", "log:0.1..10", (0.1, 10.0)),
+        ("concentration", "log:0.1..10", (0.1, 10.0)),
     ],
 )
 def test_a_range_ends_where_it_says(flag, text, ends):
@@ -109,7 +109,7 @@ def test_another_search_is_refused(case):
     # How long, where, what is measured, on whom; files.
     [
         *("rounds", "seed", "runtime", "worst_min_examples", "aggregation", "initial_model"),
-        *("digits_heldout_share", "base_predictors"),
+        *("heldout_share", "base_predictors"),
     ],
 )
 def test_not_everything_may_be_searched(flag):
@@ -118,8 +118,8 @@ def test_not_everything_may_be_searched(flag):
 
 def test_the_split_of_a_store_may_not_be_searched():
     found = searchable("emnist")
-    assert "emnist_model" in found
-    assert not {"emnist_test_split", "emnist_train_share"} & set(found)
+    assert "network" in found
+    assert not {"test_split", "train_share"} & set(found)
 
 
 # --- What is to be good, from evaluations made by hand
@@ -290,17 +290,17 @@ def test_a_comparison_has_each_algorithm_with_its_own(tmp_path):
 
 
 def test_options_of_the_task_are_those_of_all_rows_or_of_none():
-    search = "digits_concentration=0.1..1;client_learning_rate=0.1..1"
+    search = "concentration=0.1..1;client_learning_rate=0.1..1"
     arms = _arms(search)
 
     def text(*values: float) -> Optional[str]:
         settings = {
-            name: arm.settings({"digits_concentration": value}, 9)
+            name: arm.settings({"concentration": value}, 9)
             for (name, arm), value in zip(arms.items(), values)
         }
         return flags_of_all(arms, settings, "The best of each.")
 
-    assert "--digits_concentration=0.25\n" in (text(0.25, 0.25, 0.25) or "")
+    assert "--concentration=0.25\n" in (text(0.25, 0.25, 0.25) or "")
     assert text(0.25, 0.5, 0.25) is None
 
 

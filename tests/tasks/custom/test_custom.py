@@ -131,7 +131,7 @@ def test_the_fingerprint_is_that_of_the_file_and_of_the_words(tmp_path):
     changed = fingerprint(NEXT_WORD + "    # Changed\n")
     assert changed["model"] != first["model"]
     assert changed["vocabulary"] == first["vocabulary"]
-    assert fingerprint(NEXT_WORD, vocabulary_size=2)["vocabulary"] != first["vocabulary"]
+    assert fingerprint(NEXT_WORD, vocabulary=2)["vocabulary"] != first["vocabulary"]
 
 
 @pytest.mark.slow
@@ -205,18 +205,19 @@ def test_numbers_that_are_not_finite(tmp_path):
 @pytest.mark.parametrize(
     ("store", "options", "message"),
     [
-        (people, {"sequence_length": 5}, "--custom_sequence_length has no effect: "),
-        (people, {"predict": "label"}, "--custom_predict has no effect: "),
-        (points, {"categories": "ids"}, "--custom_categories has no effect: "),
-        (points, {"vocabulary": "w.txt"}, "--custom_vocabulary has no effect: "),
-        (reviews, {"categories": "ids"}, "--custom_categories has no effect: "),
+        (people, {"sequence_length": 5}, "--sequence_length has no effect: "),
+        (people, {"predict": "label"}, "--predict has no effect: "),
+        (points, {"categories": "ids"}, "--categories has no effect: "),
+        (points, {"vocabulary": "w.txt"}, "--vocabulary has no effect: "),
+        (people, {"vocabulary": 5}, "--vocabulary has no effect: "),
+        (reviews, {"categories": "ids"}, "--categories has no effect: "),
         (
             reviews,
             {"long_sentences": "chunk"},
-            "--custom_long_sentences has no effect: labels are of whole texts",
+            "--long_sentences has no effect: labels are of whole texts",
         ),
-        (reviews, {"predict": "topic"}, "--custom_predict: unknown thing to predict 'topic': "),
-        (people, {"categories": "hot"}, "--custom_categories: unknown encoding of categories "),
+        (reviews, {"predict": "topic"}, "--predict: unknown thing to predict 'topic': "),
+        (people, {"categories": "hot"}, "--categories: unknown encoding of categories "),
         (text_store, {"predict": "label"}, "{data}: expected examples with a label, found "),
     ],
 )
@@ -287,12 +288,12 @@ def test_the_fingerprint_holds_the_categories_and_they_may_be_those_of_another_s
     np.testing.assert_array_equal(with_those_of_first.test.read("a")["x"][:, 3:], [[0, 0]])
     numbers = points(tmp_path / "p.sqlite")
     assert error_of(model, other, vocabulary=str(numbers)) == (
-        "--custom_vocabulary: expected a store with the categories of town, found those of no "
+        "--vocabulary: expected a store with the categories of town, found those of no "
         f"column in {numbers}"
     )
     missing = tmp_path / "none.sqlite"
     assert error_of(model, other, vocabulary=str(missing)) == (
-        f"--custom_vocabulary: expected a client store, found no file at {missing}"
+        f"--vocabulary: expected a client store, found no file at {missing}"
     )
 
 
@@ -315,7 +316,7 @@ _TEXT_CLASSIFIER = """
 
 def test_texts(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
-    task = load(model_file(tmp_path, NEXT_WORD), data, sequence_length=4, vocabulary_size=2)
+    task = load(model_file(tmp_path, NEXT_WORD), data, sequence_length=4, vocabulary=2)
     assert task.domain_names == ("answer", "question")
     # the, cat are 1 and 2, other words 3, begin 4, end 5.
     np.testing.assert_array_equal(
@@ -365,8 +366,8 @@ def test_texts_with_labels_that_are_numbers(tmp_path):
     assert names == ["mean_absolute_error", "root_mean_squared_error"]
 
 
-@pytest.mark.parametrize("option", ["vocabulary_size", "sequence_length"])
+@pytest.mark.parametrize("option", ["vocabulary", "sequence_length"])
 def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, option):
     data = text_store(tmp_path / "s.sqlite")
     message = error_of(model_file(tmp_path, NEXT_WORD), data, **{option: 0})
-    assert message == f"--custom_{option}: expected at least 1, found 0"
+    assert message == f"--{option}: expected at least 1, found 0"

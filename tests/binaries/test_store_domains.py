@@ -1,0 +1,63 @@
+"""Domains of a store in the files of a run: awkward names, and a domain without examples."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from binaries import compare, train
+from tests.binaries.harness import tree
+from tests.data.stores import LOGISTIC_REGRESSION, points_store
+from tests.run.harness import AWKWARD_NAMES, is_png
+
+_FLAGS = (
+    *("--task=custom", "--data=clients.sqlite", "--model=model.py", "--clients_per_round=2"),
+    *("--rounds=2", "--evaluate_every=2", "--output_dir=run"),
+)
+
+
+def _write(folder: Path, domains: tuple[str, ...], absent: tuple[str, ...] = ()) -> None:
+    rng = np.random.default_rng(0)
+
+    def client(split, name, names):
+        x, y = rng.normal(size=[len(names), 3]), np.arange(len(names)) % 2
+        return split, name, x, y, names
+
+    clients = [
+        client(split, f"client_{k}", [domains[i % len(domains)] for i in range(8 * k, 8 * k + 8)])
+        for split in ("train", "test")
+        for k in range(3)
+    ]
+    clients += [client("heldout", "client_3", absent)] if absent else []
+    points_store(folder / "clients.sqlite", clients)
+    (folder / "model.py").write_text(LOGISTIC_REGRESSION)
+
+
+@pytest.mark.nightly
+def test_awkward_domain_names_come_through(call_that_draws, folder):
+    _write(folder, AWKWARD_NAMES)
+    outcome = call_that_draws(train, *_FLAGS)
+    assert outcome.status == 0, outcome
+    result = json.loads((folder / "run" / "result.json").read_text())
+    assert set(result["domains"]) == set(result["domain_weights"]) == set(AWKWARD_NAMES)
+    assert is_png((folder / "run" / "plots" / "test_loss.png").read_bytes())
+    # The figures are made from metrics.csv: resuming reads it again.
+    before = tree(folder / "run")
+    outcome = call_that_draws(train, *_FLAGS, "--resume")
+    assert outcome.status == 0, outcome
+    for name in ("metrics.csv", "result.json", "plots/test_loss.png"):
+        assert tree(folder / "run")[name] == before[name]
+
+
+@pytest.mark.nightly
+def test_domain_without_examples_has_no_loss(call, folder):
+    _write(folder, ("phone", "tablet"), absent=("watch",))
+    outcome = call(train, *_FLAGS)
+    assert outcome.status == 0, outcome
+    watch = json.loads((folder / "run" / "result.json").read_text())["domains"]["watch"]
+    assert (watch["num_examples"], watch["loss"], watch["accuracy"]) == (0, None, None)
+    outcome = call(compare, *_FLAGS[:-1], "--trials=1", "--output_dir=compared")
+    assert outcome.status == 0, outcome
+    compared = json.loads((folder / "compared" / "compare.json").read_text())
+    assert compared["fed_avg"]["watch"]["loss"] == {"mean": None, "std": None, "trials": [None]}
