@@ -25,6 +25,7 @@ from tff_agnostic.computations.algorithm import Algorithm, AlgorithmSpec
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.program.options.flags import build
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.task import Task
 
@@ -148,7 +149,7 @@ def _algorithm(
         "target_domain": "0",
     }
     problem = Problem.of_numbered_domains(model, workload.domains)
-    return spec.build(problem, spec.options(**_taken(spec, settings), **changes))
+    return spec.build(problem, build(spec.options, dict(**_taken(spec, settings), **changes)))
 
 
 def _taken(spec: AlgorithmSpec, settings: Mapping[str, Any]) -> dict[str, Any]:

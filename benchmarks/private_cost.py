@@ -24,6 +24,7 @@ from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations.algorithm import Problem
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import Examples
+from tff_agnostic.program.options.flags import build
 from tff_agnostic.run.private_account import noise_key
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
@@ -64,10 +65,10 @@ def sums_without_and_with_noise(
         kinds: Names of kinds of noise.
         generators: Names of generators of clients' noise.
     """
-    limits: dict[str, Any] = {"max_examples": examples, "max_loss": 4.0}
+    limits: dict[str, Any] = {"limit_examples": examples, "limit_loss": 4.0}
     sides: dict[str, Aggregation] = {
         _PLAIN: PlainSum(),
-        _SECURE: SecureSum(SecureSumOptions(**limits)),
+        _SECURE: SecureSum(build(SecureSumOptions, dict(**limits))),
     }
     for name in kinds:
         spec = PRIVACIES[name]
@@ -75,8 +76,9 @@ def sums_without_and_with_noise(
         # A server's noise has one generator.
         is_of_clients = issubclass(spec.options, DistributedOptions)
         for chosen in [{"noise_generator": g} for g in generators] if is_of_clients else [{}]:
-            options = spec.options(
-                noise_multiplier=_NOISE_MULTIPLIER, noise_seed=1, **chosen, **limits
+            options = build(
+                spec.options,
+                dict(noise_multiplier=_NOISE_MULTIPLIER, noise_seed=1, **chosen, **limits),
             )
             facts = NoiseFacts(float(clients), noise_key(options), _NOISE_MULTIPLIER, clients)
             inner = sides[_WITHOUT_NOISE[name]]
@@ -94,7 +96,9 @@ def _costs(sides: Mapping[str, Aggregation], settings: argparse.Namespace) -> di
     cohort = _clients(settings)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     with CohortRuntime() as runtime:
-        algorithm = spec.build(problem, spec.options(client_batch_size=settings.examples))
+        algorithm = spec.build(
+            problem, build(spec.options, dict(client_batch_size=settings.examples))
+        )
         trainings = {name: runtime.training(algorithm, side) for name, side in sides.items()}
         states = {name: training.initialize() for name, training in trainings.items()}
         for k in range(_WARM + settings.rounds):

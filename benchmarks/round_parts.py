@@ -21,6 +21,7 @@ from benchmarks.timing.products_side import multiplier
 from benchmarks.timing.workloads import WORKLOADS, Workload, make_clients
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.program.options.flags import build
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
 _WHOLE = "AgnosticFedAvg's round"
@@ -35,10 +36,13 @@ def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], 
 
     def round_of(name: str) -> Callable[[], object]:
         spec = ALGORITHMS[name]
-        options = spec.options(
-            client_learning_rate=workload.learning_rate,
-            client_batch_size=workload.batch_size,
-            client_normalizer="batch",
+        options = build(
+            spec.options,
+            dict(
+                client_learning_rate=workload.learning_rate,
+                client_batch_size=workload.batch_size,
+                client_normalizer="batch",
+            ),
         )
         algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
         training = runtime.training(algorithm, PlainSum())

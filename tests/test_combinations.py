@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tff_agnostic.settings import Settings
 
 from binaries import train
 from tests.aggregations.sums import private_sum
@@ -16,13 +17,13 @@ from tests.algorithms.cases import build, empty_client, spoiled_client
 from tests.binaries.harness import TOY, Caller
 from tests.combinations import FACTORS, REFUSED, Row, covering, pairs
 from tests.computations.harness import assert_identical, random_client, run_rounds
+from tests.options import make_options
 from tests.runtimes.running import ClientsInMemory, running_runtimes
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.settings import Settings
 
 # The first three are not slow. In the seventh, clients with the same examples add noise in TFF; the
 # eighth has a secure aggregator of TFF's in a round of two steps. Each row meets the most pairs
@@ -41,7 +42,14 @@ _CHOSEN = [
     )
 ]
 _ROWS = covering(_CHOSEN)
-_SECURE = SecureSumOptions(max_examples=20, max_loss=8.0, max_delta=20.0, bits=40, min_clients=1)
+_SECURE = make_options(
+    SecureSumOptions,
+    limit_examples=20,
+    limit_loss=8.0,
+    limit_update=20.0,
+    secure_bits=40,
+    secure_min_clients=1,
+)
 _CLIENTS_PER_ROUND = 4
 
 # Every two clients hold the same examples, and must not have the same noise.
@@ -70,7 +78,7 @@ def _aggregation(row: Row) -> Any:
     build_updates = UPDATE_AGGREGATORS[row["update_aggregator"]].build
     if build_updates is not None:
         noise = {"noise_multiplier": 0.001} if row["update_aggregator"] == "dp" else {}
-        options = UPDATE_AGGREGATORS[row["update_aggregator"]].options(**noise)
+        options = make_options(UPDATE_AGGREGATORS[row["update_aggregator"]].options, **noise)
         others = _SECURE if is_secure else Settings()
         return build_updates(options, others, float(_CLIENTS_PER_ROUND))
     inner = SecureSum(_SECURE) if is_secure else PlainSum()

@@ -8,10 +8,10 @@ from typing import Any, Optional
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from tff_agnostic.settings import OptionTable, Settings, setting
 
 from tests import golden
 from tff_agnostic.errors import UserError
-from tff_agnostic.settings import OptionTable, Settings, setting
 
 
 @dataclasses.dataclass(frozen=True)

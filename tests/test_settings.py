@@ -5,12 +5,6 @@ import math
 from typing import Any, Optional
 
 import pytest
-
-from tests import golden
-from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
-from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.settings import (
     Settings,
     check_effective,
@@ -19,6 +13,12 @@ from tff_agnostic.settings import (
     part_of,
     setting,
 )
+
+from tests import golden
+from tff_agnostic.errors import UserError
+from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
 
 _ENGINES = Registry("engine", {"steam": 1, "diesel": 2, "electric": 3})
 

@@ -27,6 +27,7 @@ from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.data.clients import even_partition
 from tff_agnostic.later import tf
 from tff_agnostic.models import logistic_regression
+from tff_agnostic.program.options import flags
 from tff_agnostic.reports.figures import save
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.adult import Table, read_adult
@@ -108,7 +109,7 @@ def build(table: Table, share: float, settings: Mapping[str, Any], **arguments: 
     counts = tuple(share * np.bincount(table[2]).astype(float))
     # The two scores have weights each, half as large: exact.py.
     model = logistic_regression(table[0].shape[1], 2, 2 * RIDGE)
-    options = StochasticAflOptions(lambda_initial=(0.5, 0.5), **settings)
+    options = flags.build(StochasticAflOptions, dict(lambda_initial=(0.5, 0.5), **settings))
     problem = Problem(model, ("doctorate", "non-doctorate"), 0, counts)
     return stochastic_afl(problem, options, **arguments)
 

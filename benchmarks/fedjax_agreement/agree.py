@@ -36,6 +36,7 @@ from tff_agnostic.algorithms import Problem as Learned  # noqa: E402
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg  # noqa: E402
 from tff_agnostic.models import logistic_regression  # noqa: E402
 from tff_agnostic.models.model import ModelWeights  # noqa: E402
+from tff_agnostic.program.options.flags import build  # noqa: E402
 from tff_agnostic.runtimes.tff import TffRuntime  # noqa: E402
 
 _TOLERANCE = 1e-5
@@ -91,18 +92,21 @@ def run_ours(runtime: TffRuntime, problem: Problem) -> Trajectory:
         initial_weights=ModelWeights([problem.matrix, problem.offsets], []),
     )
     momentum = settings.server_momentum or 0.0
-    options = AgnosticFedAvgOptions(
-        client_learning_rate=settings.client_learning_rate,
-        client_epochs=settings.epochs,
-        client_batch_size=settings.batch_size,
-        client_shuffle=False,
-        server_optimizer="momentum" if momentum else "sgd",
-        server_learning_rate=settings.server_learning_rate,
-        server_momentum=momentum,
-        lambda_learning_rate=settings.domain_learning_rate,
-        window=settings.window_size,
-        lambda_initial=settings.initial_weights,
-        lambda_absent="zero",
+    options = build(
+        AgnosticFedAvgOptions,
+        dict(
+            client_learning_rate=settings.client_learning_rate,
+            client_epochs=settings.epochs,
+            client_batch_size=settings.batch_size,
+            client_shuffle=False,
+            server_optimizer="momentum" if momentum else "sgd",
+            server_learning_rate=settings.server_learning_rate,
+            server_momentum=momentum,
+            lambda_learning_rate=settings.domain_learning_rate,
+            window=settings.window_size,
+            lambda_initial=settings.initial_weights,
+            lambda_absent="zero",
+        ),
     )
     num_domains = len(settings.initial_weights)
     algorithm = agnostic_fed_avg(

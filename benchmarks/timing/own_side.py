@@ -12,6 +12,7 @@ from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.classifiers import emnist_cnn
 from tff_agnostic.models.model import Model
 from tff_agnostic.models.next_word import next_word_lstm
+from tff_agnostic.program.options.flags import build
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
@@ -40,11 +41,14 @@ def main() -> None:
     # Losses are all that the algorithm needs, and all that any peer measures while it trains.
     model = dataclasses.replace(MODELS[workload.model](workload), metrics=())
     spec = ALGORITHMS[side.algorithm]
-    options = spec.options(
-        client_learning_rate=workload.learning_rate,
-        client_batch_size=workload.batch_size,
-        # The mean over the batch, as the peers have it.
-        client_normalizer="batch",
+    options = build(
+        spec.options,
+        dict(
+            client_learning_rate=workload.learning_rate,
+            client_batch_size=workload.batch_size,
+            # The mean over the batch, as the peers have it.
+            client_normalizer="batch",
+        ),
     )
     algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
     clients = side.clients()

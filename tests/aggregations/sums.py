@@ -2,6 +2,7 @@
 
 from typing import Any, Optional
 
+from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 
@@ -24,7 +25,9 @@ def private_sum(
     """Returns private sums; by default without noise, and with a key of their generator."""
     spec = PRIVACIES[name]
     assert spec.build is not None
-    options = spec.options(**{"noise_multiplier": noise_multiplier, **LIMITS, **settings})
+    options = make_options(
+        spec.options, **{"noise_multiplier": noise_multiplier, **LIMITS, **settings}
+    )
     if noise_key is None:
         # A server's noise has no other generator.
         noise_key = KEYS[getattr(options, "noise_generator", "secure")]

@@ -14,6 +14,7 @@ from tests.aggregations.test_sensitivity import random_values
 from tests.algorithms.cases import build, cohorts
 from tests.computations.harness import assert_all_close, run_rounds
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import ClientFacts, PlainSum, SecurityProperty
 from tff_agnostic.aggregations.integer_codec import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
@@ -24,7 +25,7 @@ from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
-_SECURE = SecureSum(SecureSumOptions(**LIMITS, min_clients=1))
+_SECURE = SecureSum(make_options(SecureSumOptions, **LIMITS, secure_min_clients=1))
 _CLIP_NORM = 0.3
 
 

@@ -13,6 +13,7 @@ from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import CASES, build, cohort, cohorts
 from tests.computations.harness import assert_all_close, assert_identical, make_client, run_rounds
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import Bound, ClientFacts, PlainSum
 from tff_agnostic.aggregations.clipping import (
     Group,
@@ -27,7 +28,9 @@ from tff_agnostic.computations.round import Round
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
-_SECURE = SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1))
+_SECURE = SecureSum(
+    make_options(SecureSumOptions, limit_examples=20, limit_loss=5.0, secure_min_clients=1)
+)
 
 
 @pytest.mark.slow
@@ -57,7 +60,9 @@ def test_a_drawn_half_of_a_cohort_is_averaged_and_clipped_as_clients_that_all_tr
         logistic_regression(4, 3), ("0", "1", "2"), 7, expected_counts=tuple(map(float, counts))
     )
     spec = CASES["fed_avg_sub"]
-    algorithm = spec.build(problem, spec.options(client_learning_rate=0.3, cohort_share=0.5))
+    algorithm = spec.build(
+        problem, make_options(spec.options, client_learning_rate=0.3, cohort_share=0.5)
+    )
     private = private_sum(clip_norm=1e6, expected_clients=20.0)
     (state, (report,)), (plain, _) = (
         run_rounds(streaming_runtime.training(algorithm, aggregation), [cohort_of_20])
@@ -117,7 +122,9 @@ def test_updates_are_clipped_as_tensorflow_privacy_clips_them(streaming_runtime)
     clients = [c for seed in range(3) for c in cohort(seed, sizes=(4,))]
     model = logistic_regression(4, 3)
     problem = Problem(model, ("0", "1", "2"), seed=7, expected_counts=(4.0, 4.0, 4.0))
-    algorithm = CASES["fed_avg"].build(problem, CASES["fed_avg"].options(client_learning_rate=0.3))
+    algorithm = CASES["fed_avg"].build(
+        problem, make_options(CASES["fed_avg"].options, client_learning_rate=0.3)
+    )
     plain = streaming_runtime.training(algorithm, PlainSum())
     aggregation = private_sum(clip_norm=0.05, clipping="adaptive", expected_clients=3.0)
     private = streaming_runtime.training(algorithm, aggregation)

@@ -11,6 +11,7 @@ from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import CASES, NUM_DOMAINS, build, empty_client, spoiled_client
 from tests.computations.harness import make_client, random_client, single
 from tests.marks import usually
+from tests.options import make_options
 from tests.runtimes.model_kinds import KINDS
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits, PlainSum
 from tff_agnostic.aggregations.clipping import (
@@ -30,7 +31,15 @@ _CLIP_NORM = 0.3
 
 
 def _private(inner: str) -> Any:
-    bits = SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1, bits=40))
+    bits = SecureSum(
+        make_options(
+            SecureSumOptions,
+            limit_examples=20,
+            limit_loss=5.0,
+            secure_min_clients=1,
+            secure_bits=40,
+        )
+    )
     sums = {"plain": PlainSum(), "secure": bits, "joint": PlainSum(), "joint secure": bits}
     return private_sum(
         inner=sums[inner],
@@ -255,7 +264,7 @@ def test_joint_clipping_is_that_of_one_vector():
 def test_an_evaluation_counts_every_domain_of_a_client_within_its_bounds():
     """Nothing is cut of a client of all domains, which counts in their rows and in that of all."""
     model = logistic_regression(4, 3)
-    limits = ClientLimits(max_examples=20, max_loss=5.0)
+    limits = ClientLimits(examples=20, loss=5.0)
     bounds = private_evaluation_bounds(model, NUM_DOMAINS, limits, says_of_clients=True)
     measurement = private_measurement(model, NUM_DOMAINS, says_of_clients=True)
     client = random_client(np.random.default_rng(0), 12, range(NUM_DOMAINS))

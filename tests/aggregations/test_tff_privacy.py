@@ -16,6 +16,7 @@ import tensorflow_privacy as tfp
 
 from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import CASES, cohort
+from tests.options import make_options
 from tff_agnostic import aggregations
 from tff_agnostic.aggregations.aggregation import Bound, ClientFacts
 from tff_agnostic.algorithms import Problem
@@ -139,7 +140,7 @@ def test_a_run_in_their_factory_is_a_private_run_without_its_noise(
         logistic_regression(4, 3), ("0", "1", "2"), seed=7, expected_counts=(4.0, 4.0, 4.0)
     )
     spec = CASES["fed_avg"]
-    algorithm = spec.build(problem, spec.options(client_learning_rate=0.3))
+    algorithm = spec.build(problem, make_options(spec.options, client_learning_rate=0.3))
     clients = [c for seed in range(3) for c in cohort(seed, sizes=(4,))]
     weights = []
     for runtime, aggregation in sums:

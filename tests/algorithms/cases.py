@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.algorithms import two_steps
 from tests.computations.harness import make_client, random_client
+from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
@@ -55,7 +56,9 @@ def build(
     if issubclass(spec.options, EnsembleOptions):
         model = random_ensemble(model)
     problem = Problem.of_numbered_domains(model, num_domains, seed)
-    return spec.build(problem, spec.options(**chosen), **arguments_of(spec.build, settings))
+    return spec.build(
+        problem, make_options(spec.options, **chosen), **arguments_of(spec.build, settings)
+    )
 
 
 def arguments_of(build: Callable[..., Algorithm], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from tests.algorithms.cases import arguments_of
+from tests.options import make_options
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.models import logistic_regression
@@ -23,4 +24,4 @@ def build_afl(num_domains: int = 3, counts: Any = COUNTS, **settings: Any) -> An
         seed=7,
         expected_counts=tuple(counts),
     )
-    return stochastic_afl(problem, StochasticAflOptions(**options), **arguments)
+    return stochastic_afl(problem, make_options(StochasticAflOptions, **options), **arguments)

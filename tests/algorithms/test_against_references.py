@@ -19,6 +19,7 @@ from tests.algorithms.references.q_fed_avg import q_fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss, size
 from tests.algorithms.references.term import term_round, tilted_weights
 from tests.computations.harness import random_client, run_rounds, single
+from tests.options import make_options
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.clients import client_seeds
@@ -263,7 +264,9 @@ def test_a_large_tilt_comes_to_train_the_client_with_the_largest_loss_or_the_sma
 
 def test_secure_sums_of_term_stay_finite_and_come_back_from_far_off(streaming_runtime):
     algorithm = _term(5.0).build()
-    training = streaming_runtime.training(algorithm, SecureSum(SecureSumOptions(max_examples=20)))
+    training = streaming_runtime.training(
+        algorithm, SecureSum(make_options(SecureSumOptions, limit_examples=20))
+    )
     clients = COHORTS[0]
     expected = tilted_weights(_losses(clients), [size(c) for c in clients], 5.0)
     for far_off in (-20.0, 20.0):

@@ -13,6 +13,7 @@ from tests.algorithms.references.delta_fl import printed_rounds, quantile
 from tests.algorithms.references.local_sgd import LocalSgd
 from tests.algorithms.references.softmax import SOFTMAX, Client, mean_loss, size
 from tests.computations.harness import assert_identical, random_client
+from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.computations.round import Round
@@ -189,12 +190,12 @@ def test_rounds_in_tff_ignore_surveys_between(tff_runtime):
 @pytest.mark.parametrize("threshold", ["lagged", "tracked"])
 def test_rejects_rounds_per_threshold_without_survey(threshold):
     with pytest.raises(UserError, match=f"expected 1 with --threshold={threshold}, which has no"):
-        ALGORITHMS["delta_fl"].options(threshold=threshold, rounds_per_threshold=2)
+        make_options(ALGORITHMS["delta_fl"].options, threshold=threshold, rounds_per_threshold=2)
 
 
 def test_rejects_smoothing_with_exact_losses():
     with pytest.raises(UserError, match="expected survey or lagged with --boundary=smooth"):
-        ALGORITHMS["delta_fl"].options(threshold="refined", boundary="smooth")
+        make_options(ALGORITHMS["delta_fl"].options, threshold="refined", boundary="smooth")
 
 
 @pytest.mark.slow

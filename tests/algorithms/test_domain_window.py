@@ -7,6 +7,7 @@ from scipy.optimize import minimize_scalar
 
 from tests import golden
 from tests.computations.harness import linear_model, to_numpy
+from tests.options import make_options
 from tff_agnostic.algorithms import agnostic_fed_avg as dw
 from tff_agnostic.algorithms.tail_thresholds import GRID, smoothed_eta, smoothed_share
 from tff_agnostic.computations import Problem
@@ -45,7 +46,7 @@ def test_the_window_ignores_a_round_without_examples():
 
 
 def test_alpha_is_lambda_over_the_mean_counts():
-    options = dw.AgnosticFedAvgOptions(lambda_initial=(0.1, 0.9))
+    options = make_options(dw.AgnosticFedAvgOptions, lambda_initial=(0.1, 0.9))
     problem = Problem(linear_model(), ("a", "b"))
     algorithm = dw.agnostic_fed_avg(problem, options, initial_counts=(5.0, 0.5))
     alpha = algorithm.steps[0].broadcast(algorithm.initialize()).sent
@@ -56,14 +57,14 @@ def test_alpha_is_lambda_over_the_mean_counts():
 
 
 def test_initial_state_defaults_to_uniform_weights_and_counts_of_one():
-    state = _initial(dw.AgnosticFedAvgOptions(window=3), 4)
+    state = _initial(make_options(dw.AgnosticFedAvgOptions, window=3), 4)
     np.testing.assert_array_equal(state.lambda_, [0.25] * 4)
     np.testing.assert_array_equal(state.window, np.ones([3, 4]))
     np.testing.assert_array_equal(state.mean_counts, np.ones(4))
 
 
 def test_the_window_starts_with_the_counts_that_a_round_is_expected_to_have():
-    expected = _initial(dw.AgnosticFedAvgOptions(window=2), 2, (30.0, 10.0))
+    expected = _initial(make_options(dw.AgnosticFedAvgOptions, window=2), 2, (30.0, 10.0))
     np.testing.assert_array_equal(expected.window, [[30, 10], [30, 10]])
     np.testing.assert_array_equal(expected.mean_counts, [30, 10])
     given = _initial(dw.AgnosticFedAvgOptions(), 2, (30.0, 10.0), initial_counts=(7.0, 9.0))
@@ -71,7 +72,7 @@ def test_the_window_starts_with_the_counts_that_a_round_is_expected_to_have():
 
 
 def test_initial_weights_that_nearly_sum_to_one_are_normalized():
-    options = dw.AgnosticFedAvgOptions(lambda_initial=(0.333, 0.333, 0.3335))
+    options = make_options(dw.AgnosticFedAvgOptions, lambda_initial=(0.333, 0.333, 0.3335))
     lambda_ = _initial(options, 3).lambda_
     np.testing.assert_allclose(lambda_.sum(), 1.0, rtol=1e-6)
 
@@ -79,7 +80,9 @@ def test_initial_weights_that_nearly_sum_to_one_are_normalized():
 @golden.values
 def test_initial_values_that_do_not_fit_are_refused(case):
     arguments = {name: case.pop(name) for name in ("initial_counts",) if name in case}
-    return golden.refusal(lambda: _initial(dw.AgnosticFedAvgOptions(**case), 2, **arguments))
+    return golden.refusal(
+        lambda: _initial(make_options(dw.AgnosticFedAvgOptions, **case), 2, **arguments)
+    )
 
 
 @golden.values

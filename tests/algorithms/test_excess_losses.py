@@ -13,6 +13,7 @@ from scipy import optimize
 from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
 from tests.algorithms.stochastic_afl_cases import build_afl
 from tests.computations.harness import assert_identical, least_squares, run_rounds
+from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
@@ -34,7 +35,7 @@ def test_an_excess_is_what_is_above_the_baseline_of_a_domain_that_was_measured()
 def _agnostic(**settings: Any) -> Any:
     problem = Problem.of_numbered_domains(logistic_regression(4, 3), 3)
     chosen = {"client_learning_rate": 0.3, "lambda_learning_rate": 0.2, **settings}
-    return agnostic_fed_avg(problem, AgnosticFedAvgOptions(**chosen))
+    return agnostic_fed_avg(problem, make_options(AgnosticFedAvgOptions, **chosen))
 
 
 @pytest.mark.nightly_cases("secure")
@@ -173,7 +174,7 @@ def test_lambda_and_weights_that_follow_gradients_end_at_the_saddle_of_each_set(
         settings = {"lambda_set": name, **settings}
     if name != "cvar":
         settings = {"lambda_learning_rate": 0.05, **settings}
-    steps = lambda_ascent(AgnosticFedAvgOptions(**settings), ("0", "1", "2"))
+    steps = lambda_ascent(make_options(AgnosticFedAvgOptions, **settings), ("0", "1", "2"))
     xs, ys = (np.stack(part) for part in _domains())
     solutions = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys)]
     optima = [np.mean((x @ w - y) ** 2) for x, y, w in zip(xs, ys, solutions)]
@@ -206,7 +207,8 @@ def test_lambda_and_weights_that_follow_gradients_end_at_the_saddle_of_each_set(
 
 
 def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
-    options = AgnosticFedAvgOptions(
+    options = make_options(
+        AgnosticFedAvgOptions,
         client_learning_rate=0.05,
         client_batch_size=120,
         lambda_learning_rate=0.02,
@@ -216,7 +218,8 @@ def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
 
 
 def _stochastic_rounds(problem: Problem, baselines: Any) -> Any:
-    options = StochasticAflOptions(
+    options = make_options(
+        StochasticAflOptions,
         server_learning_rate=0.05,
         lambda_learning_rate=0.02,
         loss_estimate="ratio",

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, random_ensemble, spoiled_client
 from tests.algorithms.references import fed_boost as reference
 from tests.computations.harness import assert_all_close, random_client, run_rounds, single
+from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.boosting.alpha import AlphaSteps, alpha_steps
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
@@ -109,11 +110,11 @@ def _built(case: _Case) -> Any:
         settings["lambda_learning_rate"] = _ETA_LAMBDA
     names = tuple(map(str, range(NUM_DOMAINS)))
     problem = Problem(_ensemble(case.loss), names, _SEED, _EXPECTED)
-    return spec.build(problem, spec.options(**settings))
+    return spec.build(problem, make_options(spec.options, **settings))
 
 
 def _steps(case: _Case) -> AlphaSteps:
-    options = ALGORITHMS["fed_boost"].options(**case.settings())
+    options = make_options(ALGORITHMS["fed_boost"].options, **case.settings())
     return alpha_steps(_ensemble(case.loss), options, _SEED)
 
 
@@ -193,7 +194,7 @@ def test_rounds_do_not_depend_on_how_predictors_are_held(request, runtime, round
     assert isinstance(model.members.held, SeveralArchitectures)
     spec, settings = ALGORITHMS["fed_boost"], case.settings()
     problem = Problem(model, tuple("012"), _SEED)
-    built = spec.build(problem, spec.options(**settings))
+    built = spec.build(problem, make_options(spec.options, **settings))
     training = request.getfixturevalue(runtime).training(built, PlainSum())
     state, (*_, report) = run_rounds(training, _COHORTS[:rounds])
     steps, alpha = _steps(case), np.full(4, 0.25)
@@ -228,7 +229,7 @@ def test_own_distributions_weigh_as_much_as_their_examples(streaming_runtime, lo
     rows = counts / counts.sum(axis=1, keepdims=True)
     problem = Problem(_of_distributions(rows, loss), ("0",), _SEED)
     spec = ALGORITHMS["fed_boost"]
-    options = spec.options(predictor_sampling="none", alpha_learning_rate=4.0)
+    options = make_options(spec.options, predictor_sampling="none", alpha_learning_rate=4.0)
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
     state, _ = run_rounds(training, [[_words(c) for c in counts]] * 150)
     alpha = state.algorithm.weights.trainable[0]
@@ -249,8 +250,8 @@ def test_the_agnostic_optimum_of_cross_entropies(streaming_runtime):
     names = tuple("012")
     problem = Problem(_of_distributions(_H), names, _SEED, (10.0,) * 3)
     spec = ALGORITHMS["afl_boost"]
-    options = spec.options(
-        predictor_sampling="none", alpha_learning_rate=0.5, lambda_learning_rate=0.5
+    options = make_options(
+        spec.options, predictor_sampling="none", alpha_learning_rate=0.5, lambda_learning_rate=0.5
     )
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
     of_domains = [_words(c, domain) for domain, c in enumerate(counts)]
@@ -303,7 +304,7 @@ def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streamin
     spec = ALGORITHMS["fed_boost"]
     settings = {**case.settings(), "budget": 1}
     problem = Problem(_ensemble("squared"), tuple("012"), _SEED)
-    options = spec.options(**settings)
+    options = make_options(spec.options, **settings)
     algorithm, steps = spec.build(problem, options), alpha_steps(problem.model, options, _SEED)
     training = streaming_runtime.training(algorithm, PlainSum())
     state, empty = training.initialize(), 0
@@ -330,7 +331,9 @@ def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streamin
 def test_settings_that_do_not_fit_the_ensemble_are_refused(settings, message):
     spec = ALGORITHMS["fed_boost"]
     with pytest.raises(UserError, match=message):
-        spec.build(Problem.of_numbered_domains(_ensemble("log"), 3), spec.options(**settings))
+        spec.build(
+            Problem.of_numbered_domains(_ensemble("log"), 3), make_options(spec.options, **settings)
+        )
 
 
 @pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
@@ -344,4 +347,4 @@ def test_steps_of_cvar_are_refused():
     spec = ALGORITHMS["afl_boost"]
     problem = Problem.of_numbered_domains(_ensemble("log"), 3)
     with pytest.raises(UserError, match="--lambda_update: expected steps along estimates"):
-        spec.build(problem, spec.options(lambda_update="cvar"))
+        spec.build(problem, make_options(spec.options, lambda_update="cvar"))

@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from tests.algorithms.cases import random_ensemble
 from tests.algorithms.references.fed_boost import capacity
 from tests.computations.harness import run_rounds
+from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.computations import PlainSum
@@ -72,7 +73,8 @@ def _trained(runtime: Any, loss: str, counts: np.ndarray, **settings: Any) -> np
     distributions = counts / counts.sum(axis=1, keepdims=True)
     p = len(counts)
     spec = ALGORITHMS["afl_boost"]
-    options = spec.options(
+    options = make_options(
+        spec.options,
         predictor_sampling="none",
         alpha_learning_rate=0.3,
         lambda_learning_rate=1.0,
@@ -131,4 +133,6 @@ def test_trivial_baselines_equal_entropy_and_variance(loss: str) -> None:
 
 def test_rejects_baselines_of_losses_that_are_not_means():
     with pytest.raises(UserError, match="expected --loss_estimate=ratio with it"):
-        ALGORITHMS["afl_boost"].options(lambda_baselines=(1.0, 2.0), loss_estimate="unbiased")
+        make_options(
+            ALGORITHMS["afl_boost"].options, lambda_baselines=(1.0, 2.0), loss_estimate="unbiased"
+        )

@@ -13,9 +13,11 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 import tensorflow as tf
+from tff_agnostic.settings import flag_of
 
 from tests.algorithms.cases import NUM_DOMAINS, random_ensemble
 from tests.computations.harness import random_client, run_rounds, single
+from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.boosting.alpha import alpha_steps
@@ -26,7 +28,6 @@ from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.spec import from_flags, resolve
-from tff_agnostic.settings import flag_of
 
 _SEED, _T = 7, 5
 _ETA, _E, _B = 0.2, 2, 4
@@ -347,7 +348,9 @@ def test_the_preset_of_afl_boost_refuses_losses_that_are_ratios():
     spec = ALGORITHMS["afl_boost"]
     problem = Problem.of_numbered_domains(random_ensemble(logistic_regression(4, 3)), NUM_DOMAINS)
     with pytest.raises(UserError, match="--loss_estimate: expected unbiased where examples weigh"):
-        spec.build(problem, spec.options(loss_estimate="ratio"), **spec.paper_arguments)
+        spec.build(
+            problem, make_options(spec.options, loss_estimate="ratio"), **spec.paper_arguments
+        )
 
 
 def test_every_algorithm_has_a_preset_of_settings_that_it_has():

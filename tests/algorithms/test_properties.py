@@ -30,6 +30,7 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.algorithms import Trait
 from tff_agnostic.boosting.alpha import EnsembleOptions
@@ -253,7 +254,9 @@ def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_r
     ),
 )
 def test_secure_sums_give_the_same_rounds(streaming_runtime, name, training):
-    aggregation = SecureSum(SecureSumOptions(max_examples=20, max_delta=20.0, min_clients=3))
+    aggregation = SecureSum(
+        make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, secure_min_clients=3)
+    )
     secure = streaming_runtime.training(build(name), aggregation)
     assert secure.security.is_secure
     # Everything of a client's answers, the counts of clipped values and the number of clients.

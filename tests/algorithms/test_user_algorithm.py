@@ -9,7 +9,10 @@ import pytest
 
 from tests.algorithms.user_files import BY_SIZE, write_by_size
 from tests.computations.harness import linear_model
+from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.errors import UserError
 from tff_agnostic.program.user_algorithm import (
     algorithm_fingerprint,
     algorithm_label,
@@ -18,8 +21,6 @@ from tff_agnostic.program.user_algorithm import (
     load_user_algorithm,
     making_options_of,
 )
-from tff_agnostic.computations import PlainSum
-from tff_agnostic.errors import UserError
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_two_builds_of_equal_options_share_what_is_traced(path):
     spec = load_user_algorithm(path)
     problem = Problem.of_numbered_domains(linear_model(), 2)
     clients = [
-        spec.build(problem, spec.options(size_power=power)).steps[0].client_work
+        spec.build(problem, make_options(spec.options, size_power=power)).steps[0].client_work
         for power in (0.5, 0.5, 1.0)
     ]
     assert clients[0] == clients[1] != clients[2]

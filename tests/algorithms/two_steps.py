@@ -8,10 +8,10 @@ loss between the two. Beside the last weights there is the mean of all iterates 
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tff_agnostic.settings import part_of
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.fed_avg import FedAvgOptions, client_work
-from tff_agnostic.settings import part_of
 
 NAME = "above_mean"
 
@@ -49,7 +49,7 @@ def training_work(
     *,
     model: core.Model,
     num_domains: int,
-    options: core.LocalTrainingOptions,
+    options: core.ClientTraining,
 ) -> core.TrainingOutput:
     output = client_work(
         broadcast.training,
@@ -113,7 +113,7 @@ def above_mean(problem: core.Problem, options: FedAvgOptions) -> core.Algorithm:
                     training_work,
                     model=model,
                     num_domains=p,
-                    options=part_of(options, core.LocalTrainingOptions),
+                    options=part_of(options, core.ClientTraining),
                 ),
                 core.training_bounds(model),
             ),

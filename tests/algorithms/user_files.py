@@ -48,7 +48,7 @@ def by_size(problem, options):
         weighted_work,
         model=model,
         num_domains=problem.num_domains,
-        training=part_of(options, core.LocalTrainingOptions),
+        training=part_of(options, core.ClientTraining),
         power=options.size_power,
     )
     return core.Algorithm(

@@ -12,6 +12,7 @@ from tests import golden
 from tests.computations.harness import assert_all_close
 from tests.data.stores import sentence, write_store
 from tests.importing.harness import REAL, needs, read
+from tests.options import make_options
 from tff_agnostic.base_predictors.counting import by_client, by_domain, smoothed_scores
 from tff_agnostic.base_predictors.files import (
     MixingTask,
@@ -159,12 +160,14 @@ def test_counts_of_domains_are_sums_over_clients(task, streaming_runtime):
 
 @pytest.mark.nightly
 def test_secure_counts_are_those_of_groups_that_are_large_enough(task, streaming_runtime):
-    options = SecureSumOptions(max_examples=10, min_clients=2)
+    options = make_options(SecureSumOptions, limit_examples=10, secure_min_clients=2)
     found = by_domain(task, streaming_runtime, SecureSum(options))
     assert found.counts["question"].tolist() == [4, 1, 0, 0]
     with pytest.raises(UserError, match="expected at least 4 clients in a sum, found 3"):
-        by_domain(task, streaming_runtime, SecureSum(SecureSumOptions(min_clients=4)))
-    only = SecureSum(SecureSumOptions(max_examples=10, min_clients=3))
+        by_domain(
+            task, streaming_runtime, SecureSum(make_options(SecureSumOptions, secure_min_clients=4))
+        )
+    only = SecureSum(make_options(SecureSumOptions, limit_examples=10, secure_min_clients=3))
     assert by_domain(task, streaming_runtime, only).left_out == {"answer": 2, "question": 2}
     with pytest.raises(UserError, match="--group_by=client has no sums over clients"):
         by_client(task, streaming_runtime, only)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.util import event_pb2
+from tff_agnostic.settings import flag_of
 
 from binaries import import_data, reproduce, train
 from tests.binaries.harness import ROOT, TOY, Caller, defined_flags
@@ -18,7 +19,6 @@ from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.options import RunConfig, settings_of_runs
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS
 
 _DIGITS = (

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.references import fed_boost as reference
+from tests.options import make_options
 from tff_agnostic.boosting.alpha import BoostOptions
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES, SharedOutputs
 from tff_agnostic.boosting.sampling import (
@@ -147,6 +148,6 @@ def test_what_coins_draw_beyond_the_room_is_left_out():
 
 def test_projections_need_a_floor_of_weighted_sampling():
     with pytest.raises(UserError, match="--uniform_share: expected a positive share"):
-        BoostOptions(mirror_map="euclidean", uniform_share=0.0)
-    BoostOptions(mirror_map="euclidean")
-    BoostOptions(mirror_map="euclidean", predictor_sampling="uniform")
+        make_options(BoostOptions, mirror_map="euclidean", uniform_share=0.0)
+    make_options(BoostOptions, mirror_map="euclidean")
+    make_options(BoostOptions, mirror_map="euclidean", predictor_sampling="uniform")

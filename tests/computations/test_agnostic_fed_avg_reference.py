@@ -10,6 +10,7 @@ import pytest
 from tests.algorithms.references.delta_fl import cvar_lambda
 from tests.computations import reference
 from tests.computations.harness import EagerTraining, random_client
+from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import Algorithm, PlainSum
@@ -44,7 +45,7 @@ def _options(server: str = "sgd", **settings: Any) -> AgnosticFedAvgOptions:
         "lambda_initial": _LAMBDA_0,
         "lambda_absent": "zero",
     }
-    return AgnosticFedAvgOptions(**{**chosen, **_SERVERS[server], **settings})
+    return make_options(AgnosticFedAvgOptions, **{**chosen, **_SERVERS[server], **settings})
 
 
 def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:

@@ -11,6 +11,7 @@ from tests.computations.harness import (
     single,
 )
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import Holdout
 from tff_agnostic.computations.evaluation import ChoiceOutput, measurement_of_choice
@@ -159,7 +160,7 @@ def test_a_model_that_diverged_is_no_ones_choice_to_hide(choose):
 
 @pytest.mark.nightly_cases("streamed")
 def test_secure_sums_give_the_same(cohort_runtime, choose, measurement):
-    aggregation = SecureSum(SecureSumOptions(max_examples=400, max_loss=20.0))
+    aggregation = SecureSum(make_options(SecureSumOptions, limit_examples=400, limit_loss=20.0))
     secure = cohort_runtime.measurement(measurement, aggregation)(_FAMILY, [_clients()])
     plain = choose(_FAMILY, [_clients()]).output
     assert not any(secure.clipped.values())

@@ -162,12 +162,12 @@ def test_a_metric_and_a_loss_of_ones_own_say_what_classes_are():
 
 def test_a_client_adds_each_example_once():
     model = logistic_regression(4, 2)
-    bounds = ClassCounting(model, 2, 2).bounds(ClientLimits(max_examples=30))
+    bounds = ClassCounting(model, 2, 2).bounds(ClientLimits(examples=30))
     assert isinstance(bounds, ClassSums)
     assert {(b.limit, b.integer, b.norm) for b in (bounds.confusion, bounds.scores)} == {
         (30, True, 30.0)
     }
     assert bounds.by_class == ()
     # The largest: all of a class that always is the answer.
-    of_many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(ClientLimits(max_examples=30))
+    of_many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(ClientLimits(examples=30))
     assert of_many.by_class.norm == pytest.approx(np.linalg.norm([30, 30, 30]))

@@ -20,7 +20,7 @@ from tff_agnostic.computations.clients import (
     vectorised_clients,
 )
 from tff_agnostic.computations.domain_losses import domain_sums
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_sgd
+from tff_agnostic.computations.local_training import ClientTraining, local_sgd
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
@@ -192,7 +192,7 @@ def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5)])
 def test_vectorised_training_is_that_of_each_client(sizes):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
-    options = LocalTrainingOptions(client_learning_rate=0.5, client_epochs=2, client_batch_size=4)
+    options = ClientTraining(learning_rate=0.5, epochs=2, batch_size=4)
     alpha = np.array([0.5, 1, 2], np.float32)
     seeds = tf.range(10, 10 + len(sizes), dtype=tf.int64)
     betas = tf.constant([float(max(n, 1)) for n in sizes])

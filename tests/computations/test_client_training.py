@@ -19,12 +19,13 @@ from tests.computations.harness import (
     single,
 )
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.algorithms.agnostic_fed_avg import client_work
 from tff_agnostic.computations import Broadcast, PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import TrainingOutput
 from tff_agnostic.computations.domain_losses import Holdout, domain_sums
 from tff_agnostic.computations.local_training import (
-    LocalTrainingOptions,
+    ClientTraining,
     local_sgd,
     minus_rows,
 )
@@ -53,7 +54,7 @@ def _output(model, alpha, weights, client, seed=_SEED, **options) -> TrainingOut
         single(client).seeded(seed),
         model=model,
         num_domains=len(alpha),
-        training=LocalTrainingOptions(**options),
+        training=ClientTraining(**options),
         holdout=Holdout(),
     )
 
@@ -130,7 +131,7 @@ def test_clients_with_other_data_and_rounds_with_another_seed_draw_differently()
 # --- Clients of more examples than secure sums have room for, in whole rounds
 
 
-_OPTIONS = SecureSumOptions(max_examples=20, max_delta=20.0, max_beta=200.0)
+_OPTIONS = make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, limit_weight=200.0)
 _ALGORITHMS = ["agnostic_fed_avg", "fed_avg", "q_ffl", "above_mean"]
 
 
@@ -233,7 +234,7 @@ def test_the_regularizer_is_in_the_gradient():
     """The mean gradient of the examples is 8 / 3, that of the regularizer w = 4."""
     trained, _ = local_sgd(
         linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2)),
-        LocalTrainingOptions(client_learning_rate=1.0),
+        ClientTraining(learning_rate=1.0),
         ModelWeights([np.array([4.0], np.float32)], []),
         single(make_client([1, 2, 5], [0, 0, 1]), _SEED_OF_LOCAL_TRAINING),
         np.ones([2], np.float32),
@@ -245,7 +246,7 @@ def test_the_regularizer_is_in_the_gradient():
 def _trained(client, *, seed=_SEED_OF_LOCAL_TRAINING, **options):
     return local_sgd(
         logistic_regression(4, 3),
-        LocalTrainingOptions(client_learning_rate=1.0, client_batch_size=4, **options),
+        ClientTraining(learning_rate=1.0, batch_size=4, **options),
         _weights(),
         single(client, seed),
         np.full([4], 0.25, np.float32),
@@ -270,9 +271,7 @@ def test_each_epoch_visits_every_example_once():
     for epochs in (1, 2, 3):
         trained, _ = local_sgd(
             linear_model(initial=0.0),
-            LocalTrainingOptions(
-                client_learning_rate=1.0, client_batch_size=2, client_epochs=epochs
-            ),
+            ClientTraining(learning_rate=1.0, batch_size=2, epochs=epochs),
             ModelWeights([np.array([0.0], np.float32)], []),
             single(client, _SEED_OF_LOCAL_TRAINING),
             np.ones([1], np.float32),
@@ -289,7 +288,7 @@ def test_epochs_have_different_orders():
     first = ModelWeights(_trained(client, client_epochs=1), [])
     same_order_again = local_sgd(
         logistic_regression(4, 3),
-        LocalTrainingOptions(client_learning_rate=1.0, client_batch_size=4),
+        ClientTraining(learning_rate=1.0, batch_size=4),
         first,
         single(client, _SEED_OF_LOCAL_TRAINING),
         np.full([4], 0.25, np.float32),
@@ -300,7 +299,7 @@ def test_epochs_have_different_orders():
 
 @golden.values
 def test_settings_out_of_range_are_refused(case):
-    return golden.refusal(LocalTrainingOptions, **case)
+    return golden.refusal(ClientTraining, **case)
 
 
 @pytest.mark.parametrize("rate", [1e-1, 1e-3, 1e-4, 1e-6])

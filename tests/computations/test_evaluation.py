@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, make_client, random_client, single
+from tests.options import make_options
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import domain_sums
 from tff_agnostic.computations.evaluation import EvaluationOutput, evaluate_clients, measure_grids
@@ -17,7 +18,7 @@ from tff_agnostic.models import Metric, accuracy, logistic_regression, next_word
 from tff_agnostic.models.model import Model, ModelWeights
 
 _DOMAINS = 3
-_SECURE = SecureSum(SecureSumOptions(max_examples=300, max_loss=20.0))
+_SECURE = SecureSum(make_options(SecureSumOptions, limit_examples=300, limit_loss=20.0))
 
 
 def _weights() -> ModelWeights:
@@ -161,7 +162,7 @@ def test_secure_evaluation_follows_the_plain_one(tff_runtime, output):
 
 
 def test_a_value_beyond_its_bound_is_cut_by_size_too(streaming_runtime, output):
-    low = SecureSum(SecureSumOptions(max_examples=300, max_loss=0.5))
+    low = SecureSum(make_options(SecureSumOptions, limit_examples=300, limit_loss=0.5))
     evaluated = streaming_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, low)(
         _weights(), [_clients()]
     )

@@ -17,6 +17,7 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.algorithms import (
     ALGORITHMS,
     AgnosticFedAvgOptions,
@@ -34,12 +35,12 @@ from tff_agnostic.models import Model, logistic_regression
 
 def _uniform(model: Model, num_domains: int, **settings: Any) -> EagerTraining:
     problem = Problem.of_numbered_domains(model, num_domains)
-    return EagerTraining(fed_avg(problem, FedAvgOptions(**settings)))
+    return EagerTraining(fed_avg(problem, make_options(FedAvgOptions, **settings)))
 
 
 def _target_only(target: str, num_domains: int, **settings: Any) -> EagerTraining:
     problem = Problem.of_numbered_domains(logistic_regression(4, 3), num_domains)
-    options = TargetOnlyOptions(target_domain=target, **settings)
+    options = make_options(TargetOnlyOptions, target_domain=target, **settings)
     return EagerTraining(fed_avg_target_only(problem, options))
 
 
@@ -64,7 +65,9 @@ def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
     np.testing.assert_array_equal(metrics["client_work"]["train"]["num_examples"], [1, 1, 0])
     # AgnosticFedAvg needs the losses at w, which a pass of its own gives.
     problem = Problem.of_numbered_domains(model, 3)
-    training = EagerTraining(agnostic_fed_avg(problem, AgnosticFedAvgOptions(**settings)))
+    training = EagerTraining(
+        agnostic_fed_avg(problem, make_options(AgnosticFedAvgOptions, **settings))
+    )
     _, metrics = training.next(training.initialize(), [make_client([1, 2], [0, 1])])
     np.testing.assert_allclose(metrics["client_work"]["train"]["loss"], [4, 8, 0])
 
@@ -147,13 +150,15 @@ def test_a_round_without_the_target_domain_leaves_weights_and_optimizer():
 def test_target_only_needs_the_name_of_a_domain(target, message):
     problem = Problem(logistic_regression(2, 2), ("south", "north"))
     with pytest.raises(UserError, match=message):
-        fed_avg_target_only(problem, TargetOnlyOptions(target_domain=target))
+        fed_avg_target_only(problem, make_options(TargetOnlyOptions, target_domain=target))
 
 
 @pytest.mark.slow
 def test_the_builder_makes_a_learning_process(tff_runtime):
     cohort = [random_client(np.random.default_rng(4), 6, range(2))]
-    process = build_fed_avg(logistic_regression(4, 3), 2, FedAvgOptions(client_learning_rate=1.0))
+    process = build_fed_avg(
+        logistic_regression(4, 3), 2, make_options(FedAvgOptions, client_learning_rate=1.0)
+    )
     assert isinstance(process, tff.learning.templates.LearningProcess)
     output = process.next(process.initialize(), cohort)
     share = np.mean(cohort[0]["domain_id"] == 1)

@@ -6,10 +6,11 @@ import tensorflow as tf
 
 from tests.computations import reference
 from tests.computations.harness import EagerTraining, linear_model, make_client, single
+from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_sgd
+from tff_agnostic.computations.local_training import ClientTraining, local_sgd
 from tff_agnostic.models.model import ModelWeights
 
 # The loss of an example is x * w: the order of examples does not matter, and shuffling stays on.
@@ -19,7 +20,8 @@ _LAMBDA_0 = (0.1, 0.2, 0.3, 0.4)
 _N_0 = (1.0, 2.0, 3.0, 4.0)
 _ALGORITHM = agnostic_fed_avg(
     Problem.of_numbered_domains(linear_model(initial=4.0), 4),
-    AgnosticFedAvgOptions(
+    make_options(
+        AgnosticFedAvgOptions,
         client_learning_rate=1.0,
         client_epochs=1,
         client_batch_size=3,
@@ -96,7 +98,7 @@ def test_local_training_alone(client, beta, delta):
     """Alpha differs between domains here: an indexing mistake cannot pass."""
     trained, _ = local_sgd(
         linear_model(),
-        LocalTrainingOptions(client_learning_rate=1.0, client_epochs=1, client_batch_size=3),
+        ClientTraining(learning_rate=1.0, epochs=1, batch_size=3),
         ModelWeights([np.array([4.0], np.float32)], []),
         single(client, tf.constant(0, tf.int64)),
         alpha=np.array(_LAMBDA_0, np.float32),
@@ -107,9 +109,7 @@ def test_local_training_alone(client, beta, delta):
 
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
-    options = LocalTrainingOptions(
-        client_learning_rate=0.5, client_epochs=epochs, client_batch_size=2
-    )
+    options = ClientTraining(learning_rate=0.5, epochs=epochs, batch_size=2)
     trained, _ = local_sgd(
         linear_model(),
         options,
@@ -123,11 +123,11 @@ def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
 
 
 def test_batch_normalizer_steps_by_the_weighted_mean_of_each_batch():
-    options = LocalTrainingOptions(
-        client_learning_rate=1.0,
-        client_batch_size=4,
-        client_normalizer="batch",
-        client_shuffle=False,
+    options = ClientTraining(
+        learning_rate=1.0,
+        batch_size=4,
+        normalizer="batch",
+        shuffle=False,
     )
     trained, _ = local_sgd(
         linear_model(),

@@ -22,6 +22,7 @@ from tests.computations.harness import (
 )
 from tests.computations.kept_out_split import SHARE, SPLIT, split_of
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import Holdout, HoldoutOptions
 from tff_agnostic.domain_weights.ascent import LambdaOptions, lambda_ascent
@@ -129,7 +130,9 @@ def _f32(*values: float) -> np.ndarray:
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight(freeze):
-    options = LambdaOptions(lambda_learning_rate=0.5, lambda_absent="freeze" if freeze else "zero")
+    options = make_options(
+        LambdaOptions, lambda_learning_rate=0.5, lambda_absent="freeze" if freeze else "zero"
+    )
     lambda_, losses = _f32(0.1, 0.2, 0.3, 0.4), _f32(2.0, 0.0, 1.0, 0.0)
     # The second is trained on only, the third measured only, the last absent.
     steps = lambda_ascent(options, "abcd")
@@ -141,7 +144,9 @@ def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight(freeze):
 
 
 def test_in_a_box_a_loss_that_nobody_knows_is_taken_for_the_mean():
-    box = LambdaOptions(lambda_set="box", lambda_upper=(0.6,), lambda_learning_rate=0.5)
+    box = make_options(
+        LambdaOptions, lambda_set="box", lambda_upper=(0.6,), lambda_learning_rate=0.5
+    )
     lambda_, losses = _f32(0.1, 0.4, 0.5), _f32(2.0, 0.0, 1.0)
     steps = lambda_ascent(box, "abc")
     found = steps.next(lambda_, losses, _f32(5, 2, 3), measured=_f32(3, 0, 1))
@@ -351,7 +356,9 @@ def test_tff_does_the_same(tff_runtime, streamed_rounds):
 @pytest.mark.slow
 def test_secure_sums_carry_both_counts(streaming_runtime, streamed_rounds):
     name = "agnostic_fed_avg"
-    aggregation = SecureSum(SecureSumOptions(max_examples=20, max_delta=20.0, bits=40))
+    aggregation = SecureSum(
+        make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, secure_bits=40)
+    )
     training = streaming_runtime.training(_everywhere(name), aggregation)
     found = run_rounds(training, _EVERYWHERE)
     _assert_same(found, streamed_rounds(name))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tests.algorithms.cases import CASES, build, cohorts
 from tests.computations.harness import assert_all_close, assert_identical, run_rounds
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.api import train
 from tff_agnostic.computations import PlainSum, Rate, with_rate_columns
 from tff_agnostic.computations.schedules import tabulated
@@ -164,7 +165,9 @@ def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_r
         "server_schedule": _KERAS.CosineDecay(0.5, 3),
     }
     spec = CASES["fed_avg"]
-    algorithm = with_rate_columns(build("fed_avg", **settings), spec.options(**settings))
+    algorithm = with_rate_columns(
+        build("fed_avg", **settings), make_options(spec.options, **settings)
+    )
     found = []
     for runtime in (tff_runtime, streaming_runtime):
         training = runtime.training(algorithm, PlainSum())
@@ -172,7 +175,7 @@ def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_r
         rates = [[r["client_learning_rate"], r["server_learning_rate"]] for r in reports]
         found.append((state.algorithm.weights, rates))
     assert_all_close(found[0], found[1], rtol=1e-6, atol=1e-7)
-    options = spec.options(**settings)
+    options = make_options(spec.options, **settings)
     expected = [
         [options.client_learning_rate / np.sqrt(1 + t / 2), 0.25 * (1 + np.cos(np.pi * t / 3))]
         for t in range(3)

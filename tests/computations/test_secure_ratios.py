@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.sums import sum_of
+from tests.options import make_options
 from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import (
     ClientCounts,
@@ -23,7 +24,14 @@ from tff_agnostic.computations.domain_losses import MetricSums
 from tff_agnostic.models import logistic_regression
 
 _DOMAINS = 3
-_OPTIONS = SecureSumOptions(max_examples=20, max_loss=10.0, max_delta=0.5, max_beta=2.0, bits=40)
+_OPTIONS = make_options(
+    SecureSumOptions,
+    limit_examples=20,
+    limit_loss=10.0,
+    limit_update=0.5,
+    limit_weight=2.0,
+    secure_bits=40,
+)
 _BOUNDS = training_bounds(logistic_regression(4, 3), 1.0)(_OPTIONS)
 _MAX_BETA, _MAX_UPDATE, _MAX_LOSSES, _MAX_COUNT = 2.0, 1.0, 200.0, 20
 _FLOAT32 = 1e-6

@@ -17,13 +17,21 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tests.computations.sums import encoded, sum_of
+from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import AGGREGATIONS, Bound, PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import TrainingOutput
 from tff_agnostic.models import logistic_regression
 
-_OPTIONS = SecureSumOptions(max_examples=20, max_loss=10.0, max_delta=0.5, max_beta=2.0, bits=12)
+_OPTIONS = make_options(
+    SecureSumOptions,
+    limit_examples=20,
+    limit_loss=10.0,
+    limit_update=0.5,
+    limit_weight=2.0,
+    secure_bits=12,
+)
 
 
 class _One(NamedTuple):
@@ -38,7 +46,8 @@ class _Two(NamedTuple):
 
 
 def _algorithm():
-    options = AgnosticFedAvgOptions(
+    options = make_options(
+        AgnosticFedAvgOptions,
         client_learning_rate=0.5,
         client_batch_size=4,
         lambda_learning_rate=0.1,
@@ -103,7 +112,9 @@ def test_integers_and_zeros_are_exact():
 def test_the_ends_of_the_range_are_exact(bits, signed):
     bound = Bound(3.0, signed=signed)
     summand = _One(tf.constant([3.0, -3.0 if signed else 0.0]))
-    decoded, _ = sum_of(SecureSum(SecureSumOptions(bits=bits)), [summand] * 4, _One(bound))
+    decoded, _ = sum_of(
+        SecureSum(make_options(SecureSumOptions, secure_bits=bits)), [summand] * 4, _One(bound)
+    )
     np.testing.assert_array_equal(decoded.value, summand.value * 4)
 
 
@@ -114,7 +125,7 @@ def test_the_ends_of_the_range_are_exact(bits, signed):
 )
 def test_what_is_summed_fits_the_bits_that_are_declared(bits, bound):
     """A secure-sum protocol takes the declared width as the modulus of one client's value."""
-    aggregation = SecureSum(SecureSumOptions(bits=bits))
+    aggregation = SecureSum(make_options(SecureSumOptions, secure_bits=bits))
     largest = np.array([bound.limit], np.int64 if bound.integer else np.float32)
     submitted = encoded(aggregation, _One(tf.constant(largest)), _One(bound))
     assert 0 <= int(submitted.values.value[0]) < 2 ** aggregation.bit_width(bound)
@@ -160,7 +171,9 @@ def test_a_negative_loss_is_cut_to_zero_and_counted():
 def test_a_value_that_stands_alone_is_cut():
     bounds = _Two(Bound(3.0), Bound(1.0, signed=True))
     summand = _Two(tf.constant([7.0, 1.5]), tf.constant([0.25, -4.0]))
-    decoded, _ = sum_of(SecureSum(SecureSumOptions(bits=32)), [summand] * 2, bounds)
+    decoded, _ = sum_of(
+        SecureSum(make_options(SecureSumOptions, secure_bits=32)), [summand] * 2, bounds
+    )
     np.testing.assert_allclose(decoded.one, [6.0, 3.0], rtol=1e-6)
     np.testing.assert_allclose(decoded.other, [0.5, -2.0], rtol=1e-6)
 
@@ -187,7 +200,9 @@ def test_aggregations_of_equal_settings_are_equal(name):
 @pytest.fixture(scope="module")
 def secure_training(tff_runtime):
     """Rounds whose sums nothing is too large for; TFF takes seconds to compile them."""
-    options = SecureSumOptions(max_examples=20, max_loss=10.0, max_delta=2.0, bits=32)
+    options = make_options(
+        SecureSumOptions, limit_examples=20, limit_loss=10.0, limit_update=2.0, secure_bits=32
+    )
     return tff_runtime.training(_algorithm(), SecureSum(options))
 
 
@@ -206,7 +221,9 @@ def test_a_secure_run_follows_the_plain_one(tff_runtime, secure_training):
 
 @pytest.mark.slow
 def test_clipping_and_clients_that_are_not_finite_show_in_a_secure_round(tff_runtime):
-    options = SecureSumOptions(max_examples=8, max_loss=10.0, max_delta=1e-3, bits=32)
+    options = make_options(
+        SecureSumOptions, limit_examples=8, limit_loss=10.0, limit_update=1e-3, secure_bits=32
+    )
     training = tff_runtime.training(_algorithm(), SecureSum(options))
     spoiled = random_client(np.random.default_rng(1), 5, range(3))
     spoiled["x"][0, 0] = np.nan

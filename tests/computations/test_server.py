@@ -17,6 +17,7 @@ from tests.computations.harness import (
     to_tensors,
 )
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import PlainSum
@@ -26,8 +27,11 @@ from tff_agnostic.models import Metric, logistic_regression
 
 
 def _options(server_optimizer: str) -> AgnosticFedAvgOptions:
-    return AgnosticFedAvgOptions(
-        client_batch_size=4, server_optimizer=server_optimizer, server_learning_rate=0.1
+    return make_options(
+        AgnosticFedAvgOptions,
+        client_batch_size=4,
+        server_optimizer=server_optimizer,
+        server_learning_rate=0.1,
     )
 
 

@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 
 from tests.algorithms.cases import build
 from tests.computations.harness import assert_identical, communication, random_client
+from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.computations import PlainSum, SecureSum
 from tff_agnostic.computations.round import RoundStep
@@ -66,7 +67,7 @@ def test_every_further_exchange_is_a_broadcast_and_a_sum_more(aggregation, uri):
 
 
 def test_settings_that_do_not_fit_the_domains_are_refused():
-    options = AgnosticFedAvgOptions(lambda_initial=(0.5, 0.5))
+    options = make_options(AgnosticFedAvgOptions, lambda_initial=(0.5, 0.5))
     with pytest.raises(UserError, match="expected 3 numbers, one per domain, found 2"):
         build_agnostic_fed_avg(logistic_regression(4, 3), 3, options)
 

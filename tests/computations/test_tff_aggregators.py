@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from tff_agnostic.settings import Settings
 
 from tests.algorithms.cases import CASES, build, cohort
 from tests.computations.harness import assert_identical
 from tests.marks import usually
 from tests.models import tff_models
+from tests.options import make_options
 from tff_agnostic import aggregations
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import (
@@ -26,10 +28,10 @@ from tff_agnostic.computations.tff_bridge.models import restore_keras_classes
 from tff_agnostic.computations.tff_process import build_process
 from tff_agnostic.computations.verification import check_process
 from tff_agnostic.errors import UserError
-from tff_agnostic.settings import Settings
 
 _BATCH, _RATE, _ROUNDS, _DOMAINS = 4, 0.3, 5, 2
-_OPTIONS = FedAvgOptions(
+_OPTIONS = make_options(
+    FedAvgOptions,
     client_learning_rate=_RATE,
     client_epochs=2,
     client_batch_size=_BATCH,
@@ -128,7 +130,7 @@ def _named(name: str) -> Any:
     """As runs of four clients have it."""
     spec = UPDATE_AGGREGATORS[name]
     own = {"noise_multiplier": 0.001} if name == "dp" else {}
-    return spec.build(spec.options(**own), Settings(), 4.0)
+    return spec.build(make_options(spec.options, **own), Settings(), 4.0)
 
 
 _FOUR = {
@@ -141,8 +143,12 @@ _FOUR = {
 
 def _agnostic(aggregation: Any = PlainSum()) -> Any:
     problem = Problem.of_numbered_domains(_softmax(), _DOMAINS)
-    options = AgnosticFedAvgOptions(
-        client_learning_rate=_RATE, client_batch_size=_BATCH, lambda_learning_rate=0.1, window=2
+    options = make_options(
+        AgnosticFedAvgOptions,
+        client_learning_rate=_RATE,
+        client_batch_size=_BATCH,
+        lambda_learning_rate=0.1,
+        window=2,
     )
     return build_process(ALGORITHMS["agnostic_fed_avg"].build(problem, options), aggregation)
 

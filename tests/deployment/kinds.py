@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.algorithms.cases import build
 from tests.models import keras_zoo
+from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.deployment.export import ExportRequest
@@ -124,7 +125,7 @@ def make_request(
         initial_counts=(5.0,) * NUM_DOMAINS,
     )
     spec = AGGREGATIONS[PROFILES[profile].aggregation]
-    options = {"secure": SecureSumOptions(max_examples=20)}
+    options = {"secure": make_options(SecureSumOptions, limit_examples=20)}
     values: dict[str, Any] = {
         "algorithm": built,
         "profile": profile,

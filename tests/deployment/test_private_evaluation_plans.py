@@ -10,6 +10,7 @@ from plan_runner.rounds import conformance_clients, relative_difference, run_rou
 from plan_runner.tflite import tflite_beside
 from tests.deployment.kinds import KINDS, make_request
 from tests.marks import usually
+from tests.options import make_options
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.private_sum import ServerNoiseOptions
@@ -28,7 +29,9 @@ _KEY = (0x0F1E2D3C4B5A6978, 0x7766554433, -0x1E2D3C4B5A69780F, 0x66554433778899)
 _LIMITS = {"max_examples": 20, "max_loss": 5.0}
 _INNER = {
     "daf": PlainSum(),
-    "secure": SecureSum(SecureSumOptions(**_LIMITS, min_clients=1, bits=40)),
+    "secure": SecureSum(
+        make_options(SecureSumOptions, **_LIMITS, secure_min_clients=1, secure_bits=40)
+    ),
 }
 _ROUNDING = 1e-5
 
@@ -42,7 +45,8 @@ def profile(request):
 def noise(profile):
     """Little noise: of four clients something has to be left."""
     task = make_task(("a", "b", "c"), num_features=4)
-    options = ServerNoiseOptions(
+    options = make_options(
+        ServerNoiseOptions,
         private_evaluation=True,
         evaluation_noise_multiplier=0.05,
         delta=1e-3,

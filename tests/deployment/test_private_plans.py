@@ -18,6 +18,7 @@ from plan_runner.rounds import (
 from tests.aggregations.sums import private_sum
 from tests.deployment.kinds import make_request
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.deployment import export as deployment_export
@@ -65,7 +66,11 @@ _KINDS = {
         "secure",
         private_sum(
             "central",
-            SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1)),
+            SecureSum(
+                make_options(
+                    SecureSumOptions, limit_examples=20, limit_loss=5.0, secure_min_clients=1
+                )
+            ),
             clipping="adaptive",
             noise_key=_RUNS_KEY,
             **_SETTINGS,

@@ -20,6 +20,7 @@ from tests.deployment.kinds import (
     make_request,
 )
 from tests.marks import usually
+from tests.options import make_options
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.schedules import CONSTANT, SCHEDULES
 from tff_agnostic.data.clients import first_rows
@@ -30,7 +31,7 @@ from tff_agnostic.run.spec import resolve
 
 _LIMIT = 5
 _ROUNDS = 3
-_SECURE = SecureSum(SecureSumOptions(max_examples=_LIMIT))
+_SECURE = SecureSum(make_options(SecureSumOptions, limit_examples=_LIMIT))
 # Of the clients' 7, 3, 0 and 12 examples.
 _USED = [5, 3, 0, 5]
 _LEFT_OUT = 2 + 0 + 0 + 7

@@ -6,6 +6,7 @@ from scipy.optimize import linprog
 
 from tests import golden
 from tests.algorithms.references.delta_fl import cvar_lambda
+from tests.options import make_options
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions
 from tff_agnostic.domain_weights.ascent import LambdaAscent, LambdaOptions, cvar_step, lambda_ascent
 from tff_agnostic.errors import UserError
@@ -38,7 +39,7 @@ def _assert_on_simplex(lambda_) -> None:
 
 def _steps(conformity: float = 0.5, mixture=_ALPHA, **settings) -> LambdaAscent:
     settings = {"cvar_rate": 1.0, "domain_conformity": conformity, **settings}
-    options = LambdaOptions(lambda_update="cvar", **settings)
+    options = make_options(LambdaOptions, lambda_update="cvar", **settings)
     return lambda_ascent(options, "abcdefgh"[: len(mixture)], mixture)
 
 
@@ -153,4 +154,4 @@ def test_settings_that_do_not_go_with_it_are_refused(case):
 
 def test_stochastic_afl_refuses_it():
     with pytest.raises(UserError, match="--lambda_update: Stochastic-AFL steps along"):
-        StochasticAflOptions(lambda_update="cvar")
+        make_options(StochasticAflOptions, lambda_update="cvar")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests import golden
+from tests.options import make_options
 from tff_agnostic.domain_weights import Ball, Box, Hull, LambdaSetOptions, Simplex
 from tff_agnostic.errors import UserError
 
@@ -14,7 +15,7 @@ _TRAINING = np.array([0.5, 0.3, 0.2])
 
 
 def _build(**settings):
-    return LambdaSetOptions(**settings).build_lambda_set(_NAMES, _TRAINING)
+    return make_options(LambdaSetOptions, **settings).build_lambda_set(_NAMES, _TRAINING)
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from tff_agnostic.computations.clients import (
     arrays_of_clients,
     vectorised_clients,
 )
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_sgd
-from tff_agnostic.computations.server import ServerOptimizerOptions
+from tff_agnostic.computations.local_training import ClientTraining, local_sgd
+from tff_agnostic.computations.server import ServerUpdate
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, model_from_keras, to_tff
 from tff_agnostic.models.keras import freeze
@@ -97,12 +97,12 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
     kind = _KINDS[name]
     model = _model(kind)
     weights = ModelWeights(list(map(tf.constant, model.initial_weights.trainable)), [])
-    options = LocalTrainingOptions(
-        client_learning_rate=_RATE,
-        client_epochs=_EPOCHS,
-        client_batch_size=_BATCH,
-        client_normalizer="batch",
-        client_shuffle=False,
+    options = ClientTraining(
+        learning_rate=_RATE,
+        epochs=_EPOCHS,
+        batch_size=_BATCH,
+        normalizer="batch",
+        shuffle=False,
     )
 
     @tf.function
@@ -150,7 +150,7 @@ def test_rounds_of_one_client_equal_plain_keras(name, algorithm):
 @pytest.mark.parametrize("server_optimizer", ["sgd", "momentum", "adam"])
 def test_server_step_meets_the_constraint(server_optimizer):
     model = _model(_KINDS["NonNeg"])
-    optimizer = ServerOptimizerOptions(server_optimizer, 5.0).build_server_optimizer(model)
+    optimizer = ServerUpdate(server_optimizer, 5.0).build_server_optimizer(model)
     weights = [tf.ones(w.shape) for w in model.initial_weights.trainable]
     specs = [tf.TensorSpec(w.shape) for w in weights]
     _, after = optimizer.next(optimizer.initialize(specs), weights, weights)

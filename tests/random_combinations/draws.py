@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tff_agnostic.settings import Settings, check_effective
 
 from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import arguments_of
+from tests.options import make_options
 from tests.random_combinations.tasks import ENSEMBLE, TASKS, Task
 from tests.runtimes.running import ClientsInMemory
 from tff_agnostic.aggregations.aggregation import PlainSum
@@ -22,11 +24,17 @@ from tff_agnostic.computations import Algorithm
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.domain_weights.ascent import PESSIMISM, chi2
 from tff_agnostic.errors import UserError
-from tff_agnostic.settings import Settings, check_effective
 
 ROUNDS, SEEDS_PER_GROUP = 2, 4
 _CLIENTS, _CLIENTS_PER_ROUND, _MOST_EXAMPLES = 10, 4, 6
-_SECURE = SecureSumOptions(max_examples=20, max_loss=1e4, max_delta=50.0, bits=40, min_clients=1)
+_SECURE = make_options(
+    SecureSumOptions,
+    limit_examples=20,
+    limit_loss=1e4,
+    limit_update=50.0,
+    secure_bits=40,
+    secure_min_clients=1,
+)
 _MIXTURES = str(Path(__file__).with_name("mixtures.json"))
 # Algorithms with more settings are drawn more often.
 _ALGORITHMS = (
@@ -155,7 +163,7 @@ class Combination:
     @property
     def options(self) -> Any:
         """The algorithm's settings."""
-        return self.spec.options(**_of_fields(self.spec.options, self.settings))
+        return make_options(self.spec.options, **_of_fields(self.spec.options, self.settings))
 
     @property
     def is_private(self) -> bool:
@@ -311,7 +319,7 @@ def _settings(rng: np.random.Generator, spec: AlgorithmSpec, is_single: bool) ->
         more = {**settings, name: "0" if is_single and name == "target_domain" else value}
         try:
             fields = _of_fields(spec.options, more)
-            check_effective(spec.options(**fields), fields)
+            check_effective(make_options(spec.options, **fields), fields)
         except UserError:
             continue
         settings = more

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tff_agnostic.settings import check_effective, flag_of, kind_of
 
 from tests import golden
 from tests.algorithms.user_files import write_by_size
@@ -19,7 +20,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.run.build import build_algorithm, build_lambda_set, training_examples
 from tff_agnostic.run.options import RunConfig, options_of_runs, settings_of_runs
 from tff_agnostic.run.spec import resolve
-from tff_agnostic.settings import check_effective, flag_of, kind_of
 from tff_agnostic.studies.methods import Arm, arms_of_algorithms, parsed_arms
 from tff_agnostic.tasks.registry import TASKS
 

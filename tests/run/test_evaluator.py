@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.options import make_options
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.computations import SecureSum, SecureSumOptions
@@ -247,7 +248,7 @@ def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_run
     drawn = report.resampled.values["loss"][:, -1]
     assert drawn.std() == pytest.approx(spread, rel=0.2)
     assert report.resampled.clients[-1] == pytest.approx(_NUM_CLIENTS, rel=0.3)
-    secure = SecureSum(SecureSumOptions(max_examples=20))
+    secure = SecureSum(make_options(SecureSumOptions, limit_examples=20))
     of_secure = prepared_evaluation(cohort_runtime, task, secure, None)
     in_secret = Evaluator(task, of_secure)(weights, on_all=True)
     assert in_secret.resampled is None

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.options import make_options
 from tests.run.harness import make_evaluation, make_task
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions
 from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, UNMOVED
@@ -54,7 +55,7 @@ def _remarks(
 
 
 def test_a_domain_that_was_given_up_is_told_with_the_flag_that_mends_it():
-    ((kind, text),) = _remarks(algorithm=AgnosticFedAvgOptions(lambda_absent="zero"))
+    ((kind, text),) = _remarks(algorithm=make_options(AgnosticFedAvgOptions, lambda_absent="zero"))
     assert kind == GIVEN_UP
     assert text.startswith(
         "training gave up c (loss 1.1 before the first round, 2 at the end, lambda 0.01): "
@@ -66,7 +67,7 @@ def test_a_domain_that_was_given_up_is_told_with_the_flag_that_mends_it():
 
 
 def test_advice_under_cvar_names_its_rate():
-    options = AgnosticFedAvgOptions(lambda_update="cvar", cvar_rate=0.3)
+    options = make_options(AgnosticFedAvgOptions, lambda_update="cvar", cvar_rate=0.3)
     advice = harm.mending(options)
     assert "a --cvar_rate below 0.3 moves it less" in advice
     assert "--lambda_learning_rate" not in advice
@@ -94,9 +95,9 @@ def test_domain_without_finite_loss_is_reported():
         {"lambda_": (0.4, 0.3, 0.3)},
         {"end": (1.0, 1.0, 1.05)},
         {"algorithm": FedAvgOptions()},
-        {"algorithm": AgnosticFedAvgOptions(lambda_update="fixed")},
+        {"algorithm": make_options(AgnosticFedAvgOptions, lambda_update="fixed")},
         # Nobody asked for the domain.
-        {"algorithm": AgnosticFedAvgOptions(lambda_initial=(0.9, 0.1, 0.0))},
+        {"algorithm": make_options(AgnosticFedAvgOptions, lambda_initial=(0.9, 0.1, 0.0))},
         {"end": (1.0, 1.0, math.nan)},
         # Private evaluations release nothing more.
         {"start": None},
@@ -113,13 +114,13 @@ def test_lambda_that_no_loss_was_above_its_baseline_to_move_is_told():
     same = {"lambda_": (0.4, 0.3, 0.3)}
     for baselines in ((9.0, 9.0, 9.0), (20.0, 10.0, 9.5)):
         ((kind, text),) = _remarks(
-            algorithm=AgnosticFedAvgOptions(lambda_baselines=baselines), **same
+            algorithm=make_options(AgnosticFedAvgOptions, lambda_baselines=baselines), **same
         )
         assert kind == UNMOVED
     assert "a 20 (largest loss 9), b 10 (largest loss 9), c 9.5 (largest loss 9)" in text
     assert text.endswith("Lower --lambda_baselines.")
     for baselines in ((20.0, 8.9, 20.0), (0.0, 0.0, 0.0), None):
-        algorithm = AgnosticFedAvgOptions(lambda_baselines=baselines)
+        algorithm = make_options(AgnosticFedAvgOptions, lambda_baselines=baselines)
         assert _remarks(algorithm=algorithm, **same) == []
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from scipy import optimize, stats
 
+from tests.options import make_options
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.private_sum import CentralDpSum, ServerNoiseOptions
@@ -42,14 +43,15 @@ def task():
 def _private(
     task: Any, z: Optional[float], training: Optional[Mechanism] = None, **settings: Any
 ) -> PrivateEvaluation:
-    options = ServerNoiseOptions(
+    options = make_options(
+        ServerNoiseOptions,
         **{
             "private_evaluation": True,
             "evaluation_noise_multiplier": z,
             "delta": 1e-3,
             **_LIMITS,
             **settings,
-        }
+        },
     )
     return PrivateEvaluation(options, task, PlainSum(), 3, training)
 
@@ -120,7 +122,7 @@ def test_noise_is_of_the_size_that_is_accounted_for(task, evaluate):
 @pytest.mark.nightly
 def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, task, evaluate):
     noise = _private(task, 0.5)
-    secure = SecureSum(SecureSumOptions(**_LIMITS, bits=40))
+    secure = SecureSum(make_options(SecureSumOptions, **_LIMITS, secure_bits=40))
     expected = _output(evaluate, task, noise, 3)
     aggregation = dataclasses.replace(noise.aggregation, inner=secure)
     others = tff_runtime.measurement(noise.measurement, aggregation)
@@ -278,7 +280,7 @@ def test_what_cannot_be_promised_is_one_line(task):
 
 def test_noisy_histograms_become_ones_that_could_be(task):
     bounds = private_evaluation_bounds(
-        task.model, 1, ServerNoiseOptions(**_LIMITS), says_of_clients=True
+        task.model, 1, make_options(ServerNoiseOptions, **_LIMITS), says_of_clients=True
     )
     rng = np.random.default_rng(0)
     exact = rng.multinomial(5000, np.ones(201) / 201, size=2)

@@ -16,10 +16,11 @@ from scipy import stats
 from binaries import train
 from tests import golden
 from tests.binaries.harness import given
+from tests.options import make_options
 from tff_agnostic.aggregations.private_sum import DistributedOptions
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
-from tff_agnostic.computations.server import ServerOptimizerOptions
+from tff_agnostic.computations.server import ServerUpdate
 from tff_agnostic.data.sampling import poisson_cohort, sample_cohort, turns
 from tff_agnostic.errors import UserError
 from tff_agnostic.run.options import RunConfig, options_of_runs
@@ -270,9 +271,7 @@ def _check_help() -> None:
     assert text("client_shuffle").endswith("[true]")
     assert text("q").endswith("Of: q_ffl. [1.0]")
     with_optimizer = [
-        name
-        for name, spec in ALGORITHMS.items()
-        if issubclass(spec.options, ServerOptimizerOptions)
+        name for name, spec in ALGORITHMS.items() if issubclass(spec.options, ServerUpdate)
     ]
     assert f"Of: {', '.join(with_optimizer)}." in text("server_optimizer")
     assert "stochastic_afl" not in text("client_shuffle")
@@ -295,7 +294,7 @@ def _state(key: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize("generator", _NUMBERS)
 def test_keys_are_new_unless_they_are_seeded(generator):
-    unseeded = DistributedOptions(noise_generator=generator)
+    unseeded = make_options(DistributedOptions, noise_generator=generator)
     keys = {noise_key(unseeded) for _ in range(20)}
     assert len(keys) == 20
     assert {len(key) for key in keys} == {_NUMBERS[generator]}
@@ -303,16 +302,16 @@ def test_keys_are_new_unless_they_are_seeded(generator):
     assert all(smallest <= number < 2**63 for key in keys for number in key)
     # All bits of a number are used.
     assert min(map(min, keys)) < smallest + 2**61
-    seeded = DistributedOptions(noise_generator=generator, noise_seed=3)
+    seeded = make_options(DistributedOptions, noise_generator=generator, noise_seed=3)
     assert (
         noise_key(seeded)
         == noise_key(seeded)
-        != noise_key(DistributedOptions(noise_generator=generator, noise_seed=4))
+        != noise_key(make_options(DistributedOptions, noise_generator=generator, noise_seed=4))
     )
 
 
 def test_keys_and_cohorts_of_philox_are_those_of_earlier_releases():
-    key = noise_key(DistributedOptions(noise_seed=3))
+    key = noise_key(make_options(DistributedOptions, noise_seed=3))
     assert key == (2963875794002553787, 8040795128286049514)
     assert poisson_cohort(_IDS, 4, cohort_seed(_state(key)), 2) == [
         "125",

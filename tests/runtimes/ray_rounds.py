@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.algorithms.cases import build
 from tests.computations.harness import random_client, run_rounds, to_numpy
+from tests.options import make_options
 from tff_agnostic.computations import Algorithm, PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.models import Model, logistic_regression
 
@@ -22,7 +23,10 @@ NUM_DOMAINS = 3
 # Features and classes: a model that is run in step, and one that is large enough to be streamed.
 _SIZES = {"vectorised": (4, 3), "streamed": (400, 300)}
 OPTIONS: Mapping[str, Any] = {"max_clients_in_step": 2}
-_AGGREGATIONS = {"plain": PlainSum(), "secure": SecureSum(SecureSumOptions(max_examples=50))}
+_AGGREGATIONS = {
+    "plain": PlainSum(),
+    "secure": SecureSum(make_options(SecureSumOptions, limit_examples=50)),
+}
 # Of each mode and aggregation; secure sums are those of an algorithm of two steps.
 _ALGORITHMS = {
     ("vectorised", "plain"): "agnostic_fed_avg",

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, assert_identical, random_client
 from tests.marks import usually
+from tests.options import make_options
 from tests.runtimes.model_kinds import KINDS
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
@@ -43,7 +44,9 @@ class _Work:
         built: Any = None,
         grouping: Grouping = ON_CPU,
     ) -> None:
-        options = FedAvgOptions(client_learning_rate=0.5, client_epochs=2, client_batch_size=4)
+        options = make_options(
+            FedAvgOptions, client_learning_rate=0.5, client_epochs=2, client_batch_size=4
+        )
         algorithm = built or fed_avg(Problem.of_numbered_domains(model, 3), options)
         (step,) = algorithm.steps
         step = dataclasses.replace(step, client_work=change(step.client_work))
@@ -165,7 +168,7 @@ def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():
     predictors = [ModelWeights([w], []) for w in rng.normal(size=[3, outcomes]).astype(np.float32)]
     model = ensemble(unigram_model(outcomes), predictors)
     problem = Problem.of_numbered_domains(model, 3)
-    work = _Work(model, built=fed_boost(problem, BoostOptions(budget=2)))
+    work = _Work(model, built=fed_boost(problem, make_options(BoostOptions, budget=2)))
     words = [rng.integers(outcomes, size=n).astype(np.int32) for n in (9, 0, 4, 300, *[3] * 96)]
     cohort = [{"x": x, "y": x, "domain_id": np.zeros([len(x)], np.int32)} for x in words]
     shards = work.plan("auto", cohort)[1]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.computations.harness import assert_all_close, assert_identical, random_client
+from tests.options import make_options
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
@@ -18,7 +19,7 @@ _MODEL = logistic_regression(4, 3)
 _RNG = np.random.default_rng(2)
 _WEIGHTS = ModelWeights([_RNG.normal(size=shape).astype(np.float32) for shape in ([4, 3], [3])], [])
 # Few bits: rounding each part by itself would show.
-_SECURE = SecureSum(SecureSumOptions(max_examples=20, bits=9))
+_SECURE = SecureSum(make_options(SecureSumOptions, limit_examples=20, secure_bits=9))
 _CLIENTS = [random_client(_RNG, n, range(3)) for n in (9, 1, 30, 4, 13)]
 
 

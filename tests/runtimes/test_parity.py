@@ -16,6 +16,7 @@ from tests.algorithms.cases import CASES, NUM_DOMAINS, build
 from tests.combinations import FACTORS
 from tests.computations.harness import assert_identical, run_rounds
 from tests.marks import usually
+from tests.options import make_options
 from tests.runtimes.model_kinds import KINDS, ModelKind
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.models.model import Examples, ModelWeights
@@ -25,7 +26,7 @@ from tff_agnostic.runtimes.options import RuntimeOptions
 
 pytestmark = pytest.mark.slow
 
-_OPTIONS = {"secure": SecureSumOptions(max_examples=20, min_clients=1)}
+_OPTIONS = {"secure": make_options(SecureSumOptions, limit_examples=20, secure_min_clients=1)}
 # Differences are shares of the largest value of an array; of smaller ones, of this.
 _FLOOR = 0.01
 # Cohorts of uneven sizes; the empty one is the last.

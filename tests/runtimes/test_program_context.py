@@ -15,6 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.computations.harness import assert_identical, random_client
+from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.tff import ProgramContext, TffWorker, create_context
@@ -65,7 +66,7 @@ class _Source(tff.program.FederatedDataSource):
 
 @functools.cache
 def _process() -> tff.learning.templates.LearningProcess:
-    options = AgnosticFedAvgOptions(lambda_learning_rate=0.1, window=2)
+    options = make_options(AgnosticFedAvgOptions, lambda_learning_rate=0.1, window=2)
     return build_agnostic_fed_avg(logistic_regression(4, 3), 2, options)
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tests import golden
 from tests.computations.harness import run_rounds
 from tests.marks import usually
+from tests.options import make_options
 from tests.runtimes.user_models import USER_MODELS
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
@@ -52,7 +53,7 @@ def test_two_rounds_are_the_same_in_every_client_mode(
     capfd: pytest.CaptureFixture,
 ) -> None:
     model = _model(tmp_path, name)
-    options = FedAvgOptions(client_learning_rate=0.3, client_batch_size=2)
+    options = make_options(FedAvgOptions, client_learning_rate=0.3, client_batch_size=2)
     algorithm = fed_avg(Problem.of_numbered_domains(model, _NUM_DOMAINS), options)
     # What clients do is traced once for all modes.
     compiled = functools.lru_cache(CompiledClientWork)

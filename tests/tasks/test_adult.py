@@ -11,6 +11,7 @@ import tensorflow as tf
 from tests import golden
 from tests.computations.harness import run_rounds
 from tests.importing.harness import job
+from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.data.clients import domain_counts, even_partition
@@ -226,7 +227,9 @@ def test_a_table_of_ones_own_gives_the_tasks_numbers(tmp_path, cohort_runtime):
     reports = []
     for one in (custom, task):
         # A batch is a whole client: how rows are shuffled depends on all columns.
-        options = spec.options(client_batch_size=_FEW, client_learning_rate=1.0, client_epochs=2)
+        options = make_options(
+            spec.options, client_batch_size=_FEW, client_learning_rate=1.0, client_epochs=2
+        )
         algorithm = spec.build(Problem.of_numbered_domains(one.model, 2), options)
         cohort = [one.train.read(client) for client in one.train.client_ids[:5]]
         training = cohort_runtime.training(algorithm, PlainSum())

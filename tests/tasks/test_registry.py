@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 import numpy as np
 import pytest
+from tff_agnostic.settings import check_values, flag_of
 
 from tests import golden
 from tests.data.stores import image, sentence, tff_store, write_store
@@ -22,7 +23,6 @@ from tff_agnostic.run.options import (
     settings_of_runs,
 )
 from tff_agnostic.run.spec import FORMAT, from_flags, resolve
-from tff_agnostic.settings import check_values, flag_of
 from tff_agnostic.tasks.registry import (
     TASKS,
     check_heldout,
@@ -83,7 +83,10 @@ def test_vocabulary_is_a_number_or_a_path(tmp_path, monkeypatch):
         assert spec.task_options["vocabulary"] == spec.flags()["vocabulary"] == value
         assert from_flags({**spec.flags(), "format": FORMAT}) == spec
     assert golden.refusal(_loaded_vocabulary, 0) == "--vocabulary: expected at least 1, found 0"
-    assert golden.refusal(_loaded_vocabulary, "") == "--vocabulary: expected a path, found an empty one"
+    assert (
+        golden.refusal(_loaded_vocabulary, "")
+        == "--vocabulary: expected a path, found an empty one"
+    )
 
 
 def _loaded_vocabulary(vocabulary: Any) -> Any:

@@ -12,6 +12,7 @@ from tests import golden
 from tests.computations.harness import EagerTraining, run_rounds
 from tests.data.stores import WORDS, text_store, write_store
 from tests.importing.harness import job
+from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
@@ -85,7 +86,9 @@ def test_sent140_of_leaf_from_its_files_to_what_is_learnt(tmp_path):
     assert task.fingerprint["classes"] == "negative, positive"
 
     spec = ALGORITHMS["agnostic_fed_avg"]
-    options = spec.options(client_learning_rate=2.0, client_epochs=3, client_batch_size=3)
+    options = make_options(
+        spec.options, client_learning_rate=2.0, client_epochs=3, client_batch_size=3
+    )
     training = EagerTraining(spec.build(Problem.of_numbered_domains(task.model, 2), options))
     cohort = [task.train.read(client) for client in task.train.client_ids]
     state, _ = run_rounds(training, [cohort] * 6)
