@@ -21,7 +21,7 @@ from tff_agnostic.base.options import Options
 from tff_agnostic.commands import own_flags as flags_of_commands
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import output_folder
-from tff_agnostic.program.options.flags import Flag, FlagTable, flag_text, flags_of
+from tff_agnostic.program.options.flags import Flag, FlagTable, assignments, flag_text, flags_of
 from tff_agnostic.program.options.help import (
     Group,
     group_page,
@@ -33,7 +33,6 @@ from tff_agnostic.program.options.help import (
 from tff_agnostic.program.user_algorithm import (
     algorithm_label,
     is_user_file,
-    load_user_algorithm,
 )
 from tff_agnostic.run.command import Command, Given
 from tff_agnostic.run.effects import NEEDS
@@ -94,6 +93,7 @@ class TaskOptions(DataOptions):
     """What is learned, and from what.
 
     Attributes:
+        algorithm_options: Options that only a file's algorithm has, as NAME=VALUE,NAME=VALUE.
         task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
             them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
             0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
@@ -112,6 +112,7 @@ class TaskOptions(DataOptions):
     """
 
     task: Optional[str] = None
+    algorithm_options: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +196,7 @@ class RunCommand(Command):
     def define_flags(self) -> None:
         """Defines its flags."""
         super().define_flags()
-        options_of_command_line().define(self.settings, self.without, _default_text)
+        options_of_runs().define(self.settings, self.without, _default_text)
         if issubclass(self.own, DataOptions):
             options_of_tasks().define(default_text=_default_text)
         if self.has_runtime:
@@ -233,6 +234,13 @@ class RunCommand(Command):
             runtime = chosen("runtime")
             groups += groups_of(RuntimeOptions, lambda flag: runtime in RUNTIMES_OF[flag.name])
         groups = without_repeated(groups)
+        own = [
+            flag for g in groups for flag in g.flags if flag.name in {*runs} - {*options_of_runs()}
+        ]
+        if own:
+            groups = [g._replace(flags=[f for f in g.flags if f not in own]) for g in groups]
+            heading = "Options of the file, in --algorithm_options=NAME=VALUE,NAME=VALUE"
+            groups.append(Group("algorithm_options", heading, own))
         if group:
             # With the names of all that have the flag.
             full = [g._replace(flags=[runs.get(o.name, o) for o in g.flags]) for g in groups]
@@ -266,10 +274,13 @@ class RunCommand(Command):
 
     def given(self) -> GivenRun:
         """Returns what the parsed flags give; see `Command.given`."""
-        options = options_of_command_line()
+        given, settings = super().given(), options_of_runs().from_flags()
+        named = {name: getattr(given.own, name) for name in given.names}
+        options = options_of_runs(_user_files({**named, **settings}))
+        settings |= _user_options(named.get("algorithm_options", ""), options)
         return GivenRun(
-            **vars(super().given()),
-            settings=options.from_flags(),
+            **vars(given),
+            settings=settings,
             of_tasks=options_of_tasks().from_flags(),
             of_runtime=options_of_runtimes().from_flags(),
             options=options,
@@ -409,22 +420,22 @@ def _default_for(option: Flag, task: Optional[str], algorithms: Sequence[str], p
     return "; ".join(f"{algorithm_label(name)}: {text}" for name, text in texts.items())
 
 
-def options_of_command_line() -> FlagTable:
-    """Returns every option of runs by its flag: what is registered, and what users bring."""
-    registered, files = options_of_runs(), _user_files(_named_in(sys.argv))
-    if not files:
-        return registered
-    # What algorithms have may be a user's algorithm's, too.
-    shared = {f for f, o in registered.items() if {part for part, _ in o.users} == {"algorithm"}}
-    others = {*flags_of_commands(), *options_of_runtimes(), *options_of_tasks()}
-    taken = {*registered, *others} - shared
-    for path in files:
-        for option in flags_of(load_user_algorithm(Path(path)).options):
-            if option.name in taken:
-                raise UserError(
-                    f"{path}: options: expected names that no other flag has, found {option.name}"
-                )
-    return options_of_runs(files)
+def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
+    """Returns the values in --algorithm_options, by name.
+
+    Args:
+        text: NAME=VALUE, separated by commas.
+        options: Options of runs, those of users' algorithms among them.
+    """
+    where, registered = "--algorithm_options", options_of_runs()
+    values = {}
+    for name, value in assignments(where, text):
+        if name in registered:
+            raise UserError(
+                f"{where}: expected options without a flag, found {name}: --{name} is one"
+            )
+        values[name] = options.given(where, name).parsed(value)
+    return values
 
 
 def _named_in(argv: Sequence[str], others: Container[str] = ()) -> dict[str, Any]:
@@ -505,7 +516,17 @@ def own_flags(spec: RunSpec) -> dict[str, Any]:
 
 
 def _flag_texts(flags: Mapping[str, Any]) -> list[str]:
-    return [f"--{name}={flag_text(value)}" for name, value in flags.items()]
+    texts = with_algorithm_options({name: flag_text(value) for name, value in flags.items()})
+    return [f"--{name}={text}" for name, text in texts.items()]
+
+
+def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
+    """Returns texts by flag, in which options of a user's algorithm are in one flag."""
+    others = {*options_of_tasks(), *options_of_runtimes(), *flags_of_commands()}
+    known = {*options_of_runs(), *others}
+    own = ",".join(f"{name}={text}" for name, text in texts.items() if name not in known)
+    rest = {name: text for name, text in texts.items() if name in known}
+    return {**rest, "algorithm_options": own} if own else rest
 
 
 def flags_without_folders(spec: RunSpec) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional, Union
 from tff_agnostic.base.options import Within
 from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.options.flags import REPEATED
+from tff_agnostic.program.options.flags import REPEATED, assignments
 from tff_agnostic.program.user_algorithm import algorithm_label, algorithm_named, is_user_file
 from tff_agnostic.run.command_line import GivenRun, TaskOptions
 from tff_agnostic.run.options import algorithm_of_flag
@@ -223,31 +223,11 @@ def _split(text: str) -> Iterator[tuple[str, str, dict[str, str]]]:
         if not algorithm or (equals and not label):
             raise UserError(f"--arms: expected {_FORM}, found {item.strip()!r}")
         settings: dict[str, str] = {}
-        for flag, value in _assignments(tail):
+        for flag, value in assignments("--arms", tail):
             if flag in settings:
                 raise UserError(f"--arms: expected {flag} once, found it twice in {item.strip()!r}")
             settings[flag] = value
         yield label.strip(), algorithm.strip(), settings
-
-
-def _assignments(text: str) -> Iterator[tuple[str, str]]:
-    flag = ""
-    values: list[str] = []
-    for part in text.split(",") if text else ():
-        name, equals, value = part.partition("=")
-        if equals:
-            if flag:
-                yield flag, ",".join(values)
-            flag, values = name.strip(), [value]
-        elif not part.strip():
-            raise UserError(f"--arms: expected no comma without a setting, found {text!r}")
-        elif flag:
-            # What has no flag of its own belongs to a value with commas.
-            values.append(part)
-        else:
-            raise UserError(f"--arms: expected FLAG=VALUE, found {part!r}")
-    if flag:
-        yield flag, ",".join(values)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, csv_text, shown, with_percent
 from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, scale_axis
-from tff_agnostic.run.command_line import arm_text
+from tff_agnostic.run.command_line import arm_text, with_algorithm_options
 from tff_agnostic.studies.methods import OF_ALL_ROWS
 from tff_agnostic.studies.optuna_studies import ENDED, SECONDS
 from tff_agnostic.studies.search import best
@@ -289,5 +289,6 @@ def _of_task(arm: SearchedArm) -> dict[str, Any]:
 
 
 def _file(remark: str, flags: Mapping[str, Any]) -> str:
-    lines = [f"--{flag}={flag_text(value)}" for flag, value in flags.items() if value is not None]
+    given = {flag: flag_text(value) for flag, value in flags.items() if value is not None}
+    lines = [f"--{flag}={text}" for flag, text in with_algorithm_options(given).items()]
     return "\n".join([f"# {remark}", *lines, ""])

@@ -18,7 +18,7 @@ import inspect
 import os
 import re
 import typing
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional
 
@@ -328,6 +328,55 @@ def _plain_type(hint: Any) -> type:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
+
+
+def assignments(where: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yields the names and values of NAME=VALUE,NAME=VALUE; a value may have commas.
+
+    Args:
+        where: Flag with the text.
+        text: The text.
+    """
+    name = ""
+    values: list[str] = []
+    for part in text.split(",") if text else ():
+        before, equals, value = part.partition("=")
+        if not part.strip():
+            raise UserError(f"{where}: expected no comma without a setting, found {text!r}")
+        if equals and not _is_field(before, values):
+            if name:
+                yield name, ",".join(values)
+            name, values = before.strip(), [value]
+        elif name:
+            # A part without a name belongs to a value with commas.
+            values.append(part)
+        else:
+            raise UserError(f"{where}: expected NAME=VALUE, found {part!r}")
+    if name:
+        yield name, ",".join(values)
+
+
+def _is_field(name: str, values: Sequence[str]) -> bool:
+    """Returns whether a name is a field of the member that a value has begun."""
+    member, colon, _ = values[0].partition(":") if values else ("", "", "")
+    return bool(colon) and name.strip() in _fields_by_member().get(member, ())
+
+
+def _fields_by_member() -> Mapping[str, frozenset[str]]:
+    """Returns the names of the fields of all members of unions, by the members' names."""
+    fields: dict[str, frozenset[str]] = {}
+    for kind in _subclasses(Options):
+        for flag in flags_of(kind):
+            for name, member in flag.members.items():
+                inner = {one.name for one in flags_of(member)}
+                fields[name] = fields.get(name, frozenset()) | inner
+    return fields
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def flag_text(value: Any) -> str:
