@@ -28,7 +28,7 @@ def require_tff() -> Any:
         if e.name != _TFF:
             raise
         raise UserError(
-            "expected TensorFlow Federated 0.87, which secure sums, --runtime=tff, exports, "
+            "expected TensorFlow Federated 0.87, which secure sums, the runtime tff, exports, "
             "learning processes and its data sets need, found none: the reference platform has it, "
             "which is ./run without TFF_AGNOSTIC_PLATFORM, or in an environment of CPython 3.11 "
             "for Linux pip install --no-deps --require-hashes -r requirements.lock"

@@ -23,11 +23,9 @@ from typing import Annotated, Callable, Optional
 import numpy as np
 
 from tff_agnostic import computations as core
-from tff_agnostic.base.options import Within
+from tff_agnostic.base.options import Verbatim, Within
 from tff_agnostic.domain_weights.ascent import ALPHA
-from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
 from tff_agnostic.stateless_random import uniform
 
 _SHARE = core.ReportField(
@@ -167,13 +165,11 @@ def fed_avg_target_only(problem: core.Problem, options: TargetOnlyOptions) -> co
     """Returns FedAvg on the examples of one domain."""
     names = problem.domain_names
     if options.target_domain is None:
-        raise UserError(
-            f"--target_domain: expected one of {', '.join(names)} with "
-            "--algorithm=fed_avg_target_only, found none"
-        )
-    index_of = Registry("domain in --target_domain", {name: i for i, name in enumerate(names)})
+        raise options.error("target_domain", f"one of {', '.join(names)}", Verbatim("none"))
+    if options.target_domain not in names:
+        raise options.error("target_domain", f"one of {', '.join(names)}")
     alpha = [0.0] * len(names)
-    alpha[index_of[options.target_domain]] = 1.0
+    alpha[names.index(options.target_domain)] = 1.0
     return fed_avg(problem, options, "fed_avg_target_only", alpha)
 
 

@@ -42,7 +42,6 @@ from tff_agnostic.domain_weights.ascent import (
     lambda_ascent,
 )
 from tff_agnostic.domain_weights.excess import excess_losses
-from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 
 # Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
@@ -179,10 +178,8 @@ def afl_boost(
         mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 2.
     """
     if weighs_by_cohort and options.loss_estimate != "unbiased":
-        raise UserError(
-            "--loss_estimate: expected unbiased where examples weigh lambda_k / m, as with "
-            f"--preset=paper: all losses are divided by m, found {options.loss_estimate}"
-        )
+        reason = "where examples weigh lambda_k / m, as in the paper's preset"
+        raise options.error("loss_estimate", f"unbiased {reason}")
     model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
     lambdas = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts)

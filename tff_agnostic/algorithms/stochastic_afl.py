@@ -141,7 +141,7 @@ def stochastic_afl(
     model, p = problem.model, problem.num_domains
     if model.constraint is not None:
         raise UserError(
-            "--algorithm=stochastic_afl: expected a model without weight constraints, which its "
+            "Stochastic-AFL: expected a model without weight constraints, which its "
             "mean of iterates does not meet, found one with constraints"
         )
     optimizer = options.server.build(model)

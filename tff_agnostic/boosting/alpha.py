@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 from tff_agnostic import computations as core
-from tff_agnostic.base.options import OneOf, Options, Within
+from tff_agnostic.base.options import OneOf, Options, Verbatim, Within
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import (
@@ -50,8 +50,8 @@ def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
     """Returns the model of a problem as an ensemble."""
     if not isinstance(model, EnsembleModel):
         raise UserError(
-            f"--base_predictors: --algorithm={algorithm} learns how to mix trained predictors: "
-            "expected folders of runs, Keras models or files of base_predictors, found none"
+            f"{algorithm} learns how to mix trained predictors: expected base predictors, namely "
+            "folders of runs, Keras models or files of base_predictors, found none"
         )
     return model
 
@@ -66,12 +66,6 @@ class EnsembleOptions(Options):
     """
 
     base_predictors: Optional[tuple[Path, ...]] = None
-
-    def __post_init__(self) -> None:
-        """Refuses paths that are empty too; see `Options`."""
-        super().__post_init__()
-        if self.base_predictors is not None and not all(self.base_predictors):
-            raise UserError("--base_predictors: expected paths, found an empty one")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,31 +110,25 @@ class BoostOptions(EnsembleOptions):
             and self.predictor_sampling == "weighted"
             and not self.uniform_share
         ):
-            raise UserError(
-                f"--uniform_share: expected a positive share with --mirror_map={self.mirror_map} "
-                "and --predictor_sampling=weighted, found 0: projections make weights 0, and what "
-                "weighs nothing would never be sampled again"
-            )
+            reason = "projections make weights 0, and no weight of 0 would be sampled again"
+            expected = f"a positive share with weighted sampling and {self.mirror_map}: {reason}"
+            raise self.error("uniform_share", expected)
 
     def estimator(self, model: EnsembleModel) -> str:
         """Returns the gradient's estimator, of those that the ensemble's loss has."""
         name = self.gradient_estimator or _BEST_ESTIMATOR[model.mixture_loss]
         wanted = GRADIENT_ESTIMATORS[name].loss
         if wanted not in (None, model.mixture_loss):
-            raise UserError(
-                f"--gradient_estimator: expected one for the ensemble's {model.mixture_loss} loss, "
-                f"found {name}, which is for the {wanted} loss"
-            )
+            found = Verbatim(f"{name}, which is for the {wanted} loss")
+            expected = f"one for the ensemble's {model.mixture_loss} loss"
+            raise self.error("gradient_estimator", expected, found)
         return name
 
     def checked_budget(self, model: EnsembleModel) -> int:
         """Returns C."""
         q = model.num_predictors
         if self.budget is not None and self.budget > q:
-            raise UserError(
-                f"--budget: expected at most {q}, the number of base predictors, found "
-                f"{self.budget}"
-            )
+            raise self.error("budget", f"at most {q}, the number of base predictors")
         if self.predictor_sampling not in _SAMPLED:
             return q
         return -(-q // 2) if self.budget is None else self.budget
@@ -361,7 +349,7 @@ def boost_algorithm(
         models=models,
         with_weights=_start_from,
         lambda_set=lambda_set,
-        single_step_flags="" if repetitions == 1 else "--repetitions=1",
+        single_step_options="" if repetitions == 1 else "repetitions=1",
     )
 
 

@@ -172,7 +172,7 @@ def _check(
         # Of scores a few may be infinite: what counts are the probabilities.
         arrays = [stacks[0][:, k]] if are_discrete else tf.nest.flatten(predictors[k])
         if not all(np.all(np.isfinite(np.asarray(array))) for array in arrays):
-            raise UserError(f"--base_predictors: {name}: expected finite numbers, found others")
+            raise UserError(f"base predictors: {name}: expected finite numbers, found others")
     if isinstance(members, ModelMembers) and isinstance(members.held, SeveralArchitectures):
         for name, weights in zip(names, predictors):
             _check_float32(name, weights)
@@ -181,7 +181,7 @@ def _check(
         if len(lost):
             outcome, k = lost[0]
             raise UserError(
-                f"--base_predictors: {names[k]}: expected positive probabilities, found 0 of "
+                f"base predictors: {names[k]}: expected positive probabilities, found 0 of "
                 f"outcome {outcome}, of which the log loss is infinite: smooth it"
             )
 
@@ -190,7 +190,7 @@ def _check_float32(name: str, weights: ModelWeights) -> None:
     for array in map(np.asarray, tf.nest.flatten(weights)):
         if not np.array_equal(array.astype(np.float32).astype(array.dtype), array):
             raise UserError(
-                f"--base_predictors: {name}: expected weights that float32 holds exactly, as "
+                f"base predictors: {name}: expected weights that float32 holds exactly, as "
                 f"predictors of several architectures share an array, found others of {array.dtype}"
             )
 
@@ -257,7 +257,7 @@ def form_of(model: Model) -> OutputKind:
     loss = _form_of_keras(model.loss)
     name = getattr(loss, "__name__", type(loss).__name__)
     raise UserError(
-        "--base_predictors: expected a task whose model has class scores, class probabilities or "
+        "base predictors: expected a task whose model has class scores, class probabilities or "
         "numbers with the loss sparse_cross_entropy, Keras' SparseCategoricalCrossentropy, "
         "BinaryCrossentropy or MeanSquaredError, sentences with SentenceLoss, or one of words, "
         f"found the loss {name}: of what it is not known to be a distribution or a number, a "

@@ -258,7 +258,8 @@ def check_single_step(algorithm: Algorithm) -> None:
     """Checks that an algorithm can be a plan of the platform, which has one step a round."""
     names = [step.name for step in algorithm.steps]
     if len(names) > 1:
-        advice = algorithm.single_step_flags and f"; it has one with {algorithm.single_step_flags}"
+        options = algorithm.single_step_options
+        advice = f"; it has one with {options}" if options else ""
         raise UserError(
             f"--algorithm: a plan of the platform has one step between server and devices in a "
             f"round, and {algorithm.name} has {len(names)} ({', '.join(names)}): it cannot be "

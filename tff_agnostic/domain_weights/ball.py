@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.later import tf
 
 _TOLERANCE = 1e-6
@@ -58,10 +58,11 @@ class Ball:
         """Returns lambda_0."""
         distance = _chi2_of_arrays(initial, np.array(self.center))
         if distance > self.radius + _TOLERANCE:
-            raise UserError(
-                f"--lambda_initial: expected a lambda_0 within --lambda_radius="
-                f"{self.radius:g} of the training mixture {np.round(self.center, 6).tolist()}, "
-                f"found one at a chi2 distance of {distance:g}"
+            mixture = np.round(self.center, 6).tolist()
+            raise OptionError(
+                "initial",
+                f"a lambda_0 within the radius {self.radius:g} of the training mixture {mixture}",
+                Verbatim(f"one at a chi2 distance of {distance:g}"),
             )
         return initial
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Optional, Protocol
 
 import numpy as np
 
-from tff_agnostic.base.options import Options, Verbatim, Within
+from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.domain_weights.ball import Ball
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
@@ -232,10 +232,8 @@ class Box:
         """Returns lambda_0."""
         lower, upper = np.array(self.lower), np.array(self.upper)
         if np.any(initial < lower - _TOLERANCE) or np.any(initial > upper + _TOLERANCE):
-            raise UserError(
-                "--lambda_initial: expected a lambda_0 between --lambda_lower="
-                f"{lower.tolist()} and --lambda_upper={upper.tolist()}, found {initial.tolist()}"
-            )
+            expected = f"a lambda_0 between lower={lower.tolist()} and upper={upper.tolist()}"
+            raise OptionError("initial", expected, Verbatim(initial.tolist()))
         return initial
 
     def worst(self, losses: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.later import tf
 from tff_agnostic.models.batch_mixing import (
     Mixing,
@@ -48,7 +48,7 @@ _POLICIES: Registry[tuple[str, float]] = Registry(
     },
 )
 PRECISIONS: Registry[str] = Registry("precision", {name: name for name in _POLICIES})
-_FLAG = "--frozen_layers"
+_FROZEN_LAYERS = "frozen_layers"
 
 Predict = Callable[[ModelWeights, Any, bool, "tf.Tensor"], "tf.Tensor"]
 
@@ -255,7 +255,7 @@ def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
             if dtype != "float32":
                 raise ValueError(
                     f"layer {module.name!r} keeps its weights in {dtype}: expected float32, for "
-                    "the sums of updates; --precision sets the type in which layers compute"
+                    "the sums of updates; a run's precision is that of what layers compute"
                 )
 
 
@@ -537,10 +537,8 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
     names = _weights_of_layers(model)
     unknown = [p for p in patterns if not any(fnmatchcase(name, p) for name in names)]
     if unknown:
-        raise UserError(
-            f"{_FLAG}: expected names of layers with weights to train, or patterns of them "
-            f"({', '.join(names)}), found {unknown[0]!r}"
-        )
+        expected = f"layers with weights to train, or patterns of them ({', '.join(names)})"
+        raise OptionError(_FROZEN_LAYERS, expected, unknown[0])
     frozen = {
         position
         for name, positions in names.items()
@@ -548,10 +546,8 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
         for position in positions
     }
     if len(frozen) == len(model.initial_weights.trainable):
-        raise UserError(
-            f"{_FLAG}: expected some layers to stay trainable, found all that have weights: "
-            f"{', '.join(names)}"
-        )
+        found = Verbatim(f"all that have weights: {', '.join(names)}")
+        raise OptionError(_FROZEN_LAYERS, "some layers to stay trainable", found)
     positions = tuple(sorted(frozen))
 
     def of_trained(function: Any) -> Any:
@@ -594,10 +590,9 @@ def last_layer(model: Model) -> LastLayer:
     others = [n for n, of in layers.items() if of.isdisjoint(layers[name]) and of - frozen]
     left = trained - layers[name] - set().union(*(layers[n] for n in others))
     if left:
-        raise UserError(
-            f"{_FLAG}: expected a model whose last layer, {name}, can be trained without the "
-            "others, found weights that belong to no layer beside it"
-        )
+        expected = f"a model whose last layer, {name}, can be trained without the others"
+        found = Verbatim("weights that belong to no layer but the model")
+        raise OptionError(_FROZEN_LAYERS, expected, found)
     return LastLayer(name, tuple(map(glob.escape, others)))
 
 
@@ -635,7 +630,7 @@ def _weights_of_layers(model: Model) -> Mapping[str, set[int]]:
     """Returns the positions of each layer's weights to train, by the layer's name."""
     keras_model = model.keras_model
     if keras_model is None:
-        raise UserError(f"{_FLAG}: expected a task with a Keras model, found another")
+        raise OptionError(_FROZEN_LAYERS, "a task with a Keras model", Verbatim("another"))
     position_of = {id(weight): k for k, weight in enumerate(keras_model.trainable_weights)}
     found: dict[str, set[int]] = {}
     for layer in layers_of(keras_model):

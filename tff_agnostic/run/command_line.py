@@ -434,7 +434,10 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
             raise UserError(
                 f"{where}: expected options without a flag, found {name}: --{name} is one"
             )
-        values[name] = options.given(where, name).parsed(value)
+        if name not in options:
+            own = ", ".join(sorted({*options} - {*registered})) or "none, as no file is given"
+            raise UserError(f"{where}: expected options of the file ({own}), found {name}")
+        values[name] = options[name].parsed(value)
     return values
 
 

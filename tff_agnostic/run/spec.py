@@ -23,7 +23,13 @@ from tff_agnostic.data.sampling import SIZES_BY_CHANCE
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.keras import computing_in, freeze
-from tff_agnostic.program.options.flags import build, flag_text, flags_of, values_of
+from tff_agnostic.program.options.flags import (
+    build,
+    flag_text,
+    flags_in_errors,
+    flags_of,
+    values_of,
+)
 from tff_agnostic.program.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.run.baseline_files import with_known_baselines
 from tff_agnostic.run.effects import check_effect
@@ -158,7 +164,8 @@ class RunSpec:
             mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
             task = with_base_predictors(mixing, self.algorithm)
             task = with_domain_input(task, self.config.domain_input)
-        model = freeze(task.model, self.config.frozen_layers)
+        with flags_in_errors(self.config):
+            model = freeze(task.model, self.config.frozen_layers)
         task = dataclasses.replace(task, model=model)
         if self.config.max_examples is None:
             return task

@@ -15,6 +15,7 @@ from tff_agnostic.aggregations.aggregation import (
     SecurityProperty,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.options import Verbatim
 from tff_agnostic.computations.tff_process import PlacedAggregation, TffSums
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
@@ -123,7 +124,7 @@ class FactorySum(PlacedAggregation):
     def on_clients(self) -> FactorySum:
         """Refuses to be played without TFF."""
         raise UserError(
-            "an aggregator of TFF's sums in TFF's executor only: expected --runtime=tff, found "
+            "an aggregator of TFF's sums in TFF's executor only: expected the runtime tff, found "
             "another runtime"
         )
 
@@ -304,19 +305,15 @@ def named_sum(
 
 
 def _with_noise(options: Any, expected_clients: float) -> Any:
-    z = options.noise_multiplier
+    z = options.update_noise_multiplier
     if z is None:
-        raise UserError(
-            "--update_noise_multiplier: expected the noise of updates with "
-            "--update_aggregator=dp, found none"
-        )
+        expected = "the noise of updates for the aggregator dp"
+        raise options.error("update_noise_multiplier", expected, Verbatim("none"))
     # The number of clipped clients has noise of the same budget, sigma = c / 20. What is left for
     # the updates is 1 / sqrt(z^-2 - (2 sigma)^-2), which TFF refuses for z > 2 sigma only.
     if 10 * z >= expected_clients:
-        raise UserError(
-            "--update_noise_multiplier: expected less than a tenth of --clients_per_round, "
-            f"{expected_clients / 10:g}, found {z:g}"
-        )
+        expected = f"less than a tenth of the clients per round, {expected_clients / 10:g}"
+        raise options.error("update_noise_multiplier", expected)
     return tff.learning.dp_aggregator(z, expected_clients)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -202,7 +201,7 @@ class ClientSource(tff.program.FederatedDataSource):
     def key(self) -> bytes:
         """A digest of the seed, the clients' names and their type: what cohorts depend on."""
         parts = [self._seed, list(self._clients.client_ids), str(self._type)]
-        return hashlib.sha256(json.dumps(parts).encode()).digest()
+        return hashlib.sha256(repr(parts).encode()).digest()
 
     def cohort(self, number: int, size: int) -> list[Examples]:
         """Returns the clients of a cohort: a function of the seed and its number."""
