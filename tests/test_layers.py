@@ -79,10 +79,10 @@ def _texts(tree: ast.AST) -> Iterator[ast.Constant]:
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if is_text and id(node) not in docstrings:
-            yield node
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    for constant in constants:
+        if isinstance(constant.value, str) and id(constant) not in docstrings:
+            yield constant
 
 
 def _library() -> Iterator[tuple[str, Path]]:
