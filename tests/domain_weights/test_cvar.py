@@ -152,5 +152,5 @@ def test_settings_that_do_not_go_with_it_are_refused(case):
 
 
 def test_stochastic_afl_refuses_it():
-    with pytest.raises(UserError, match="--lambda_update: Stochastic-AFL steps along"):
+    with pytest.raises(UserError, match="--lambda_update: expected steps along"):
         StochasticAflOptions(lambda_update="cvar")

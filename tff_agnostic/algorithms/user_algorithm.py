@@ -131,7 +131,9 @@ def _check_options(options: Any) -> None:
     if not (isinstance(options, type) and issubclass(options, Settings)):
         raise UserError(f"options: expected a subclass of Settings, found {_shown(options)}")
     fields = {field.name: field for field in dataclasses.fields(options)}
-    undeclared = sorted(set(vars(options).get("__annotations__", {})) - set(fields))
+    # Unlike `fields`, this has the class's constants too.
+    declared = options.__dataclass_fields__
+    undeclared = sorted(set(vars(options).get("__annotations__", {})) - set(declared))
     if undeclared:
         raise UserError(
             f"options: expected a frozen dataclass, found a plain class with {undeclared[0]}"
