@@ -30,8 +30,8 @@ def require_tff() -> Any:
         raise UserError(
             "expected TensorFlow Federated 0.87, which secure sums, the runtime tff, exports, "
             "learning processes and its data sets need, found none: the reference platform has it, "
-            "which is ./run without TFF_AGNOSTIC_PLATFORM, or what requirements.lock installs in an "
-            "environment of CPython 3.11 for Linux"
+            "which is ./run without TFF_AGNOSTIC_PLATFORM, or what requirements.lock installs in "
+            "CPython 3.11 for Linux"
         ) from e
 
 

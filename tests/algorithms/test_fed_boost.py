@@ -12,7 +12,7 @@ from tests.algorithms.references import fed_boost as reference
 from tests.computations.harness import assert_all_close, random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
-from tff_agnostic.boosting.alpha import AlphaSteps, alpha_steps
+from tff_agnostic.boosting.alpha import AlphaSteps
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.predictor_store import Architecture, SeveralArchitectures
 from tff_agnostic.computations import PlainSum, RoundView
@@ -115,7 +115,7 @@ def _built(case: _Case) -> Any:
 
 def _steps(case: _Case) -> AlphaSteps:
     options = make_options(ALGORITHMS["fed_boost"].options, **case.settings())
-    return alpha_steps(_ensemble(case.loss), options, _SEED)
+    return AlphaSteps(_ensemble(case.loss), options, _SEED)
 
 
 def _mask(steps: AlphaSteps, alpha: np.ndarray, step: int) -> np.ndarray:
@@ -305,7 +305,7 @@ def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streamin
     settings = {**case.settings(), "budget": 1}
     problem = Problem(_ensemble("squared"), tuple("012"), _SEED)
     options = make_options(spec.options, **settings)
-    algorithm, steps = spec.build(problem, options), alpha_steps(problem.model, options, _SEED)
+    algorithm, steps = spec.build(problem, options), AlphaSteps(problem.model, options, _SEED)
     training = streaming_runtime.training(algorithm, PlainSum())
     state, empty = training.initialize(), 0
     for t in range(12):

@@ -20,7 +20,7 @@ from tests.computations.harness import random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.algorithms.fed_avg import takes_part
-from tff_agnostic.boosting.alpha import alpha_steps
+from tff_agnostic.boosting.alpha import AlphaSteps
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.clients import client_seeds
 from tff_agnostic.errors import UserError
@@ -300,7 +300,7 @@ def test_the_ensemble_is_the_papers(streaming_runtime, name):
     spec, problem = ALGORITHMS[name], Problem(model, tuple("012"), _SEED, tuple(_N_0))
     algorithm = spec.build(problem, options, **spec.paper_arguments)
     state, _ = run_rounds(streaming_runtime.training(algorithm, PlainSum()), _COHORTS)
-    steps = alpha_steps(model, options, _SEED)
+    steps = AlphaSteps(model, options, _SEED)
     kernel, bias = (np.asarray(v, float) for v in model.initial_weights.non_trainable)
     alpha, lambda_, iterates = np.full(q, 1 / q), np.full(p, 1 / p), []
     for t, S_t in enumerate(_COHORTS):

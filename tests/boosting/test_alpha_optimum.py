@@ -12,7 +12,7 @@ import tensorflow as tf
 from scipy.optimize import minimize
 
 from tests.options import make_options
-from tff_agnostic.boosting.alpha import MIRROR_MAPS, BoostOptions, alpha_steps
+from tff_agnostic.boosting.alpha import MIRROR_MAPS, AlphaSteps, BoostOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import GRADIENT_ESTIMATORS
@@ -32,7 +32,7 @@ def _mixture(predictors: np.ndarray, loss: str) -> EnsembleModel:
 
 def _trained(model: EnsembleModel, shares: np.ndarray, rounds: int, **settings: Any) -> np.ndarray:
     """Returns alpha after rounds in which all outcomes take part, weighted by their shares."""
-    steps = alpha_steps(model, make_options(BoostOptions, **settings), 0)
+    steps = AlphaSteps(model, make_options(BoostOptions, **settings), 0)
     weights, outcomes = tf.constant(shares, tf.float32), tf.range(len(shares))
     stacks = [tf.constant(stack) for stack in model.initial_weights.non_trainable]
     loss = MIXTURE_LOSSES[model.mixture_loss]

@@ -81,7 +81,9 @@ def test_where_a_constant_is_always_right_nothing_is_said():
 def test_where_no_constant_answer_is_known_a_sentence_says_so():
     why, what_next = run_verdict(_run(counts={}))
     assert why.startswith("This run does not show whether AgnosticFedAvg is better than a constant")
-    assert "labels were not counted. With an algorithm that follows losses of domains, --lam" in why
+    assert (
+        "labels were not counted. With an algorithm that follows losses of domains, --lambda" in why
+    )
     assert what_next.startswith("Next: `./run compare`")
     run = _run(counts={})
     private = dataclasses.replace(run, result={**run.result, "privacy": {"epsilon": 1.0}})

@@ -30,8 +30,8 @@ import numpy as np
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import DOMAIN_LOSSES, LossEstimatorOptions, running_mean
 from tff_agnostic.boosting.alpha import (
+    AlphaSteps,
     BoostOptions,
-    alpha_steps,
     boost_algorithm,
     ensemble_of,
 )
@@ -84,7 +84,7 @@ def fed_boost(
         mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 1.
     """
     model, p = ensemble_of(problem.model, "fed_boost"), problem.num_domains
-    alphas = alpha_steps(model, options, problem.seed)
+    alphas = AlphaSteps(model, options, problem.seed)
 
     def initialize() -> FedBoostState:
         # alpha_1 = argmin F: uniform, for both mirror maps
@@ -181,7 +181,7 @@ def afl_boost(
         reason = "where examples weigh lambda_k / m, as in the paper's preset"
         raise options.error("loss_estimate", f"unbiased {reason}")
     model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
-    alphas = alpha_steps(model, options, problem.seed)
+    alphas = AlphaSteps(model, options, problem.seed)
     lambdas = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts)
     # N_k
     expected = np.asarray(problem.expected_counts or (1.0,) * p, np.float32)

@@ -124,23 +124,14 @@ class BoostOptions(EnsembleOptions):
             raise self.error("gradient_estimator", expected, found)
         return name
 
-    def checked_budget(self, model: EnsembleModel) -> int:
-        """Returns C."""
-        q = model.num_predictors
-        if self.budget is not None and self.budget > q:
-            raise self.error("budget", f"at most {q}, the number of base predictors")
-        if self.predictor_sampling not in _SAMPLED:
-            return q
-        return -(-q // 2) if self.budget is None else self.budget
-
 
 class BoostBroadcast(NamedTuple):
-    """What the server sends: the sampled predictors, and no others.
+    """The message of the server: the sampled predictors, and no others.
 
     Attributes:
         weights: alpha~ [C], and the arrays of these predictors.
-        sent: What is known of these.
-        scale: What an example of each domain counts, float32 [p].
+        sent: Numbers of these predictors.
+        scale: Weight of an example of each domain, float32 [p].
     """
 
     weights: ModelWeights
@@ -150,19 +141,27 @@ class BoostBroadcast(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AlphaSteps:
-    """Moves alpha, and prepares what clients need for it.
+    """The steps of alpha, and the messages to clients.
 
     Attributes:
         model: The ensemble.
         options: The settings.
-        budget: C.
-        seed: Of the run.
+        seed: Seed of the run.
     """
 
     model: EnsembleModel
     options: BoostOptions
-    budget: int
     seed: int
+
+    @property
+    def budget(self) -> int:
+        """C."""
+        q, budget = self.model.num_predictors, self.options.budget
+        if budget is not None and budget > q:
+            raise self.options.error("budget", f"at most {q}, the number of base predictors")
+        if self.options.predictor_sampling == "none":
+            return q
+        return -(-q // 2) if budget is None else budget
 
     @property
     def room(self) -> int:
@@ -261,11 +260,6 @@ class AlphaSteps:
                 lambda r: tf.constant(repetitions * model.num_bytes, tf.int64),
             ),
         )
-
-
-def alpha_steps(model: EnsembleModel, options: BoostOptions, seed: int) -> AlphaSteps:
-    """Returns what moves alpha."""
-    return AlphaSteps(model, options, options.checked_budget(model), seed)
 
 
 def boost_algorithm(

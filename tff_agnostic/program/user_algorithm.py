@@ -131,8 +131,9 @@ def _loaded(path: Path, mtime_ns: int, size: int) -> _Loaded:
 def _check_options(options: Any) -> None:
     if not (isinstance(options, type) and issubclass(options, Options)):
         raise UserError(f"options: expected a subclass of Options, found {_shown(options)}")
-    fields = {field.name for field in dataclasses.fields(options)}
-    undeclared = sorted(set(vars(options).get("__annotations__", {})) - fields)
+    # Unlike `dataclasses.fields`, this has the constants of the class too.
+    declared = set(options.__dataclass_fields__)
+    undeclared = sorted(set(vars(options).get("__annotations__", {})) - declared)
     if undeclared:
         raise UserError(
             f"options: expected a frozen dataclass, found a plain class with {undeclared[0]}"
