@@ -371,7 +371,7 @@ def test_a_run_goes_on_as_its_folder_says_and_otherwise_where_it_may(call, folde
     )
     assert message.startswith("--output_dir: moved holds another run: --task is toy_regression th")
     message = call.refused(*(folder, train, "--resume", "--output_dir=moved", "--keep=1:0.5"))
-    assert message == "--keep has no effect with --task=toy_regression"
+    assert message == "--keep has no effect with --task=toy_regression: it needs --task=digits"
 
     outcome = call(
         train, "--resume", "--output_dir=moved", "--rounds=3", "--client_mode=vectorised"
