@@ -184,8 +184,8 @@ def test_a_setting_without_effect_is_refused(flag):
 
 def test_every_setting_that_a_task_sets_is_one_of_a_run():
     for spec in TASKS.values():
-        settings = [spec.defaults, *spec.algorithm_defaults.values()]
-        assert set().union(*settings) <= set(_BY_FLAG)
+        assert set(spec.defaults) <= {*_BY_FLAG, *spec.option_names}
+        assert set().union(*spec.algorithm_defaults.values()) <= set(_BY_FLAG)
 
 
 # --- What --arms and --algorithms say, as rows of a comparison

@@ -135,8 +135,8 @@ def test_all_that_may_not_be_otherwise_is_told():
         {"window": 5, "seed": 4, "rounds": 8, "limit_examples": 60}, {"num_clients": 10}
     )
     assert differences(_EARLIER, other, {}) == [
-        "--num_clients is 9 there and 10 here",
         "--limit_examples is 50 there and 60 here",
+        "--num_clients is 9 there and 10 here",
         "--seed is 3 there and 4 here",
         "--window is 4 there and 5 here",
     ]

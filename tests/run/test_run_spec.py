@@ -110,7 +110,7 @@ def test_flags_name_every_setting_of_the_run_and_no_other():
         "task",
         "data_dir",
         "data",
-        *(f"digits_{name}" for name in TASKS["digits"].options.__dataclass_fields__),
+        *TASKS["digits"].option_names,
         # What is given each time is not kept.
         *({*RunConfig.__dataclass_fields__} - {"trust"}),
         *ALGORITHMS["q_ffl"].options.__dataclass_fields__,
