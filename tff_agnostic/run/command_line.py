@@ -108,7 +108,7 @@ class TaskOptions(DataOptions):
             fashion_mnist: three garments of Fashion-MNIST, logistic regression; every class a
             domain (--data); two_domain_lm: next word in two kinds of text, two-layer LSTM; domains
             the store's (--data); unigram: words of any texts, each by itself: a distribution;
-            domains the store's (--data)
+            domains the store's (--data).
     """
 
     task: Optional[str] = None
