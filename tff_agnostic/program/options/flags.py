@@ -20,7 +20,7 @@ import re
 import typing
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Union
 
 from absl import flags as absl_flags
 
@@ -204,8 +204,11 @@ class Flag:
         simple = [m for m in alternatives(self.hint) if not is_options(m)]
         if not simple:
             Registry(_words(self.name), self.members).given(where, value)
-        errors = []
+        errors: list[UserError] = []
         for hint in simple:
+            # A number out of range is not the name of a file.
+            if _plain_type(hint) is Path and any(isinstance(e, OptionError) for e in errors):
+                continue
             try:
                 return _parse(where, hint, value, separator)
             except UserError as e:
@@ -331,6 +334,15 @@ def _plain_type(hint: Any) -> type:
         return type(typing.get_args(hint)[0])
     plain: type = typing.get_origin(hint) or hint
     return plain
+
+
+def _joined(hint: Any, other: Any) -> Any:
+    """Returns an annotation that takes the values of two; ranges and names that differ are open."""
+    if hint == other:
+        return hint
+    members = [_unannotated(m) for m in (*alternatives(hint), *alternatives(other))]
+    opened = [_plain_type(m) if typing.get_origin(m) is Literal else m for m in members]
+    return Union[tuple(opened)]
 
 
 def _words(name: str) -> str:
@@ -563,7 +575,9 @@ class FlagTable(Registry[Flag]):
                         f"in {known.user_names}, found {flag.item.__name__}"
                     )
                 user = ((kind, name),) if name else ()
-                table[flag.name] = dataclasses.replace(known, users=(*known.users, *user))
+                table[flag.name] = dataclasses.replace(
+                    known, hint=_joined(known.hint, flag.hint), users=(*known.users, *user)
+                )
         return cls("flag", table)
 
     def define(
