@@ -64,7 +64,7 @@ class ReproduceOptions(DataOptions):
             5 of Hamer et al. 2020, which has curves and no numbers; fedboost_stackexchange: a
             next-word model of each Stack Exchange site, mixed by FedBoost and AFLBoost, beside one
             model of AgnosticFedAvg; no paper's table; scoreboard: the portfolio of recommend, and
-            its choice, on the data sets whose files are in --data_dir; of no paper
+            its choice, on the data sets whose files are in --data_dir; of no paper.
         override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
         trials: Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper;
             scoreboard: 5]

@@ -43,6 +43,7 @@ class AccountingOptions(Options):
         cohort_sampling: How a round's clients are drawn: poisson, independently; fixed_size
             (uniform in train), exactly as many without replacement. Only with privacy central or
             distributed.
+        update_share: Share of a round's budget for updates.
         privacy_accountant: What computes epsilon: pld or rdp; by default the tighter one that is
             usual for the mechanism.
         max_participations: Most rounds in which a client takes part. Only with privacy tree.

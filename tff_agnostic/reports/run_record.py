@@ -478,7 +478,7 @@ def _clipped(run: RunRecord) -> Iterator[Line]:
         yield [
             "Values beyond the bounds of secure sums were clipped in the evaluation: ",
             *parts[:-1],
-            ". Such clients count less, and means over clients are cut; larger --secure_max_... "
+            ". Such clients count less, and means over clients are cut; larger --limit_... "
             "avoid that.",
         ]
     counters = [q for q in run.quantities if q.unit is Unit.VALUES]

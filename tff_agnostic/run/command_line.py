@@ -97,18 +97,17 @@ class TaskOptions(DataOptions):
         task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
             them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
             0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
-            client_files: your own features, one .npz file per client (in --data_dir); logistic
-            regression; custom: your Keras model (--model, a Python file) on your client store
-            (--data); next_word: next word of any texts, LSTM or CIFG by flags; domains the store's
-            (--data); text_classifier: class of a text, mean of word vectors or LSTM; domains the
-            store's (--data); emnist: EMNIST characters, CNN; domains high-school or census writers
-            (--data, or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange
-            site, LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next
-            word in Spanish, CIFG with tied embeddings; domains the store's locales (--data);
-            fashion_mnist: three garments of Fashion-MNIST, logistic regression; every class a
-            domain (--data); two_domain_lm: next word in two kinds of text, two-layer LSTM; domains
-            the store's (--data); unigram: words of any texts, each by itself: a distribution;
-            domains the store's (--data)
+            custom: your Keras model (--model, a Python file) on your client store (--data);
+            next_word: next word of any texts, LSTM or CIFG by flags; domains the store's (--data);
+            text_classifier: class of a text, mean of word vectors or LSTM; domains the store's
+            (--data); emnist: EMNIST characters, CNN; domains high-school or census writers (--data,
+            or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange site,
+            LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next word in
+            Spanish, CIFG with tied embeddings; domains the store's locales (--data); fashion_mnist:
+            three garments of Fashion-MNIST, logistic regression; every class a domain (--data);
+            two_domain_lm: next word in two kinds of text, two-layer LSTM; domains the store's
+            (--data); unigram: words of any texts, each by itself: a distribution; domains the
+            store's (--data).
     """
 
     task: Optional[str] = None

@@ -44,7 +44,7 @@ class TextOptions(SplitOptions):
             client store, or a text file with a word per line, the most frequent first.
     """
 
-    vocabulary: Union[int, Path] = 10_000
+    vocabulary: Union[Annotated[int, Within(least=1)], Path] = 10_000
 
 
 @dataclasses.dataclass(frozen=True)

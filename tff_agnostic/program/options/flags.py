@@ -20,7 +20,7 @@ import re
 import typing
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Union
 
 from absl import flags as absl_flags
 
@@ -49,6 +49,7 @@ REPEATED = "repeated"
 _NONE = "none"
 # Between numbers within a member of a union, whose fields are separated by commas.
 _SLASH = "/"
+_SEPARATORS: Mapping[str, str] = {",": "commas", _SLASH: "slashes"}
 _EXPECTED: Mapping[type, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -131,7 +132,8 @@ class Flag:
         choices = self._choices()
         # A text that explains every choice names them all.
         if choices and not all(re.search(rf"\b{re.escape(c)}\b", text) for c in choices):
-            text += f" One of: {', '.join(choices)}."
+            listed = ", ".join(choices)
+            text += f" One of: {listed}{'' if listed.endswith('.') else '.'}"
         if self.users and self.users[0][0] != "task":
             text += f" Of: {self.user_names}."
         return f"{text} [{default}]" if default else text
@@ -162,11 +164,12 @@ class Flag:
         """Returns a value of Python as a value of the flag: a list may stand for a tuple."""
         if isinstance(value, (list, tuple)):
             value = tuple(map(_from_python, value))
-        return self.to_value(self.from_value(_from_python(value), from_text=isinstance(value, str)))
+        separator = "," if isinstance(value, str) else None
+        return self.to_value(self.from_value(_from_python(value), separator))
 
     def check_type(self, value: Any) -> None:
         """Checks a value that was read from a file."""
-        self.from_value(value, from_text=bool(self.members) or self.is_path)
+        self.from_value(value, separator="," if self.members or self.is_path else None)
 
     def to_value(self, value: Any) -> Any:
         """Returns the value of a field as a value of the flag."""
@@ -181,12 +184,13 @@ class Flag:
             return tuple(str(v) if isinstance(v, Path) else v for v in value)
         return value
 
-    def from_value(self, value: Any, from_text: bool = True) -> Any:
+    def from_value(self, value: Any, separator: Optional[str] = ",") -> Any:
         """Returns the value of the field that a value of the flag stands for.
 
         Args:
             value: The value.
-            from_text: Whether a text may stand for a number, as on the command line.
+            separator: Separator of the items in a text, which may stand for numbers, as on the
+                command line; None if a text is only a text.
         """
         where = f"--{self.name}"
         if value is None or isinstance(value, (Options, Mapping)):
@@ -200,10 +204,13 @@ class Flag:
         simple = [m for m in alternatives(self.hint) if not is_options(m)]
         if not simple:
             Registry(_words(self.name), self.members).given(where, value)
-        errors = []
+        errors: list[UserError] = []
         for hint in simple:
+            # A number out of range is not the name of a file.
+            if _plain_type(hint) is Path and any(isinstance(e, OptionError) for e in errors):
+                continue
             try:
-                return _parse(where, hint, value, "," if from_text else None)
+                return _parse(where, hint, value, separator)
             except UserError as e:
                 errors.append(e)
         raise errors[0]
@@ -243,15 +250,16 @@ def _form(name: str, kind: type[Options]) -> str:
 
 def _member(where: str, member: str, kind: type[Options], text: str) -> Options:
     known = {flag.name: flag for flag in flags_of(kind)}
-    values: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
         if not equals or name not in known or name in values:
             form = _form(member, kind) if known else f"{member} alone"
             raise UserError(f"{where}: expected {form}, found {member}:{text}")
-        values[name] = value.split(_SLASH) if known[name].kind is tuple else value
+        values[name] = value
     try:
-        return build(kind, values, prefix="")
+        parsed = {n: known[n].from_value(text, separator=_SLASH) for n, text in values.items()}
+        return build(kind, parsed)
     except UserError as e:
         raise UserError(f"{where}: {str(e).removeprefix('--')}") from None
 
@@ -263,17 +271,19 @@ def _parse(where: str, hint: Any, value: Any, separator: Optional[str]) -> Any:
         items = value
         if isinstance(value, str) and separator:
             items = value.split(separator) if value else []
+        expected = f"a list of {_ITEMS[item]}"
+        if separator is not None:
+            expected = f"{_ITEMS[item]} separated by {_SEPARATORS[separator]}"
+        shown = value
+        if separator is not None and isinstance(value, (list, tuple)):
+            shown = separator.join(map(str, value))
+        error = UserError(f"{where}: expected {expected}, found {shown!r:.100}")
         if not isinstance(items, (list, tuple)):
-            raise UserError(
-                f"{where}: expected {_ITEMS[item]} separated by commas, found {value!r:.100}"
-            )
+            raise error
         try:
             parsed = tuple(_scalar(where, item, v, separator is not None) for v in items)
         except ValueError:
-            shown = ",".join(map(str, items))
-            raise UserError(
-                f"{where}: expected {_ITEMS[item]} separated by commas, found {shown!r:.100}"
-            ) from None
+            raise error from None
     else:
         try:
             parsed = _scalar(where, kind, value, separator is not None)
@@ -324,6 +334,15 @@ def _plain_type(hint: Any) -> type:
         return type(typing.get_args(hint)[0])
     plain: type = typing.get_origin(hint) or hint
     return plain
+
+
+def _joined(hint: Any, other: Any) -> Any:
+    """Returns an annotation that takes the values of two; ranges and names that differ are open."""
+    if hint == other:
+        return hint
+    members = [_unannotated(m) for m in (*alternatives(hint), *alternatives(other))]
+    opened = [_plain_type(m) if typing.get_origin(m) is Literal else m for m in members]
+    return Union[tuple(opened)]
 
 
 def _words(name: str) -> str:
@@ -556,7 +575,9 @@ class FlagTable(Registry[Flag]):
                         f"in {known.user_names}, found {flag.item.__name__}"
                     )
                 user = ((kind, name),) if name else ()
-                table[flag.name] = dataclasses.replace(known, users=(*known.users, *user))
+                table[flag.name] = dataclasses.replace(
+                    known, hint=_joined(known.hint, flag.hint), users=(*known.users, *user)
+                )
         return cls("flag", table)
 
     def define(

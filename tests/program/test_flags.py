@@ -1,0 +1,430 @@
+"""Flags from options: names, help and texts, and options from values by flag."""
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union
+
+import numpy as np
+import pytest
+from absl import flags as absl_flags
+from absl.testing import flagsaver
+
+from binaries import train
+from tests import golden
+from tests.binaries.harness import defined_flags
+from tff_agnostic.base.options import OneOf, OptionError, Options, Within, alternatives, hints
+from tff_agnostic.commands import COMMANDS, command
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.flags import (
+    REPEATED,
+    Flag,
+    FlagTable,
+    build,
+    check_needs,
+    flag_text,
+    flags_in_errors,
+    flags_of,
+    members_of,
+    values_of,
+)
+from tff_agnostic.registry import Registry
+from tff_agnostic.run.options import RunConfig, settings_of_runs
+from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.tasks.registry import TASKS
+
+_FLOURS = Registry("flour", {"wheat": 1, "rye": 2, "spelt": 3})
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantHeat(Options):
+    """The same heat throughout."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FallingHeat(Options):
+    """A heat that falls in steps.
+
+    Attributes:
+        minutes: Minutes after which the heat falls.
+        factor: Factor of each fall.
+        chart: File with a chart of the falls.
+    """
+
+    minutes: tuple[int, ...] = (10, 20)
+    factor: Annotated[float, Within(above=0, below=1)] = 0.5
+    chart: Optional[Path] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Dough(Options):
+    """The dough.
+
+    Attributes:
+        flour: Kind of the flour.
+        rest: Minutes of rest.
+    """
+
+    flour: Annotated[str, OneOf(_FLOURS)] = "wheat"
+    rest: Annotated[int, Within(least=1, most=600)] = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class _Oven(Options):
+    """The oven.
+
+    Attributes:
+        degrees: Heat of the oven.
+        fan: Whether a fan moves the air.
+        place: Place of the loaf: low, middle or high.
+        course: Course of the heat.
+        notes: Notes, one per flag.
+        trays: Heights of the trays, in `cm`,
+            comma-separated.
+        pause: Minute of a look, or never.
+        book: File of recipes.
+        weight: Weight of the loaf: a number, or as a
+            recipe has it.
+    """
+
+    degrees: Annotated[float, Within(above=0)] = 180.0
+    fan: bool = False
+    place: Literal["low", "middle", "high"] = "middle"
+    course: Union[ConstantHeat, FallingHeat] = ConstantHeat()
+    notes: Annotated[tuple[str, ...], REPEATED] = ()
+    trays: Optional[tuple[float, ...]] = None
+    pause: Optional[int] = None
+    book: Optional[Path] = None
+    weight: Union[Annotated[int, Within(least=1)], Literal["recipe"]] = "recipe"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bread(Options):
+    """A bread.
+
+    Attributes:
+        name: Name of the bread.
+        dough: The dough.
+        oven_: The oven.
+    """
+
+    name: str = "loaf"
+    dough: Dough = Dough(rest=90)
+    oven_: _Oven = _Oven()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cake(Options):
+    fan: int = 0
+
+
+_OVEN = {flag.name: flag for flag in flags_of(_Oven)}
+
+
+def test_part_gives_flags_with_its_prefix():
+    names = [flag.name for flag in flags_of(_Bread)]
+    assert names == ["name", "dough_flour", "dough_rest", *(f"oven_{name}" for name in _OVEN)]
+    defaults = {flag.name: flag.default for flag in flags_of(_Bread)}
+    assert (defaults["dough_flour"], defaults["dough_rest"]) == ("wheat", 90)
+
+
+def test_flag_has_the_type_of_its_field():
+    assert {name: (flag.kind, flag.item) for name, flag in _OVEN.items()} == {
+        **{"degrees": (float, float), "fan": (bool, bool), "place": (str, str)},
+        **{"course": (str, str), "notes": (tuple, str), "trays": (tuple, float)},
+        **{"pause": (int, int), "book": (Path, Path), "weight": (int, int)},
+    }
+    assert [name for name, flag in _OVEN.items() if flag.is_path] == ["book"]
+
+
+def test_members_are_named_without_their_common_words():
+    assert members_of(Union[ConstantHeat, FallingHeat]) == {
+        "constant": ConstantHeat,
+        "falling": FallingHeat,
+    }
+    assert members_of(Optional[FallingHeat]) == {"falling_heat": FallingHeat}
+    assert members_of(float) == {}
+
+
+@golden.cases(_OVEN)
+def test_help_is_the_text_of_the_attribute(case: Flag):
+    return case.help(case.default_text())
+
+
+@pytest.fixture
+def given() -> Iterator[Any]:
+    """Returns a function from the arguments of a command line to the values that they give."""
+    table = FlagTable.join([("", "", _Oven)])
+
+    def values(*arguments: str) -> dict[str, Any]:
+        absl_flags.FLAGS(["bake", *arguments])
+        return table.from_flags()
+
+    with flagsaver.flagsaver():
+        table.define()
+        yield values
+
+
+def test_only_given_flags_have_values(given):
+    assert given() == {}
+    assert given("--degrees=180", "--nofan") == {"degrees": 180.0, "fan": False}
+
+
+def test_given_values_have_the_types_of_their_fields(given):
+    values = given(
+        *("--degrees=200", "--place=low", "--notes=a,b", "--notes=c", "--trays=1,2.5", "--pause=3"),
+        *("--book=a/b", "--weight=7", "--course=falling:factor=0.25,minutes=1/2"),
+    )
+    assert values == {
+        **{"degrees": 200.0, "place": "low", "notes": ("a,b", "c"), "trays": (1.0, 2.5)},
+        **{"pause": 3, "book": "a/b", "weight": 7, "course": "falling:minutes=1/2,factor=0.25"},
+    }
+    assert build(_Oven, values) == _Oven(
+        degrees=200.0,
+        place="low",
+        course=FallingHeat(minutes=(1, 2), factor=0.25),
+        notes=("a,b", "c"),
+        trays=(1.0, 2.5),
+        pause=3,
+        book=Path("a/b"),
+        weight=7,
+    )
+
+
+@golden.arguments
+def test_wrong_text_names_its_flag(arguments):
+    name, _, text = arguments[0].removeprefix("--").partition("=")
+    return golden.refusal(lambda: build(_Oven, {name: _OVEN[name].parsed(text)}))
+
+
+def test_wrong_list_of_the_command_line_names_its_flag(given):
+    message = "--trays: expected numbers separated by commas, found '1,x'"
+    assert golden.refusal(given, "--trays=1,x") == message
+
+
+@golden.values
+def test_wrong_value_of_python_names_its_flag(case):
+    table = FlagTable.join([("", "", _Oven)])
+    return golden.refusal(lambda: build(_Oven, table.from_arguments(case)))
+
+
+@golden.values
+def test_wrong_value_of_a_file_names_its_flag(case):
+    name, value = case
+    return golden.refusal(_OVEN[name].check_type, value)
+
+
+def test_python_values_have_the_types_of_their_fields():
+    table = FlagTable.join([("", "", _Oven)])
+    values = table.from_arguments(
+        {
+            **{"degrees": 200, "trays": [1, 2.5], "book": Path("a/b"), "pause": None},
+            **{"course": FallingHeat(factor=0.25), "weight": "7"},
+        }
+    )
+    assert values == {
+        **{"degrees": 200.0, "trays": (1.0, 2.5), "book": "a/b"},
+        **{"course": "falling:minutes=10/20,factor=0.25", "weight": 7},
+    }
+    assert type(values["degrees"]) is float
+
+
+def test_error_of_python_names_the_flag():
+    bread = _Bread()
+    for kind, values, message in (
+        (Dough, {"rest": 0}, "--dough_rest: expected at least 1 and at most 600, found 0"),
+        (_Oven, {"degrees": -1.0}, "--oven_degrees: expected above 0, found -1.0"),
+    ):
+        with pytest.raises(UserError) as error, flags_in_errors(bread):
+            kind(**values)
+        assert str(error.value) == message
+    with pytest.raises(UserError) as error, flags_in_errors(_Oven(course=FallingHeat())):
+        raise OptionError("factor", "another one", 0.5, FallingHeat)
+    assert str(error.value) == "--course: factor: expected another one, found 0.5"
+
+
+def test_options_of_several_users_are_one_flag():
+    table = FlagTable.join([("meal", "lunch", _Oven), ("meal", "supper", _Oven)])
+    assert table["fan"].users == (("meal", "lunch"), ("meal", "supper"))
+    assert table["fan"].help("true") == "Whether a fan moves the air. Of: lunch, supper. [true]"
+    with pytest.raises(UserError, match=r"^supper: options: expected fan to be bool, as in lunch"):
+        FlagTable.join([("meal", "lunch", _Oven), ("meal", "supper", _Cake)])
+
+
+def test_defined_flag_is_not_defined_again(given):
+    del given
+    table = FlagTable.join([("meal", "lunch", _Oven)])
+    with pytest.raises(UserError, match=r"^lunch: options: expected names that no other flag has"):
+        table.define()
+
+
+def test_flag_without_effect_is_refused_if_given():
+    needs = {"chart": ("course", ("falling", "rising")), "pause": ("fan", (True,))}
+    values = {"course": "falling:factor=0.25", "fan": False}
+    check_needs(needs, values, ["chart", "trays"])
+    assert golden.refusal(check_needs, needs, values, ["pause"]) == (
+        "--pause has no effect with --fan=false: it needs --fan=true"
+    )
+    assert golden.refusal(check_needs, needs, {"course": "constant"}, ["chart"]) == (
+        "--chart has no effect with --course=constant: it needs --course=falling or rising"
+    )
+
+
+# --- Every class of options that a flag comes from
+
+
+_CLASSES: dict[str, type] = {
+    "bread": _Bread,
+    "config": RunConfig,
+    "runtime": RuntimeOptions,
+    **{f"{kind} {name}": options for kind, name, options in settings_of_runs()},
+    **{f"task {name}": spec.options for name, spec in TASKS.items()},
+    **{f"command {name}": command(name).own for name in COMMANDS},
+}
+_PRIVACY = command("privacy").own
+_NUMBERS: dict[type, tuple[Any, ...]] = {
+    int: (0, 1, 2, 3, 7, 40, 1000, 2**31 - 1, -5),
+    float: (0.0, 0.1, 1 / 3, 0.75, 1.0, 2.5, 90.0, 12345.678, -3.5, 1e-7, 2e-30, 3.4e38),
+}
+_TEXTS = ("", "a", "block_*", "true", "2", "a b", "mean=x")
+# Flags that take none of the random texts, or that the defaults of other flags exclude.
+_NOT_RANDOM = {"privacy", "lambda_baselines"}
+
+
+@pytest.mark.parametrize("name", _CLASSES)
+def test_every_flag_has_a_help_text(name):
+    for flag in flags_of(_CLASSES[name]):
+        assert flag.help("").endswith((".", "]", ")")), flag.name
+        assert "--" + flag.name not in flag.help(""), flag.name
+
+
+@pytest.mark.parametrize("name", _CLASSES)
+def test_default_texts_give_the_default_options(name):
+    kind = _CLASSES[name]
+    options = build(kind, _required(kind))
+    assert _through_texts(options) == options
+    assert build(kind, values_of(options)) == options
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", _CLASSES)
+def test_texts_of_random_options_give_the_same_options(name, seed):
+    rng = np.random.default_rng(seed)
+    options, without = _random_options(_CLASSES[name], rng)
+    assert without <= _NOT_RANDOM
+    assert _through_texts(options) == options
+    assert build(type(options), values_of(options)) == options
+
+
+def _required(kind: type) -> dict[str, Any]:
+    """Returns values of the flags without which there are no options of a class."""
+    missing = {flag.name: "a" for flag in flags_of(kind) if flag.default is dataclasses.MISSING}
+    return missing | ({"clients": 1000, "clients_per_round": 10} if kind is _PRIVACY else {})
+
+
+def _through_texts(options: Any) -> Any:
+    """Returns options from a command line that has every value as a text."""
+    table = FlagTable.join([("", "", type(options))])
+    arguments = []
+    for name, value in values_of(options).items():
+        is_repeated = REPEATED in getattr(table[name].hint, "__metadata__", ())
+        texts = map(str, value) if is_repeated else [flag_text(value)]
+        arguments += [f"--{name}={text}" for text in texts if value is not None]
+    with flagsaver.flagsaver():
+        # Names of absl's flags, such as --help, are not ours.
+        table.define()
+        absl_flags.FLAGS(["command", *arguments])
+        return build(type(options), table.from_flags())
+
+
+def _random_options(kind: type, rng: np.random.Generator) -> tuple[Any, set[str]]:
+    """Returns options with random values, and the flags for which every random value is wrong."""
+    values, without = _required(kind), set()
+    for flag in flags_of(kind):
+        for _ in range(50):
+            try:
+                value = _random_value(flag.hint, rng)
+                build(kind, {**values, flag.name: flag.to_value(value)})
+            except UserError:
+                continue
+            values[flag.name] = flag.to_value(value)
+            assert flag.value_in(build(kind, values)) == value
+            break
+        else:
+            without.add(flag.name)
+    return build(kind, values), without
+
+
+def _random_value(hint: Any, rng: np.random.Generator) -> Any:
+    """Returns a value that an annotation takes, never None."""
+    # Callers in Python may give methods as a mapping.
+    members = [m for m in alternatives(hint) if typing.get_origin(m) is not Mapping]
+    hint = members[rng.integers(len(members))]
+    limits: tuple[Any, ...] = getattr(hint, "__metadata__", ())
+    for limit in limits:
+        if isinstance(limit, OneOf):
+            return str(rng.choice(list(limit.names)))
+    hint = typing.get_args(hint)[0] if limits else hint
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        return choices[rng.integers(len(choices))]
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        items = [_random_scalar(item, limits, rng) for _ in range(rng.integers(1, 4))]
+        # A list of one empty text is an empty list.
+        return tuple(items) if items != [""] else ()
+    if isinstance(hint, type) and issubclass(hint, Options):
+        return hint(**{name: _random_value(inner, rng) for name, inner in hints(hint).items()})
+    return _random_scalar(hint, limits, rng)
+
+
+def _random_scalar(kind: Any, limits: tuple[Any, ...], rng: np.random.Generator) -> Any:
+    if kind is bool:
+        return bool(rng.integers(2))
+    if kind is Path:
+        return Path(str(rng.choice(["a/b.json", "/tmp/x y", "c"])))
+    if kind is str:
+        return str(rng.choice(_TEXTS))
+    within = [limit for limit in limits if isinstance(limit, Within)]
+    allowed = [n for n in _NUMBERS[kind] if all(limit.holds(n) for limit in within)]
+    return allowed[rng.integers(len(allowed))]
+
+
+def test_options_of_runtimes_name_registered_runtimes():
+    assert set(RUNTIMES_OF) == {flag.name for flag in flags_of(RuntimeOptions)}
+    for runtimes in RUNTIMES_OF.values():
+        assert runtimes and set(runtimes) < set(RUNTIMES)
+
+
+# Every field of options of runs, algorithms, sums, privacy, runtimes and tasks is a flag of train:
+# a new field is public at once.
+_TRAIN = """
+    absent_below aggregation algorithm alpha_learning_rate answering_clients base_predictors
+    boundary budget categories checkpoint_every client_batch_size client_epochs
+    client_learning_rate client_mode client_normalizer client_percentiles client_schedule
+    client_shuffle client_weighting clients_per_round clip_learning_rate clip_norm clip_quantile
+    clipping cohort_sampling cohort_share concentration cpus_per_worker data data_dir delta
+    device domain_feature domain_input embedding evaluate_every evaluation_clients
+    evaluation_clients_share evaluation_noise_multiplier evaluation_statistics
+    evaluation_target_epsilon frozen_layers gpus_per_worker gradient_estimator heldout_share
+    high_school_writers initial_model integer_clip joint_clipping keep keep_checkpoints
+    label_feature lambda_absent lambda_baseline_losses lambda_baselines lambda_initial
+    lambda_learning_rate lambda_set lambda_update lanes layers limit_examples limit_loss
+    limit_update limit_weight long_sentences loss_estimate max_clients_in_step max_examples
+    measured_share mirror_map model mu network noise_generator noise_multiplier noise_seed
+    num_classes num_clients num_test_clients num_workers output_dir pooled precision predict
+    predictor_draw predictor_sampling preset privacy privacy_min_clients private_evaluation q
+    ray_address repetitions resume ridge rounds runtime sample_size secret_participation
+    secure_bits secure_min_clients seed sequence_length server_learning_rate server_optimizer
+    server_schedule spread target_domain target_epsilon task test_share test_split theta
+    threshold tied tilt title train_share tree_restart_every trust uniform_share units
+    update_aggregator update_noise_multiplier update_share vocabulary window
+    worker_start_seconds worst_min_examples xla
+"""
+
+
+def test_flags_of_train_are_pinned():
+    assert sorted(defined_flags(train)) == _TRAIN.split()
+    assert len(_TRAIN.split()) == 131
