@@ -7,17 +7,24 @@ BY_SIZE = '''\
 """FedAvg in which a client of n examples weighs n ** size_power."""
 
 import dataclasses
+from typing import Annotated
 
 import tensorflow as tf
 
 from tff_agnostic import computations as core
-from tff_agnostic.algorithms.fed_avg import FedAvgOptions, client_work
-from tff_agnostic.settings import part_of, setting
+from tff_agnostic.algorithms.fed_avg import client_work
+from tff_agnostic.base.options import Within
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(FedAvgOptions):
-    size_power: float = setting(1.0, "Power of a client's size that it weighs.", at_least=0.0)
+class Options(core.AveragingOptions):
+    """Options of the algorithm.
+
+    Attributes:
+        size_power: Power of a client's size that it weighs.
+    """
+
+    size_power: Annotated[float, Within(least=0)] = 1.0
 
 
 def weighted_work(weights, clients, *, model, num_domains, training, power):
@@ -35,20 +42,20 @@ def weighted_work(weights, clients, *, model, num_domains, training, power):
 
 
 def by_size(problem, options):
-    model, optimizer = problem.model, options.build_server_optimizer(problem.model)
+    model, optimizer = problem.model, options.server.build(problem.model)
 
     def finish(state, total):
         return core.average_and_apply(optimizer, state, total.weighted_delta, total.beta)
 
     def bounds(limits):
-        heaviest = limits.max_examples**options.size_power
+        heaviest = limits.examples**options.size_power
         return core.training_bounds(model, heaviest)(limits)
 
     work = core.HashablePartial(
         weighted_work,
         model=model,
         num_domains=problem.num_domains,
-        training=part_of(options, core.ClientTraining),
+        training=options.client,
         power=options.size_power,
     )
     return core.Algorithm(
