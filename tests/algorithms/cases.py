@@ -1,6 +1,5 @@
-"""Algorithms for tests: every registered one, and one of two steps; built with any settings."""
+"""Algorithms for tests: the registered ones and one of two steps, with any options."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,12 +16,13 @@ from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.computations import Algorithm
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.program.options.flags import flags_of
 
 NUM_DOMAINS = 3
 CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_steps.NAME: two_steps.ALGORITHM}
 
-# Each algorithm takes those of these settings that it has.
-SETTINGS: dict[str, Any] = {
+# Values by flag; each algorithm takes those that it has.
+VALUES: dict[str, Any] = {
     "client_learning_rate": 0.3,
     "client_epochs": 2,
     "client_batch_size": 4,
@@ -43,22 +43,21 @@ def build(
     model: Optional[Model] = None,
     num_domains: int = NUM_DOMAINS,
     seed: int = 7,
-    **settings: Any,
+    **values: Any,
 ) -> Algorithm:
-    """Returns an algorithm with `SETTINGS`, or others, and arguments of its builder, if it has any.
+    """Returns an algorithm with `VALUES` or the given ones, by flag or by argument of its builder.
 
-    Settings and arguments that the algorithm lacks are ignored.
+    Values that the algorithm lacks are ignored.
     """
     spec = CASES[name]
-    fields = {field.name for field in dataclasses.fields(spec.options)}
-    chosen = {key: value for key, value in {**SETTINGS, **settings}.items() if key in fields}
+    flags = {flag.name for flag in flags_of(spec.options)}
+    chosen = {flag: value for flag, value in {**VALUES, **values}.items() if flag in flags}
     model = logistic_regression(4, 3) if model is None else model
     if issubclass(spec.options, EnsembleOptions):
         model = random_ensemble(model)
     problem = Problem.of_numbered_domains(model, num_domains, seed)
-    return spec.build(
-        problem, make_options(spec.options, **chosen), **arguments_of(spec.build, settings)
-    )
+    options = make_options(spec.options, **chosen)
+    return spec.build(problem, options, **arguments_of(spec.build, values))
 
 
 def arguments_of(build: Callable[..., Algorithm], values: Mapping[str, Any]) -> dict[str, Any]:

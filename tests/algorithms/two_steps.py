@@ -8,7 +8,6 @@ loss between the two. Beside the last weights there is the mean of all iterates 
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tff_agnostic.settings import part_of
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.fed_avg import FedAvgOptions, client_work
@@ -49,14 +48,10 @@ def training_work(
     *,
     model: core.Model,
     num_domains: int,
-    options: core.ClientTraining,
+    training: core.ClientTraining,
 ) -> core.TrainingOutput:
     output = client_work(
-        broadcast.training,
-        clients,
-        model=model,
-        num_domains=num_domains,
-        training=options,
+        broadcast.training, clients, model=model, num_domains=num_domains, training=training
     )
     trains = clients.state >= broadcast.mean_loss
     return core.zero_unless(trains, output)._replace(clients=output.clients)
@@ -64,7 +59,7 @@ def training_work(
 
 def above_mean(problem: core.Problem, options: FedAvgOptions) -> core.Algorithm:
     model, p = problem.model, problem.num_domains
-    optimizer = options.build_server_optimizer(model)
+    optimizer = options.server.build(model)
     alpha = [1.0] * p
 
     def initialize() -> State:
@@ -91,7 +86,7 @@ def above_mean(problem: core.Problem, options: FedAvgOptions) -> core.Algorithm:
         }
 
     def survey_bounds(limits: core.ClientLimits) -> SurveyOutput:
-        return SurveyOutput(core.Bound(limits.max_loss), core.Bound(1, integer=True))
+        return SurveyOutput(core.Bound(limits.loss), core.Bound(1, integer=True))
 
     surveyed = core.ReportField("surveyed", "clients with a loss")
     return core.Algorithm(
@@ -110,10 +105,7 @@ def above_mean(problem: core.Problem, options: FedAvgOptions) -> core.Algorithm:
                 "training",
                 broadcast,
                 core.HashablePartial(
-                    training_work,
-                    model=model,
-                    num_domains=p,
-                    options=part_of(options, core.ClientTraining),
+                    training_work, model=model, num_domains=p, training=options.client
                 ),
                 core.training_bounds(model),
             ),

@@ -7,8 +7,17 @@ from scipy.optimize import linprog
 from tests import golden
 from tests.algorithms.references.delta_fl import cvar_lambda
 from tests.options import make_options
+from tff_agnostic.algorithms import AgnosticFedAvgOptions
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions
-from tff_agnostic.domain_weights.ascent import LambdaAscent, LambdaOptions, cvar_step, lambda_ascent
+from tff_agnostic.domain_weights.ascent import (
+    Cvar,
+    LambdaAscent,
+    LambdaPlayer,
+    ProjectedGradient,
+    cvar_step,
+    lambda_ascent,
+)
+from tff_agnostic.domain_weights.sets import BallSet
 from tff_agnostic.errors import UserError
 
 _LEVELS = (1e-30, 0.01, 0.1, 0.29, 0.5, 0.8, 1.0)
@@ -37,10 +46,9 @@ def _assert_on_simplex(lambda_) -> None:
     np.testing.assert_allclose(np.sum(lambda_), 1.0, rtol=1e-6)
 
 
-def _steps(conformity: float = 0.5, mixture=_ALPHA, **settings) -> LambdaAscent:
-    settings = {"cvar_rate": 1.0, "domain_conformity": conformity, **settings}
-    options = make_options(LambdaOptions, lambda_update="cvar", **settings)
-    return lambda_ascent(options, "abcdefgh"[: len(mixture)], mixture)
+def _steps(level: float = 0.5, rate: float = 1.0, mixture=_ALPHA, **values) -> LambdaAscent:
+    player = LambdaPlayer(update=Cvar(level, rate), **values)
+    return lambda_ascent(player, "abcdefgh"[: len(mixture)], mixture)
 
 
 @pytest.mark.slow
@@ -99,11 +107,11 @@ def test_a_rate_goes_a_part_of_the_way():
 def test_it_starts_at_the_training_mixture_or_where_it_is_told_to():
     np.testing.assert_allclose(_steps(mixture=(1, 2, 3, 4)).initial, _ALPHA)
     given = (0.7, 0.1, 0.1, 0.1)
-    np.testing.assert_allclose(_steps(lambda_initial=given).initial, given)
+    np.testing.assert_allclose(_steps(initial=given).initial, given)
 
 
 def test_the_loss_of_an_absent_domain_is_0():
-    steps = _steps(lambda_absent="zero")
+    steps = _steps(absent="zero")
     lambda_ = steps.next(_f32(*_ALPHA), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.2, 0.2, 0.6, 0.0], atol=1e-7)
     # Unless it has to share: two thirds of the training mixture are in it.
@@ -113,7 +121,7 @@ def test_the_loss_of_an_absent_domain_is_0():
 
 
 def test_an_absent_domain_that_is_frozen_keeps_its_weight():
-    steps = _steps(lambda_absent="freeze")
+    steps = _steps(absent="freeze")
     lambda_ = steps.next(_f32(0.2, 0.2, 0.1, 0.5), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.0, 0.0, 0.5, 0.5], atol=1e-7)
     # What the last one leaves is more than the level allows the others, who share it by alpha.
@@ -126,7 +134,7 @@ def test_an_absent_domain_that_is_frozen_keeps_its_weight():
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 def test_it_stays_on_the_simplex_whoever_is_there(freeze, rate):
     rng = np.random.default_rng(5)
-    steps = _steps(0.3, cvar_rate=rate, lambda_absent="freeze" if freeze else "zero")
+    steps = _steps(0.3, rate, absent="freeze" if freeze else "zero")
     lambda_ = _f32(*steps.initial)
     for _ in range(100):
         counts = (rng.integers(0, 3, 4) * rng.integers(0, 2, 4)).astype(np.float32)
@@ -139,7 +147,7 @@ def test_it_stays_on_the_simplex_whoever_is_there(freeze, rate):
 
 def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight():
     counts, measured = _f32(5, 5, 5, 0), _f32(2, 0, 2, 0)
-    steps = _steps(lambda_absent="zero")
+    steps = _steps(absent="zero")
     lambda_ = steps.next(_f32(0.2, 0.3, 0.1, 0.4), _f32(2, 0, 3, 0), counts, measured)
     np.testing.assert_allclose(lambda_, [0.1, 0.3, 0.6, 0.0], atol=1e-7)
 
@@ -148,10 +156,16 @@ def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight():
 
 
 @golden.values
-def test_settings_that_do_not_go_with_it_are_refused(case):
-    return golden.refusal(_steps, **case)
+def test_rejects_cvar_out_of_range(case):
+    return golden.refusal(make_options, AgnosticFedAvgOptions, lambda_update=case)
 
 
-def test_stochastic_afl_refuses_it():
-    with pytest.raises(UserError, match="--lambda_update: Stochastic-AFL steps along"):
-        make_options(StochasticAflOptions, lambda_update="cvar")
+def test_rejects_cvar_in_other_sets():
+    with pytest.raises(UserError, match="^set: expected simplex with the update cvar"):
+        _steps(set=BallSet())
+
+
+def test_stochastic_afl_rejects_cvar():
+    with pytest.raises(UserError, match="^update: expected steps along estimates of the losses"):
+        StochasticAflOptions(lambda_=LambdaPlayer(update=Cvar()))
+    StochasticAflOptions(lambda_=LambdaPlayer(update=ProjectedGradient()))

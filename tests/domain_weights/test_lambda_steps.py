@@ -4,10 +4,21 @@ import numpy as np
 import pytest
 
 from tests.marks import usually
-from tests.options import make_options
 from tff_agnostic.domain_weights import ascent, project_to_simplex
-from tff_agnostic.domain_weights.ascent import DOMAIN_WEIGHT_UPDATES, LambdaOptions, lambda_ascent
+from tff_agnostic.domain_weights.ascent import (
+    Cvar,
+    ExponentiatedGradient,
+    Fixed,
+    LambdaOptions,
+    LambdaPlayer,
+    ProjectedGradient,
+    lambda_ascent,
+)
+from tff_agnostic.domain_weights.sets import BoxSet
 from tff_agnostic.errors import UserError
+
+
+_UPDATES = [ExponentiatedGradient(), ProjectedGradient(), Fixed(), Cvar()]
 
 
 def _f32(*values) -> np.ndarray:
@@ -109,7 +120,7 @@ def test_projected_gradient_moves_by_the_losses_before_it_projects():
 
 
 def test_fixed_stays():
-    options = make_options(LambdaOptions, lambda_update="fixed", lambda_learning_rate=1.0)
+    options = LambdaPlayer(Fixed(), learning_rate=1.0, absent="freeze")
     updated = _next(options, _f32(0.3, 0.7), _f32(9, 0), _f32(1, 1))
     np.testing.assert_array_equal(updated, _f32(0.3, 0.7))
 
@@ -117,39 +128,37 @@ def test_fixed_stays():
 # Absent domains
 
 
-@pytest.mark.parametrize("update", list(DOMAIN_WEIGHT_UPDATES))
+@pytest.mark.parametrize("update", _UPDATES, ids=str)
 def test_a_round_without_examples_leaves_lambda(update):
-    options = make_options(LambdaOptions, lambda_update=update, lambda_learning_rate=1.0)
+    options = LambdaPlayer(update, learning_rate=1.0, absent="freeze")
     lambda_ = _f32(0.1, 0.9)
     updated = _next(options, lambda_, _f32(0, 0), _f32(0, 0))
     np.testing.assert_array_equal(updated, lambda_)
 
 
 def test_an_absent_domain_whose_loss_is_0_loses_weight():
-    options = make_options(LambdaOptions, lambda_learning_rate=1.0, lambda_absent="zero")
+    options = LambdaPlayer(learning_rate=1.0, absent="zero")
     updated = _next(options, _f32(0.5, 0.5), _f32(0, np.log(3)), _f32(0, 2))
     np.testing.assert_allclose(updated, [0.25, 0.75], rtol=1e-6)
 
 
 def test_by_default_an_absent_domain_keeps_its_weight_and_the_others_share_the_rest():
-    options = make_options(LambdaOptions, lambda_learning_rate=1.0)
+    options = LambdaOptions(LambdaPlayer(learning_rate=1.0)).lambda_
     losses = _f32(0, np.log(3), 0)
     updated = _next(options, _f32(0.5, 0.25, 0.25), losses, _f32(0, 2, 2))
     np.testing.assert_allclose(updated, [0.5, 0.375, 0.125], rtol=1e-6)
 
 
 def test_freeze_absent_leaves_a_single_present_domain():
-    options = make_options(LambdaOptions, lambda_learning_rate=1.0, lambda_absent="freeze")
+    options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     updated = _next(options, _f32(0.3, 0.7), _f32(50.0, 0), _f32(4, 0))
     np.testing.assert_allclose(updated, [0.3, 0.7], rtol=1e-6)
 
 
-@pytest.mark.parametrize("update", list(DOMAIN_WEIGHT_UPDATES))
+@pytest.mark.parametrize("update", _UPDATES, ids=str)
 @pytest.mark.parametrize("losses", [(-50.0, 0.0, 0.0), (-500.0, -500.0, 0.0)])
 def test_freeze_absent_stays_on_the_simplex_when_losses_are_negative(update, losses):
-    options = make_options(
-        LambdaOptions, lambda_update=update, lambda_learning_rate=1.0, lambda_absent="freeze"
-    )
+    options = LambdaPlayer(update, learning_rate=1.0, absent="freeze")
     counts = _f32(*[1.0 if loss else 0.0 for loss in losses])
     updated = _next(options, _f32(0.2, 0.2, 0.6), _f32(*losses), counts)
     _assert_on_simplex(updated)
@@ -158,12 +167,7 @@ def test_freeze_absent_stays_on_the_simplex_when_losses_are_negative(update, los
 
 @pytest.mark.parametrize("constant", [0.0, 1.0, 100.0, -100.0])
 def test_frozen_projected_gradient_ignores_common_constant(constant):
-    options = make_options(
-        LambdaOptions,
-        lambda_update="projected_gradient",
-        lambda_learning_rate=0.1,
-        lambda_absent="freeze",
-    )
+    options = LambdaPlayer(ProjectedGradient(), learning_rate=0.1, absent="freeze")
     losses = _f32(constant, constant + 0.1, 0.0)
     updated = _next(options, _f32(0.1, 0.1, 0.8), losses, _f32(1, 1, 0))
     # The nearest point to (.1, .11) whose sum is .2.
@@ -171,13 +175,13 @@ def test_frozen_projected_gradient_ignores_common_constant(constant):
 
 
 def test_freeze_absent_compares_negative_losses_of_the_present():
-    options = make_options(LambdaOptions, lambda_learning_rate=1.0, lambda_absent="freeze")
+    options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     losses = _f32(-500, -500 + np.log(3), 0)
     updated = _next(options, _f32(0.2, 0.2, 0.6), losses, _f32(1, 1, 0))
     np.testing.assert_allclose(updated, [0.1, 0.3, 0.6], rtol=1e-4)
 
 
-@pytest.mark.parametrize("update", ["exponentiated_gradient", "projected_gradient"])
+@pytest.mark.parametrize("update", _UPDATES[:2], ids=str)
 @pytest.mark.parametrize(
     ("mixture", "lambda_", "losses", "counts"),
     [
@@ -187,7 +191,7 @@ def test_freeze_absent_compares_negative_losses_of_the_present():
     ],
 )
 def test_freeze_absent_keeps_the_sum_with_a_chi2_term(update, mixture, lambda_, losses, counts):
-    options = make_options(LambdaOptions, lambda_update=update, lambda_learning_rate=1.0)
+    options = LambdaPlayer(update, learning_rate=1.0, absent="freeze")
     names = ["abc"[i] for i in range(len(mixture))]
     steps = lambda_ascent(options, names, mixture, ascent.chi2(1.0))
     updated = np.asarray(steps.next(_f32(*lambda_), _f32(*losses), _f32(*counts)))
@@ -216,9 +220,7 @@ def _moved(options, lambda_, losses, counts, rounds):
 @pytest.mark.parametrize("freeze", usually([True], [False, True]))
 def test_a_weight_that_fell_for_thousands_of_rounds_is_positive_and_recovers(freeze):
     """It falls by e a round; float32 has no room for 90 of them, and log 0 would be the end."""
-    options = make_options(
-        LambdaOptions, lambda_learning_rate=1.0, lambda_absent="freeze" if freeze else "zero"
-    )
+    options = LambdaPlayer(learning_rate=1.0, absent="freeze" if freeze else "zero")
     counts = _f32(5, 5, 0)
     fallen = _moved(options, _f32(0.4, 0.4, 0.2), _f32(0, 1, 0), counts, _ROUNDS)
     assert fallen[0] == _TINY
@@ -232,9 +234,7 @@ def test_a_weight_that_fell_for_thousands_of_rounds_is_positive_and_recovers(fre
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_weight_that_was_0_stays_0(freeze):
-    options = make_options(
-        LambdaOptions, lambda_learning_rate=1.0, lambda_absent="freeze" if freeze else "zero"
-    )
+    options = LambdaPlayer(learning_rate=1.0, absent="freeze" if freeze else "zero")
     lambda_ = _moved(options, _f32(0.0, 0.5, 0.5), _f32(9, 1, 0), _f32(5, 5, 5), 50)
     assert lambda_[0] == 0
     assert lambda_[1] > 0.99
@@ -242,7 +242,7 @@ def test_a_weight_that_was_0_stays_0(freeze):
 
 def test_present_domains_may_have_next_to_nothing_to_share():
     """Halves of the smallest normal number are not normal: processors may take them for 0."""
-    options = make_options(LambdaOptions, lambda_learning_rate=1.0, lambda_absent="freeze")
+    options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     lambda_ = _moved(options, _f32(_TINY, _TINY, 1.0), _f32(3, 0, 0), _f32(1, 1, 0), 5)
     assert np.all(lambda_ >= _TINY)
     # Nothing but the next round in which the third is present as well can give them more.
@@ -251,9 +251,7 @@ def test_present_domains_may_have_next_to_nothing_to_share():
 
 
 def test_in_a_box_the_loss_of_an_absent_domain_is_the_mean_of_the_others():
-    box = make_options(
-        LambdaOptions, lambda_set="box", lambda_upper=(0.6,), lambda_learning_rate=0.5
-    )
+    box = LambdaPlayer(set=BoxSet(upper=(0.6,)), learning_rate=0.5, absent="freeze")
     lambda_ = _f32(0.1, 0.4, 0.5)
     found = _next(box, lambda_, _f32(2.0, 0.0, 1.0), _f32(3, 0, 1))
     # (0.1 * 2 + 0.5 * 1) / 0.6
@@ -261,8 +259,7 @@ def test_in_a_box_the_loss_of_an_absent_domain_is_the_mean_of_the_others():
     np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("update", ["cvar", "fixed"])
-def test_a_slope_without_a_step_is_refused(update):
-    options = make_options(LambdaOptions, lambda_update=update)
-    with pytest.raises(UserError, match=f"slope: expected none with lambda_update={update}"):
-        lambda_ascent(options, ["a", "b"], slope=ascent.chi2(0.1))
+@pytest.mark.parametrize("update", [Cvar(), Fixed()], ids=str)
+def test_rejects_slope_of_updates_without_steps(update):
+    with pytest.raises(UserError, match="^update: expected a step along the losses, to which the"):
+        lambda_ascent(LambdaPlayer(update), ["a", "b"], slope=ascent.chi2(0.1))

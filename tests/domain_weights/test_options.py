@@ -1,55 +1,73 @@
-"""Settings of Lambda: what they build, and what is refused in one line."""
+"""Options of Lambda: the sets that they build, and their errors."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests import golden
 from tests.options import make_options
-from tff_agnostic.domain_weights import Ball, Box, Hull, LambdaSetOptions, Simplex
+from tff_agnostic.domain_weights import Ball, Box, Hull, Simplex
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.domain_weights.sets import BallSet, BoxSet, HullSet, SimplexSet
 from tff_agnostic.errors import UserError
 
 _NAMES = ("a", "b", "c")
 _TRAINING = np.array([0.5, 0.3, 0.2])
 
 
-def _build(**settings):
-    return make_options(LambdaSetOptions, **settings).build_lambda_set(_NAMES, _TRAINING)
-
-
 @pytest.fixture
 def mixtures_file(tmp_path):
-    def write(content) -> str:
+    def write(content) -> Path:
         path = tmp_path / "mixtures.json"
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-        return str(path)
+        return path
 
     return write
 
 
-def test_sets_by_their_settings(mixtures_file):
-    assert _build() == Simplex()
-    assert _build(lambda_set="box", lambda_upper=(0.5,)) == Box((0.0,) * 3, (0.5,) * 3)
-    box = _build(lambda_set="box", lambda_lower=(0.1, 0.2, 0.3))
-    assert box == Box((0.1, 0.2, 0.3), (1.0,) * 3)
-    assert _build(lambda_set="ball", lambda_radius=0.2) == Ball((0.5, 0.3, 0.2), 0.2)
+def test_options_build_each_set(mixtures_file):
+    def build(options):
+        return options.build(_NAMES, _TRAINING)
+
+    assert build(SimplexSet()) == Simplex()
+    assert build(BoxSet(upper=(0.5,))) == Box((0.0,) * 3, (0.5,) * 3)
+    assert build(BoxSet(lower=(0.1, 0.2, 0.3))) == Box((0.1, 0.2, 0.3), (1.0,) * 3)
+    assert build(BallSet(radius=0.2)) == Ball((0.5, 0.3, 0.2), 0.2)
     path = mixtures_file({"day": {"a": 0.5, "b": 0.5}, "night": {"c": 1}})
-    hull = _build(lambda_set="hull", mixtures=path)
-    assert hull == Hull(("day", "night"), ((0.5, 0.5, 0.0), (0.0, 0.0, 1.0)))
+    hull = Hull(("day", "night"), ((0.5, 0.5, 0.0), (0.0, 0.0, 1.0)))
+    assert build(HullSet(path)) == hull
+
+
+def test_flag_names_set_and_its_fields(tmp_path):
+    def chosen(text):
+        return make_options(LambdaOptions, lambda_set=text).lambda_.set
+
+    assert chosen("simplex") == SimplexSet()
+    assert chosen("box:lower=0.1/0.2/0.3,upper=0.5") == BoxSet((0.1, 0.2, 0.3), (0.5,))
+    assert chosen("ball:radius=0.2") == BallSet(0.2)
+    path = tmp_path / "mixtures.json"
+    assert chosen(f"hull:file={path}") == HullSet(path)
 
 
 @golden.values
-def test_boxes_that_are_none(case):
-    return golden.refusal(_build, lambda_set="box", **case)
+def test_rejects_invalid_sets(case):
+    return golden.refusal(make_options, LambdaOptions, lambda_set=case)
 
 
 @golden.values
-def test_files_that_hold_no_mixtures(mixtures_file, tmp_path, case):
-    del tmp_path  # the table calls it DIR
-    return golden.refusal(_build, lambda_set="hull", mixtures=mixtures_file(case))
+def test_rejects_boxes_without_mixtures(case):
+    return golden.refusal(lambda: BoxSet(**case).build(_NAMES, _TRAINING))
 
 
-def test_a_hull_needs_a_file():
-    with pytest.raises(UserError, match="--mixtures: expected a JSON file of named mixtures"):
-        _build(lambda_set="hull")
+@golden.values
+def test_rejects_files_without_mixtures(mixtures_file, tmp_path, case):
+    del tmp_path  # golden.values writes it as DIR.
+    return golden.refusal(HullSet(mixtures_file(case)).build, _NAMES, _TRAINING)
+
+
+def test_box_without_lambda_0_raises():
+    box = BoxSet(upper=(0.5,)).build(_NAMES, _TRAINING)
+    with pytest.raises(UserError, match="^--lambda_initial: expected"):
+        box.start(np.array([0.6, 0.2, 0.2]))
