@@ -195,8 +195,8 @@ def _of_evaluation(
 
     if private.counts_answers:
         raise UserError(
-            "--kind: expected the evaluation of a run with statistics=false in --private_evaluation, "
-            "found one with statistics=true: exports do not count answers by class"
+            "--kind: expected the evaluation of a run whose --private_evaluation has "
+            "statistics=false, found statistics=true: exports do not count answers by class"
         )
 
     def restored(initial: RunState) -> RunState:
