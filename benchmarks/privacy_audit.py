@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 from tabulate import tabulate
 
+from tff_agnostic.aggregations.private_sum import AdaptiveClipping
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism, TreeNoise
@@ -91,7 +92,7 @@ _COUNTED = _of_clients(0.8, CountedCohorts(20, 2, 1), 2, 1)
 MODES = {
     "central, all clients, FedAvg": Mode(_central(1), 2, "fed_avg"),
     "central, all clients": Mode(_central(1), 2),
-    "central, adaptive clipping": Mode(_central(1), 2, settings={"clipping": "adaptive"}),
+    "central, adaptive clipping": Mode(_central(1), 2, settings={"clipping": AdaptiveClipping()}),
     "central, joint clipping": Mode(_central(1), 2, settings={"joint_clipping": True}),
     "central, secure sums": Mode(_central(1), 2, settings={"secure": True}),
     "central, Delta-FL (two exchanges)": Mode(_central(1), 2, "delta_fl"),
@@ -104,7 +105,7 @@ MODES = {
         TreeNoise(2, Participations(min_separation=2, restart_every=3)),
         6,
         "fed_avg",
-        {"clipping": "adaptive"},
+        {"clipping": AdaptiveClipping()},
     ),
     "distributed, all clients, FedAvg": Mode(
         _of_clients(1.2, SecretCohorts(6, 6, 6), 6, 6), 2, "fed_avg"
@@ -115,7 +116,9 @@ MODES = {
         _of_clients(0.8, SecretCohorts(6, 6, 2), 6, 6), 3, settings={"noise_generator": "secure"}
     ),
     "distributed, 1 of 6 in turns of 12": Mode(
-        _of_clients(0.8, SecretCohorts(12, 6, 1), 6, 6), 6, settings={"clipping": "adaptive"}
+        _of_clients(0.8, SecretCohorts(12, 6, 1), 6, 6),
+        6,
+        settings={"clipping": AdaptiveClipping()},
     ),
     "distributed, 3 of 6": Mode(_of_clients(2, FixedSizeCohorts(6, 3), 3, 3), 2),
     "distributed, 2 of 20, counted": Mode(_COUNTED, 4),

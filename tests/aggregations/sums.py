@@ -1,5 +1,6 @@
 """Private sums for tests."""
 
+from dataclasses import replace
 from typing import Any, Optional
 
 from tests.options import make_options
@@ -7,7 +8,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 
 # A client's own limits, small enough that adversarial clients exceed all of them.
-LIMITS = {"max_examples": 20, "max_loss": 5.0}
+LIMITS = {"limit_examples": 20, "limit_loss": 5.0}
 # A key of each generator of clients' noise.
 KEYS: dict[str, tuple[int, ...]] = {"philox": (12, 34), "secure": (12, 34, -56, 78)}
 
@@ -20,6 +21,7 @@ def private_sum(
     noise_key: Optional[tuple[int, ...]] = None,
     least_clients: int = 0,
     noise_clients: int = 0,
+    integer_clip: Optional[float] = None,
     **settings: Any,
 ) -> Any:
     """Returns private sums; by default without noise, and with a key of their generator."""
@@ -33,4 +35,5 @@ def private_sum(
         noise_key = KEYS[getattr(options, "noise_generator", "secure")]
     of_clients = (least_clients, noise_clients)
     facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, *of_clients)
-    return spec.build(name, inner, options, facts)
+    release = spec.build(name, inner, options, facts)
+    return release if integer_clip is None else replace(release, integer_clip=integer_clip)

@@ -165,8 +165,8 @@ def test_updates_are_clipped_as_tensorflow_privacy_clips_them(streaming_runtime)
 @pytest.mark.parametrize("quantile", [0.0, 0.6])
 def test_an_adaptive_clip_norm_moves_as_tensorflow_privacys(quantile):
     """By sums of bits that noise takes below no client and above all of them, too."""
-    settings = {"clip_quantile": quantile, "clip_learning_rate": 0.3, "expected_clients": 8.0}
-    aggregation = private_sum(clip_norm=0.4, clipping="adaptive", **settings)
+    clipping = f"adaptive:quantile={quantile},rate=0.3"
+    aggregation = private_sum(clip_norm=0.4, clipping=clipping, expected_clients=8.0)
     (exchange,) = Round(build("fed_avg"), aggregation).steps
     state = exchange.initialize()
     query = tfp.QuantileEstimatorQuery(

@@ -146,37 +146,19 @@ _PAIRS = (
     ),
     *(
         _Pair(flag, ("--privacy=none",), _CENTRAL)
-        for flag in ("--noise_multiplier=1", "--clip_norm=2", "--absent_below=1")
-    ),
-    *(
-        _Pair(flag, ("--clipping=fixed", *_CENTRAL), ("--clipping=adaptive", *_CENTRAL))
-        for flag in ("--clip_quantile=0.4", "--clip_learning_rate=0.4")
-    ),
-    *(
-        _Pair(flag, ("--private_evaluation=false", *_CENTRAL), ("--private_evaluation", *_CENTRAL))
-        for flag in (
-            "--evaluation_noise_multiplier=1",
-            "--evaluation_target_epsilon=1",
-            "--evaluation_clients_share=0.1",
-            "--evaluation_statistics",
-        )
+        for flag in ("--noise_multiplier=1", "--clip_norm=2", "--clipping=adaptive")
     ),
     *(
         _Pair(flag, _CENTRAL, _DISTRIBUTED)
-        for flag in ("--integer_clip=9", "--noise_generator=secure", "--privacy_min_clients=2")
+        for flag in ("--noise_generator=secure", "--participation=public")
     ),
     _Pair("--joint_clipping", _DISTRIBUTED, _CENTRAL),
+    _Pair("--private_evaluation=noise:multiplier=1", _DISTRIBUTED, _CENTRAL),
     _Pair("--limit_update=2", _CENTRAL, (*_CENTRAL, "--aggregation=secure")),
     _Pair(
         "--limit_update=2",
         (*_DISTRIBUTED, "--aggregation=secure"),
         ("--privacy=none", "--aggregation=secure"),
-    ),
-    _Pair("--tree_restart_every=4", _CENTRAL, ("--privacy=tree", "--noise_multiplier=1")),
-    _Pair(
-        "--answering_clients=5",
-        ("--secret_participation=false", *_DISTRIBUTED),
-        ("--secret_participation", *_DISTRIBUTED),
     ),
     _Pair(
         "--update_noise_multiplier=0.1",

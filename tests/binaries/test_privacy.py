@@ -48,9 +48,9 @@ def test_noise_that_is_told_has_the_epsilon(call):
 def test_distributed_noise_costs_more_with_fewer_clients(call):
     settings = [*_WRITERS, "--privacy=distributed", "--rounds=120", "--noise_multiplier=2"]
     all_clients = call(privacy, *settings).out
-    fewer = call(privacy, *settings, "--privacy_min_clients=270").out
-    in_turns = call(privacy, *settings, "--answering_clients=100").out
-    counted = call(privacy, *settings, "--nosecret_participation").out
+    fewer = call(privacy, *settings, "--participation=secret:min_clients=270").out
+    in_turns = call(privacy, *settings, "--participation=secret:answering=100").out
+    counted = call(privacy, *settings, "--participation=public").out
     outs = (all_clients, fewer, in_turns, counted)
     found = [float(re.match(r"epsilon is ([\d.]+)", out)[1]) for out in outs]
     assert 1.8 < found[0] < 3 < min(found[1:])

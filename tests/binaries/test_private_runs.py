@@ -26,7 +26,7 @@ _PRIVATE = (
     "--limit_loss=10",
     "--lambda_baselines=0.5,0.1,0,0.1,0.5",
 )
-_EVALUATED = (*_PRIVATE, "--private_evaluation", "--evaluation_noise_multiplier=5")
+_EVALUATED = (*_PRIVATE, "--private_evaluation=noise:multiplier=5")
 _DISTRIBUTED = (
     *("--privacy=distributed", "--aggregation=secure"),
     *(flag for flag in _PRIVATE if flag != "--privacy=central"),
@@ -114,7 +114,7 @@ def test_delta_below_the_tail_is_refused(call: Caller, tmp_path, kind):
 @pytest.mark.parametrize("answering", usually([4], [8, 4]))
 def test_everyone_answers_whatever_the_coins_say(call: Caller, tmp_path, answering):
     """No round has fewer clients than answer: how many took part is in no number."""
-    flags = (f"--answering_clients={answering}", f"--privacy_min_clients={answering}")
+    flags = (f"--participation=secret:answering={answering},min_clients={answering}",)
     run = f"--output_dir={tmp_path / 'run'}"
     outcome = call(train, *_DISTRIBUTED, *flags, "--rounds=6", "--noise_multiplier=0.02", run)
     assert outcome.status == 0, outcome
@@ -226,7 +226,7 @@ def test_who_takes_part_is_a_secret_of_its_own(call: Caller, tmp_path):
 def test_a_run_is_not_resumed_with_other_privacy(call: Caller, tmp_path):
     run = f"--output_dir={tmp_path / 'run'}"
     assert call(train, *_PRIVATE, "--rounds=1", run).status == 0
-    for change in ("--noise_multiplier=0.1", "--clip_norm=2", "--absent_below=1"):
+    for change in ("--noise_multiplier=0.1", "--clip_norm=2", "--clipping=adaptive"):
         outcome = call(train, *_PRIVATE, change, "--rounds=2", run, "--resume")
         assert outcome.status == 2
         flag = change.partition("=")[0].removeprefix("--")
@@ -237,7 +237,7 @@ def test_a_run_is_not_resumed_with_other_privacy(call: Caller, tmp_path):
 @pytest.mark.nightly
 def test_what_evaluations_spend_is_said(call: Caller, folder):
     """Of all clients of the toy task, which train and are evaluated; then of another call."""
-    noise = "--evaluation_noise_multiplier=0.2"
+    noise = "--private_evaluation=noise:multiplier=0.2"
     flags = (*_EVALUATED, noise, "--evaluate_every=2", "--output_dir=run")
     outcome = call(train, *flags, "--rounds=3")
     assert outcome.status == 0, outcome
@@ -252,7 +252,7 @@ def test_what_evaluations_spend_is_said(call: Caller, folder):
     assert float(rows[-1]["evaluation_epsilon"]) == of_evaluations["epsilon"]
     assert "\nprivate evaluation, of test clients: (" in outcome.out
     # In the output and on the page.
-    not_resampled = "private evaluations do not resample clients, with --evaluation_statistics ei"
+    not_resampled = "private evaluations do not resample clients, with statistics=true either"
     assert not_resampled in outcome.out
     assert not_resampled in (folder / "run" / "report.html").read_text()
     # Whoever goes on from a last round that is no last one evaluates it once more on others.
@@ -276,14 +276,14 @@ def test_what_evaluations_spend_is_said(call: Caller, folder):
 
 @pytest.mark.nightly
 def test_noise_for_some_evaluations_is_not_that_for_more(call: Caller, folder):
-    target = ("--private_evaluation", "--evaluation_target_epsilon=3", "--evaluate_every=1")
+    target = ("--private_evaluation=budget:epsilon=3", "--evaluate_every=1")
     flags = (*_PRIVATE, *target, "--output_dir=run")
     assert call(train, *flags, "--rounds=2").status == 0
     of_evaluations = _privacy(folder / "run")["evaluation"]
     assert of_evaluations["evaluations"] == 2
     assert of_evaluations["epsilon"] == pytest.approx(3.0, rel=1e-3)
     message = call.refused(folder, train, *flags, "--rounds=3", "--resume")
-    assert message.startswith("--evaluation_target_epsilon: expected 2 evaluations, for which the ")
+    assert message.startswith("--private_evaluation: expected 2 evaluations, for which the ")
 
 
 @pytest.mark.slow

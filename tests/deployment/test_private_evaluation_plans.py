@@ -47,8 +47,7 @@ def noise(profile):
     task = make_task(("a", "b", "c"), num_features=4)
     options = make_options(
         ServerNoiseOptions,
-        private_evaluation=True,
-        evaluation_noise_multiplier=0.05,
+        private_evaluation="noise:multiplier=0.05",
         delta=1e-3,
         **_LIMITS,
     )

@@ -36,7 +36,7 @@ _PRIVATE = (
     *("--algorithm=agnostic_fed_avg", "--clients_per_round=3", "--cohort_sampling=poisson"),
     *("--privacy=central", "--noise_multiplier=0.1", "--noise_seed=5"),
     *("--limit_examples=1000", "--limit_loss=9"),
-    *("--private_evaluation", "--evaluation_noise_multiplier=0.1", "--rounds=2"),
+    *("--private_evaluation=noise:multiplier=0.1", "--rounds=2"),
 )
 
 

@@ -140,7 +140,7 @@ def test_settings_that_not_all_rows_have_are_told_without_folders(tmp_path):
             "initial_model": "/home/me/secret/model.keras",
             "base_predictors": ["/mnt/a/one", "/mnt/b/two"],
             "client_percentiles": [50.0, 90.0],
-            "private_evaluation": True,
+            "private_evaluation": "noise:multiplier=4.0,clients_share=0.2,statistics=false",
         },
     }
     for row, settings in own.items():
@@ -152,7 +152,7 @@ def test_settings_that_not_all_rows_have_are_told_without_folders(tmp_path):
     # What one row has and the other has not is told once, below what both have and differ in.
     assert (
         "q_ffl alone has --base_predictors=one,two, --client_percentiles=50.0,90.0, "
-        "--private_evaluation=true."
+        "--private_evaluation=noise:multiplier=4.0,clients_share=0.2,statistics=false."
     ) in text
     assert "secret" not in text and "/mnt" not in text and "--format" not in text
 

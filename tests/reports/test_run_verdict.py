@@ -98,7 +98,7 @@ def test_a_private_evaluation_says_that_clients_are_not_resampled():
     )
     assert "the largest of several noisy counts" in why
     assert clients.startswith("How other test clients would do is not known: private evaluations ")
-    assert "with --evaluation_statistics either" in clients
+    assert "with statistics=true either" in clients
     assert what_next.startswith("Next: ")
 
 

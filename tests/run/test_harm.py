@@ -102,7 +102,11 @@ def test_domain_without_finite_loss_is_reported():
         # Private evaluations release nothing more.
         {"start": None},
         # Their counts of clients are noisy.
-        {"end": (1.0, 1.0, math.nan), "non_finite": 1, "private_evaluation": True},
+        {
+            "end": (1.0, 1.0, math.nan),
+            "non_finite": 1,
+            "private_evaluation": "noise:multiplier=1.0",
+        },
     ],
 )
 def test_healthy_runs_are_told_nothing_of(healthy):

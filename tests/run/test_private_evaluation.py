@@ -13,7 +13,12 @@ from scipy import optimize, stats
 from tests.options import make_options
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.aggregations.private_sum import CentralDpSum, ServerNoiseOptions
+from tff_agnostic.aggregations.private_sum import (
+    BudgetEvaluation,
+    CentralDpSum,
+    NoiseEvaluation,
+    ServerNoiseOptions,
+)
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import DomainSums, MetricSums
 from tff_agnostic.computations.evaluation import ClientDistribution, EvaluationOutput
@@ -32,7 +37,7 @@ from tff_agnostic.run.private_evaluation import (
 )
 
 _KEY = (123456789, 987654321)
-_LIMITS = {"max_examples": 8, "max_loss": 6.0}
+_LIMITS = {"limit_examples": 8, "limit_loss": 6.0}
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +46,10 @@ def task():
 
 
 def _private(
-    task: Any, z: Optional[float], training: Optional[Mechanism] = None, **settings: Any
+    task: Any, z: float = 1.0, training: Optional[Mechanism] = None, **settings: Any
 ) -> PrivateEvaluation:
-    options = make_options(
-        ServerNoiseOptions,
-        **{
-            "private_evaluation": True,
-            "evaluation_noise_multiplier": z,
-            "delta": 1e-3,
-            **_LIMITS,
-            **settings,
-        },
-    )
+    noise = {"private_evaluation": NoiseEvaluation(z)}
+    options = make_options(ServerNoiseOptions, **{**noise, "delta": 1e-3, **_LIMITS, **settings})
     return PrivateEvaluation(options, task, PlainSum(), 3, training)
 
 
@@ -132,7 +129,11 @@ def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, task, evaluat
 
 
 def test_nothing_is_asked_of_clients_that_is_not_said(task):
-    split = _private(task, 1.0, evaluation_clients_share=0.0).statement(1).split
+    split = (
+        _private(task, private_evaluation=NoiseEvaluation(1.0, clients_share=0.0))
+        .statement(1)
+        .split
+    )
     assert not any(name.startswith("over_clients") for name in split)
     assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(1.0)
 
@@ -144,7 +145,7 @@ def test_answers_are_counted_where_that_is_asked_for_and_are_in_the_account(
     z = 2.0
     assert not any(name.startswith("classes") for name in _private(task, z).statement(1).split)
     assert _output(evaluate, task, _private(task, 0.0)).classes == ()
-    noise = _private(task, z, evaluation_statistics=True)
+    noise = _private(task, private_evaluation=NoiseEvaluation(z, statistics=True))
     split = noise.statement(1).split
     # The other groups have as much more noise: epsilon is that of z, whatever is asked.
     assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(z)
@@ -153,7 +154,7 @@ def test_answers_are_counted_where_that_is_asked_for_and_are_in_the_account(
         split["classes"] == split["sums/losses"] > _private(task, z).statement(1).split["clients"]
     )
     counting = streaming_runtime.measurement(noise.measurement, noise.aggregation)
-    silent = _private(task, 0.0, evaluation_statistics=True)
+    silent = _private(task, private_evaluation=NoiseEvaluation(0.0, statistics=True))
     table = _output(counting, task, silent).classes.confusion
     kernel, bias = task.model.initial_weights.trainable
     expected = np.zeros([3, 3, 3], int)
@@ -214,7 +215,7 @@ def test_epsilon_is_that_of_composed_gaussian_noise(task, z, releases):
 
 @pytest.mark.slow
 def test_noise_is_worked_out_for_the_planned_evaluations(task):
-    noise = _private(task, None, evaluation_target_epsilon=2.0)
+    noise = _private(task, private_evaluation=BudgetEvaluation(2.0))
     assert noise.epsilon(3) == pytest.approx(2.0, rel=1e-3)
     assert _epsilon(math.sqrt(3) / noise.mechanism.noise_multiplier, 1e-3) == pytest.approx(
         2.0, rel=2e-3
@@ -265,10 +266,6 @@ def test_clients_of_both_splits_are_counted(task):
 
 
 def test_what_cannot_be_promised_is_one_line(task):
-    with pytest.raises(UserError, match=r"^--private_evaluation: expected one of .*, found none$"):
-        _private(task, None)
-    with pytest.raises(UserError, match=r"^--private_evaluation: expected one of .*, found both$"):
-        _private(task, 1.0, evaluation_target_epsilon=1.0)
     with pytest.raises(UserError, match=r"^--delta: expected more than 0 and less than 0.025"):
         _private(task, 1.0, delta=0.1)
     (accuracy,) = task.model.metrics

@@ -32,7 +32,6 @@ from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, j
 from tff_agnostic.aggregations.noise import Release, clients_of_a_table
 from tff_agnostic.aggregations.private_sum import (
     ClippedOutput,
-    DistributedOptions,
     PrivateAggregation,
     PrivateState,
 )
@@ -93,12 +92,15 @@ class DistributedDpSum(PrivateAggregation):
         noise_clients: Number of clients that report in a round, each with its share of the noise; 0
             for the expected number. If it is larger, the surplus is left out by a coin.
         bundle: How many silent clients one entry of a simulated cohort may stand for.
+        integer_clip: Steps of the integers that clients send in the bound of each group: with more
+            steps rounding adds less, and integers have more bits.
     """
 
     noise_multiplier: float
     least_clients: int = 1
     noise_clients: int = 0
     bundle: int = 1
+    integer_clip: float = 2.0**14
 
     # Copies of a client differ only in their places, which give each its own noise.
     numbers_clients = True
@@ -114,7 +116,7 @@ class DistributedDpSum(PrivateAggregation):
         if self.noise_clients <= self.expected_clients:
             return sums
         factors = [f for sum_, of_one in zip(sums, bounds) for f in sum_.noise_factors(of_one)]
-        widest = self.noise_multiplier * max(factors) * self._options.integer_clip
+        widest = self.noise_multiplier * max(factors) * self.integer_clip
         most = self.noise_clients - int(self.expected_clients)
         bundle = clients_of_a_table(widest**2 / self.noise_clients, most)
         return tuple(dataclasses.replace(sum_, bundle=bundle) for sum_ in sums)
@@ -141,14 +143,13 @@ class DistributedDpSum(PrivateAggregation):
         Args:
             values: The flattened output, or its residues, or their specs.
         """
-        steps = self._options.integer_clip
         pairs = zip(self.groups(bounds), self.noise_factors(bounds))
         return tuple(
             IntegerCodec(
                 is_rotated=group.is_update,
                 num_values=sum(int(values[i].shape.num_elements()) for i in group.positions),
-                steps=steps,
-                deviation=self.noise_multiplier * factor * steps,
+                steps=self.integer_clip,
+                deviation=self.noise_multiplier * factor * self.integer_clip,
                 expected_clients=self.expected_clients,
                 noise_clients=self.noise_clients or self.expected_clients,
                 bundle=self.bundle,
@@ -193,7 +194,7 @@ class DistributedDpSum(PrivateAggregation):
     ) -> list[ClientNoise]:
         """On a client: returns its random numbers for each group."""
         release = Release(params.noise_key, self.exchange, params.releases)
-        return self._options.generator.client_draws(release, client.place.number, codecs)
+        return self.options.generator.client_draws(release, client.place.number, codecs)
 
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """Returns modular secure sums of the integers, and one of the number of clients."""
@@ -268,11 +269,6 @@ class DistributedDpSum(PrivateAggregation):
 
     def _has_enough(self, summed: Integers) -> tf.Tensor:
         return summed.num_clients >= self.least_clients
-
-    @property
-    def _options(self) -> DistributedOptions:
-        assert isinstance(self.options, DistributedOptions)
-        return self.options
 
 
 @dataclasses.dataclass(frozen=True)

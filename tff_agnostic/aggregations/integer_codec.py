@@ -19,7 +19,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from tff_agnostic.aggregations.noise import skellam, skellam_words
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.later import tf
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.stateless_random import fold_in
@@ -84,11 +84,13 @@ class IntegerCodec:
         """Number of random words of one client's noise."""
         num_words = skellam_words(self.variance, self.size)
         if num_words > _MAX_WORDS * self.size:
-            raise UserError(
-                f"--integer_clip: expected fewer than {self.steps:g} steps with "
-                f"{self.noise_clients:g} clients and this noise: each client's noise deviates by "
-                f"{math.sqrt(self.variance):.4g} steps, and takes {num_words / self.size:.4g} "
-                f"random numbers for each value, more than {_MAX_WORDS}"
+            raise OptionError(
+                "integer_clip",
+                f"noise that takes a client at most {_MAX_WORDS} random numbers for each value",
+                Verbatim(
+                    f"{num_words / self.size:.4g}: with {self.noise_clients:g} clients and "
+                    f"{self.steps:g} steps it deviates by {math.sqrt(self.variance):.4g} steps"
+                ),
             )
         return num_words
 
@@ -100,10 +102,13 @@ class IntegerCodec:
         )
         total = bits + math.log2(self.noise_clients)
         if total > _MAX_BITS:
-            raise UserError(
-                f"--integer_clip: expected so few steps that sums of them have {_MAX_BITS} bits, "
-                f"found {self.steps:g}, which with this noise and {self.noise_clients:g} clients"
-                f" takes {math.ceil(total)}"
+            raise OptionError(
+                "integer_clip",
+                f"sums of at most {_MAX_BITS} bits",
+                Verbatim(
+                    f"{math.ceil(total)}, with {self.noise_clients:g} clients, {self.steps:g} steps"
+                    " and this noise"
+                ),
             )
         return bits
 

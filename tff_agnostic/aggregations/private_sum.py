@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional, Union
 
 from tff_agnostic.aggregations.aggregation import (
     Aggregation,
@@ -38,14 +38,12 @@ from tff_agnostic.aggregations.noise_generators import (
     add_noise,
     check_multipliers,
 )
-from tff_agnostic.base.options import OneOf, Within
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.later import tf
 from tff_agnostic.privacy.mechanisms import LEAST_NOISE
-from tff_agnostic.registry import Registry
+from tff_agnostic.privacy.sampling import PublicParticipation, SecretParticipation
 from tff_agnostic.report_fields import ReportField, ReportFields
 
-# Whether the clip norm follows the norms of the updates.
-CLIPPINGS = Registry("clipping", {"fixed": False, "adaptive": True})
 # An indicator less one half: its sensitivity to a client that joins is one half.
 _WITHIN = Bound(0.5, signed=True)
 # A whole number that is exact in float64, and well within int64.
@@ -57,22 +55,36 @@ _OF_PLAIN_SUMS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class FixedClipping(Options):
+    """Clip norms that stay."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClipping(Options):
+    """Clip norms that follow a quantile of the norms of updates (Andrew et al. 2021).
+
+    Attributes:
+        quantile: The quantile.
+        rate: eta, learning rate of the logarithm of a clip norm.
+    """
+
+    quantile: Annotated[float, Within(least=0.0, most=1.0)] = 0.5
+    rate: Annotated[float, Within(above=0)] = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
 class PrivacyOptions(LimitedOptions):
     """Options of differential privacy; the unit is a client with all its examples.
 
     Attributes:
-        noise_multiplier: z: standard deviation of a round's noise as a multiple of what one client
-            can change; or give --target_epsilon. With 0 nothing is private.
+        noise_multiplier: z: standard deviation of a round's noise as a multiple of the most that
+            one client can change; or give --target_epsilon. With 0 nothing is private.
         target_epsilon: The epsilon that the noise is computed for.
         delta: The delta of (epsilon, delta); one over ten times the training clients if not given.
         clip_norm: Bound of the l2 norm of a client's model delta; the first one, if adaptive.
-        clipping: Whether the clip norm stays, or follows a quantile of the deltas' norms.
-        clip_quantile: Quantile of the deltas' norms that an adaptive clip norm tracks. Only with
-            clipping adaptive.
-        clip_learning_rate: How fast an adaptive clip norm moves. Only with clipping adaptive.
+        clipping: Whether the clip norm stays (fixed), or follows a quantile of the deltas' norms at
+            some rate (adaptive).
         update_share: Share of a round's budget for updates.
-        absent_below: A denominator, such as a domain's number of examples, counts as zero below so
-            many standard deviations of its noise.
         noise_seed: For experiments: seeds the noise, which is then not secret; every report warns
             of it.
     """
@@ -81,12 +93,14 @@ class PrivacyOptions(LimitedOptions):
     target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
     delta: Optional[Annotated[float, Within(above=0, below=1.0)]] = None
     clip_norm: Annotated[float, Within(above=0)] = 1.0
-    clipping: Annotated[str, OneOf(CLIPPINGS)] = "fixed"
-    clip_quantile: Annotated[float, Within(least=0.0, most=1.0)] = 0.5
-    clip_learning_rate: Annotated[float, Within(above=0)] = 0.2
+    clipping: Union[FixedClipping, AdaptiveClipping] = FixedClipping()
     update_share: Annotated[float, Within(above=0, below=1)] = 0.8
-    absent_below: Annotated[float, Within(least=0.0)] = 2.0
     noise_seed: Optional[Annotated[int, Within(least=0)]] = None
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether clip norms move."""
+        return isinstance(self.clipping, AdaptiveClipping)
 
     @property
     def generator(self) -> NoiseGenerator:
@@ -94,7 +108,39 @@ class PrivacyOptions(LimitedOptions):
         return SECURE
 
 
-_WITH_EVALUATION = ("private_evaluation", (True,))
+_Share = Annotated[float, Within(least=0.0, below=1.0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseEvaluation(Options):
+    """Private evaluations of a given noise, for runs that may get more of them.
+
+    Attributes:
+        multiplier: z of each evaluation of a model.
+        clients_share: Share of the budget for means and percentiles over clients, which are omitted
+            with 0; sums over domains have the rest.
+        statistics: Whether answers are counted by class. The counts share the budget of the sums
+            over domains, which get more noise.
+    """
+
+    multiplier: Annotated[float, Within(least=LEAST_NOISE, or_zero=True)]
+    clients_share: _Share = 0.2
+    statistics: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetEvaluation(Options):
+    """Private evaluations whose noise is computed for their number.
+
+    Attributes:
+        epsilon: The epsilon of all private evaluations of a run together.
+        clients_share: See `NoiseEvaluation`.
+        statistics: See `NoiseEvaluation`.
+    """
+
+    epsilon: Annotated[float, Within(above=0)]
+    clients_share: _Share = 0.2
+    statistics: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,40 +151,15 @@ class ServerNoiseOptions(PrivacyOptions):
         joint_clipping: Clip all that a client sends as one vector, in which groups are scaled by
             their bounds and shares, instead of each group alone: with the same noise and epsilon,
             clients that do not reach all of their bounds lose less.
-        private_evaluation: Clip and noise the sums of evaluations too, with a budget of their own:
-            test clients then have a guarantee as well.
-        evaluation_noise_multiplier: z of each private evaluation of a model; or give
-            --evaluation_target_epsilon. Only with private_evaluation true.
-        evaluation_target_epsilon: The epsilon of all private evaluations of a run together, for
-            which their noise is computed. Only with private_evaluation true.
-        evaluation_clients_share: Share of a private evaluation's budget for means and percentiles
-            over clients; sums over domains have the rest. With 0 there are no statistics over
-            clients. Only with private_evaluation true.
-        evaluation_statistics: Count answers by class in private evaluations, too: they share the
-            budget of the sums over domains, which get more noise. Only with private_evaluation
-            true.
+        private_evaluation: Clip and noise the sums of evaluations too, with a separate budget: test
+            clients then have a guarantee as well. Either the noise multiplier of each evaluation of
+            a model is given (noise), or the epsilon of all of them (budget). clients_share of the
+            budget is for means and percentiles over clients; with statistics=true answers are
+            counted by class.
     """
 
     joint_clipping: bool = False
-    private_evaluation: bool = False
-    evaluation_noise_multiplier: Optional[
-        Annotated[float, Within(least=LEAST_NOISE, or_zero=True)]
-    ] = None
-    evaluation_target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
-    evaluation_clients_share: Annotated[float, Within(least=0.0, below=1.0)] = 0.2
-    evaluation_statistics: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeOptions(ServerNoiseOptions):
-    """Options of tree aggregation.
-
-    Attributes:
-        tree_restart_every: Rounds after which tree aggregation begins a new tree; never if not
-            given.
-    """
-
-    tree_restart_every: Optional[Annotated[int, Within(least=1)]] = None
+    private_evaluation: Union[NoiseEvaluation, BudgetEvaluation, None] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,27 +167,17 @@ class DistributedOptions(PrivacyOptions):
     """Options of noise that clients add before a secure sum.
 
     Attributes:
-        integer_clip: Steps of the integers that clients send in the bound of each group: with more
-            steps rounding adds less, and integers have more bits.
-        secret_participation: With Poisson cohorts, whether clients that the coin leaves out report
-            too, with zeros and their share of the noise, so that it stays secret which clients took
-            part, and how many. Otherwise the number of clients is public, and epsilon is several
-            times as large.
-        answering_clients: M, clients that report in each round of Poisson cohorts, by public turns.
-            Of these, --clients_per_round take part on average, and which ones stays secret. By
-            default all clients; with fewer, less is sent, and epsilon is larger. Only with
-            secret_participation true.
-        privacy_min_clients: Least number of clients with noise in a round: a round of fewer is one
-            without clients. By default all that report; c - 2 sqrt(c) with
-            --nosecret_participation.
+        participation: Whether it stays secret which clients of Poisson cohorts take part, and how
+            many (secret): clients that the coin leaves out send zeros and their share of the noise.
+            All clients answer each round, or as many as answering says, by public turns: with
+            fewer, less is sent, and epsilon is larger. Otherwise (public) epsilon is several times
+            as large. A round of fewer than min_clients clients with noise is one without clients;
+            by default all that answer, and c - 2 sqrt(c) of public Poisson cohorts.
         noise_generator: Generator of simulated clients' noise: philox, TensorFlow's, the faster
             one; or secure, ChaCha20, a cryptographic one.
     """
 
-    integer_clip: Annotated[float, Within(above=0)] = 2.0**14
-    secret_participation: bool = True
-    answering_clients: Optional[Annotated[int, Within(least=1)]] = None
-    privacy_min_clients: Optional[Annotated[int, Within(least=1)]] = None
+    participation: Union[SecretParticipation, PublicParticipation] = SecretParticipation()
     noise_generator: Annotated[str, OneOf(NOISE_GENERATORS)] = "philox"
 
     @property
@@ -216,6 +227,8 @@ class PrivateAggregation(Aggregation):
         noise_multiplier: z, likewise.
         exchange: Number of the communication step in its round.
         shares: Share of a round's budget for each group of the step; empty if it is the only step.
+        absent_below: A denominator, such as a domain's number of examples, counts as zero below
+            this many standard deviations of its noise.
     """
 
     inner: Aggregation
@@ -226,6 +239,7 @@ class PrivateAggregation(Aggregation):
     noise_multiplier: float = dataclasses.field(compare=False)
     exchange: int = 0
     shares: tuple[float, ...] = ()
+    absent_below: float = 2.0
 
     cuts_clients = True
 
@@ -252,7 +266,7 @@ class PrivateAggregation(Aggregation):
     def groups(self, bounds: Any) -> tuple[Group, ...]:
         """Returns the groups of values; the bits of adaptive clip norms come last."""
         groups = groups_of(bounds, self.options.limit.update, self.expected_clients)
-        if not CLIPPINGS[self.options.clipping]:
+        if not self.options.is_adaptive:
             return groups
         num_values = len(tf.nest.flatten(bounds))
         return groups + tuple(
@@ -297,8 +311,7 @@ class PrivateAggregation(Aggregation):
             # Without the bits, which come last and always have their full length.
             self._shares(bounds)[: len(groups)] if is_joint else None,
         )
-        is_adaptive = CLIPPINGS[self.options.clipping]
-        bits = [bit - _WITHIN.limit for bit in within] if is_adaptive else []
+        bits = [bit - _WITHIN.limit for bit in within] if self.options.is_adaptive else []
         return ClippedOutput(tf.nest.pack_sequence_as(output, sent), bits)
 
     def group_limits(self, clip_norms: tf.Tensor, bounds: Any) -> list[tf.Tensor]:
@@ -327,7 +340,7 @@ class PrivateAggregation(Aggregation):
         """
         flat_bounds = tf.nest.flatten(bounds)
         answer = without_noise_below(
-            tf.nest.flatten(noisy.answer), deviations, flat_bounds, self.options.absent_below
+            tf.nest.flatten(noisy.answer), deviations, flat_bounds, self.absent_below
         )
         answer = [_of_its_type(value, bound) for value, bound in zip(answer, flat_bounds)]
         next_state = state._replace(
@@ -340,14 +353,13 @@ class PrivateAggregation(Aggregation):
 
     def _moved(self, clip_norms: tf.Tensor, within: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns C exp(-eta (b - quantile)) (Andrew et al. 2021, equation 1 of section 2.2)."""
-        if not within:
+        clipping = self.options.clipping
+        if not within or not isinstance(clipping, AdaptiveClipping):
             return clip_norms
         share = tf.cast(tf.stack(within) / self.expected_clients, tf.float32) + _WITHIN.limit
         # Noise, or a large Poisson cohort, may take the share b beyond what a share can be.
         share = tf.clip_by_value(share, 0.0, 1.0)
-        options = self.options
-        steps = options.clip_learning_rate * (share - options.clip_quantile)
-        return clip_norms * tf.exp(-steps)
+        return clip_norms * tf.exp(-clipping.rate * (share - clipping.quantile))
 
     def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
         """Describes the clip norms, which are public."""
@@ -364,8 +376,8 @@ class PrivateAggregation(Aggregation):
 
     def released_bounds(self, bounds: Any) -> ClippedOutput:
         """Returns the bounds of a client's submission."""
-        is_adaptive = CLIPPINGS[self.options.clipping]
-        return ClippedOutput(bounds, [_WITHIN] * (len(self._updates(bounds)) if is_adaptive else 0))
+        num_bits = len(self._updates(bounds)) if self.options.is_adaptive else 0
+        return ClippedOutput(bounds, [_WITHIN] * num_bits)
 
 
 def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:

@@ -13,8 +13,8 @@ from tff_agnostic.aggregations.noise import Noise, TreeResidual, gaussian
 from tff_agnostic.aggregations.private_sum import (
     CentralDpSum,
     DistributedOptions,
+    PrivateAggregation,
     ServerNoiseOptions,
-    TreeOptions,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.base.options import Options, Within
@@ -154,7 +154,7 @@ class NoiseFacts(NamedTuple):
 
 
 # From (name, inner sums, settings, facts) to private sums.
-_Build = Callable[[str, Aggregation, Any, NoiseFacts], Aggregation]
+_Build = Callable[[str, Aggregation, Any, NoiseFacts], PrivateAggregation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,13 +171,15 @@ class PrivacySpec:
     build: Optional[_Build]
 
 
-def _of_server(noise_of: Callable[[Any], Noise]) -> _Build:
+def _of_server(noise: Noise) -> _Build:
     return lambda name, inner, options, facts: CentralDpSum(
-        inner, options, name, *facts[:3], noise=noise_of(options)
+        inner, options, name, *facts[:3], noise=noise
     )
 
 
-def _of_clients(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
+def _of_clients(
+    name: str, inner: Aggregation, options: Any, facts: NoiseFacts
+) -> PrivateAggregation:
     return DistributedDpSum(inner, options, name, **facts._asdict())
 
 
@@ -185,10 +187,8 @@ PRIVACIES: Registry[PrivacySpec] = Registry(
     "privacy",
     {
         "none": PrivacySpec(Options, None),
-        "central": PrivacySpec(ServerNoiseOptions, _of_server(lambda options: gaussian)),
+        "central": PrivacySpec(ServerNoiseOptions, _of_server(gaussian)),
         "distributed": PrivacySpec(DistributedOptions, _of_clients),
-        "tree": PrivacySpec(
-            TreeOptions, _of_server(lambda options: TreeResidual(options.tree_restart_every))
-        ),
+        "tree": PrivacySpec(ServerNoiseOptions, _of_server(TreeResidual())),
     },
 )

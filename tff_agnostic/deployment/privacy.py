@@ -18,11 +18,12 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.distributed_sum import Integers, SumOfDevices
+from tff_agnostic.aggregations.noise import Noise, TreeResidual
 from tff_agnostic.aggregations.private_sum import (
     CentralDpSum,
+    PrivacyOptions,
     PrivateAggregation,
     ServerNoiseOptions,
-    TreeOptions,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum
 from tff_agnostic.computations.algorithm import Algorithm, RunState
@@ -140,7 +141,7 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
         "mechanism": release.name,
         "noise": _NOISES[release.name],
         "noise_generator": release.options.generator.title,
-        **_of_tree(options),
+        **_of_tree(release.noise),
         "noise_multiplier": z,
         "delta": guarantee["delta"],
         "draw": dict(noise.draw),
@@ -156,7 +157,7 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
             for group, limit, factor in zip(groups, limits, release.noise_factors(step.bounds))
         ],
         "clipped": "as one vector" if is_joint else "each group by itself",
-        "clip_norms": options.clipping,
+        "clip_norms": _kind_of_clipping(options),
         "guarantee_as_simulated": dict(guarantee),
         "server_must": [
             f"choose the devices of a round so that this holds: {guarantee['sampling']}",
@@ -220,7 +221,7 @@ def node_noise_facts(
         "groups": groups,
         # A client counts as one; what is public anyway is not sent.
         "without_noise": {**{names[i]: 0 for i in ungrouped}, names[-1]: 1},
-        "clip_norms": release.options.clipping,
+        "clip_norms": _kind_of_clipping(release.options),
         "epsilon_after": epsilons,
         "neighbours": account.adjacency,
         "taken_for_granted": account.taken_for_granted,
@@ -273,9 +274,14 @@ def _on_average(noise: FleetNoise) -> list[str]:
     ]
 
 
-def _of_tree(options: Any) -> dict[str, Any]:
-    is_tree = isinstance(options, TreeOptions)
-    return {"tree_restart_every": options.tree_restart_every} if is_tree else {}
+def _kind_of_clipping(options: PrivacyOptions) -> str:
+    return "adaptive" if options.is_adaptive else "fixed"
+
+
+def _of_tree(noise: Noise) -> dict[str, Any]:
+    if not isinstance(noise, TreeResidual):
+        return {}
+    return {"tree_restart_every": noise.restart_every}
 
 
 def privacy_facts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Callable, Optional
+from typing import Annotated, Callable, Optional, Union
 
 from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.errors import UserError
@@ -20,6 +20,8 @@ from tff_agnostic.privacy.mechanisms import (
 from tff_agnostic.privacy.sampling import (
     COHORT_SAMPLINGS,
     CohortSampling,
+    PublicParticipation,
+    SecretParticipation,
     noise_of_clients,
 )
 from tff_agnostic.privacy.tree import Participations
@@ -55,16 +57,12 @@ class AccountingOptions(Options):
         privacy_dimension: Largest number of values of a group. Only with privacy distributed.
         integer_clip: The clip norm in steps of the integers that clients send. Only with privacy
             distributed.
-        secret_participation: With Poisson cohorts, whether clients that the coin leaves out report
-            too, with zeros and their share of the noise, so that it stays secret which clients took
-            part, and how many. Otherwise the number of clients is public, and epsilon is several
-            times as large. Only with privacy distributed.
-        answering_clients: M, clients that report in each round of Poisson cohorts, by public turns.
-            Of these, --clients_per_round take part on average, and which ones stays secret. By
-            default all clients; with fewer, less is sent, and epsilon is larger. Only with privacy
-            distributed.
-        privacy_min_clients: Least number of clients in a round with noise; by default all that
-            report. Only with privacy distributed.
+        participation: Whether it stays secret which clients of Poisson cohorts take part, and how
+            many (secret): clients that the coin leaves out send zeros and their share of the noise.
+            All clients answer each round, or as many as answering says, by public turns: with
+            fewer, less is sent, and epsilon is larger. Otherwise (public) epsilon is several times
+            as large. min_clients is the least number of clients with noise; by default all that
+            answer. Only with privacy distributed.
     """
 
     privacy: str = "central"
@@ -83,9 +81,7 @@ class AccountingOptions(Options):
     distributed_noise: Annotated[str, OneOf(INTEGER_NOISES)] = "skellam"
     privacy_dimension: Annotated[int, Within(least=1)] = 2**20
     integer_clip: Annotated[float, Within(above=0)] = 2.0**14
-    secret_participation: bool = True
-    answering_clients: Optional[Annotated[int, Within(least=1)]] = None
-    privacy_min_clients: Optional[Annotated[int, Within(least=1)]] = None
+    participation: Union[SecretParticipation, PublicParticipation] = SecretParticipation()
 
     def __post_init__(self) -> None:
         """Checks values together too; see `Options`."""
@@ -149,12 +145,7 @@ def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
 
 
 def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
-    sampling, noise_clients, least = noise_of_clients(
-        options.sampling(),
-        options.secret_participation,
-        options.answering_clients,
-        options.privacy_min_clients,
-    )
+    sampling, noise_clients, least = noise_of_clients(options.sampling(), options.participation)
     return DistributedNoise(
         tuple(
             IntegerGroup(z, options.integer_clip, options.privacy_dimension)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Callable, NamedTuple, Optional, Protocol
+from typing import Annotated, Any, Callable, NamedTuple, Optional, Protocol, Union
 
 import numpy as np
 
+from tff_agnostic.base.options import OptionError, Options, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import dp_accounting, scipy
 from tff_agnostic.privacy.amplification import (
@@ -417,6 +418,35 @@ class EveryClient:
         return dp_accounting.GaussianDpEvent(float(noise_multiplier) / self.sensitivity)
 
 
+@dataclasses.dataclass(frozen=True)
+class SecretParticipation(Options):
+    """Poisson cohorts in which clients that the coin leaves out report too.
+
+    They send zeros with their share of the noise, so that it stays secret which clients take part,
+    and how many.
+
+    Attributes:
+        answering: M, clients that report in each round, by public turns; all clients if None.
+        min_clients: Least number of clients with noise; a sum of fewer is discarded. All that
+            report if None.
+    """
+
+    answering: Optional[Annotated[int, Within(least=1)]] = None
+    min_clients: Optional[Annotated[int, Within(least=1)]] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicParticipation(Options):
+    """Cohorts of which the number of clients is public, as it is with a fixed size.
+
+    Attributes:
+        min_clients: Least number of clients with noise; a sum of fewer is discarded. If None, all
+            of a cohort of fixed size, and c - 2 sqrt(c) of a Poisson cohort of c clients.
+    """
+
+    min_clients: Optional[Annotated[int, Within(least=1)]] = None
+
+
 class NoiseOfClients(NamedTuple):
     """The clients that add a round's noise.
 
@@ -433,40 +463,36 @@ class NoiseOfClients(NamedTuple):
 
 def noise_of_clients(
     sampling: CohortSampling,
-    secret_participation: bool,
-    answering_clients: Optional[int],
-    min_clients: Optional[int],
+    participation: Union[SecretParticipation, PublicParticipation],
     needed: int = 1,
 ) -> NoiseOfClients:
     """Returns the clients that add a round's noise.
 
     Args:
-        secret_participation: Whether it stays secret which clients of a Poisson cohort take part.
-        answering_clients: How many clients report then; None for all.
-        min_clients: Least number of clients with noise; None for the default.
-        needed: Lower bound of that number.
+        sampling: How cohorts are drawn.
+        participation: Whether it stays secret which clients of a Poisson cohort take part.
+        needed: Lower bound of the least number of clients with noise.
     """
     found: Any = sampling
     if not isinstance(sampling, PoissonCohorts):
-        if answering_clients is not None:
-            raise UserError(
-                "--answering_clients has no effect without --cohort_sampling=poisson, where a "
-                "secret coin of each client decides whether it takes part"
+        if isinstance(participation, SecretParticipation) and participation.answering is not None:
+            raise participation.error(
+                "answering", "none with cohorts of a fixed size, whose clients all answer"
             )
         assert isinstance(sampling, _WithoutReplacement)
         noise_clients = wanted = sampling.clients_per_round
-    elif secret_participation:
-        noise_clients = wanted = answering_clients or sampling.clients
+    elif isinstance(participation, SecretParticipation):
+        noise_clients = wanted = participation.answering or sampling.clients
         found = SecretCohorts(sampling.clients, noise_clients, sampling.expected_clients)
     else:
         noise_clients = round(sampling.expected_clients)
         # In 2 of 100 rounds, a Poisson number is two standard deviations below its mean.
         wanted = max(1, math.floor(noise_clients - 2 * math.sqrt(noise_clients)))
-    least = max(wanted if min_clients is None else min_clients, needed)
+    given = participation.min_clients
+    least = max(wanted if given is None else given, needed)
     if least > noise_clients:
-        raise UserError(
-            f"--privacy_min_clients: expected at most {noise_clients}, the clients that answer a "
-            f"round, found {least}"
+        raise participation.error(
+            "min_clients", f"at most {noise_clients}, the clients that answer a round", least
         )
     if isinstance(found, PoissonCohorts):
         found = CountedCohorts(found.clients, found.expected_clients, least)
@@ -477,9 +503,11 @@ def check_answering(clients: int, answering: int, expected_clients: float) -> No
     """Raises a `UserError` unless so many clients can report in a round."""
     _check_cohort(expected_clients, clients)
     if not expected_clients <= answering <= clients:
-        raise UserError(
-            f"--answering_clients: expected from {expected_clients:g}, which --clients_per_round "
-            f"is, to {clients}, the number of clients, found {answering}"
+        raise OptionError(
+            "answering",
+            f"from {expected_clients:g}, the clients of a round, to {clients}, all clients",
+            answering,
+            SecretParticipation,
         )
 
 

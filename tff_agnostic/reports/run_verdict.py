@@ -139,7 +139,7 @@ def _not_known(run: RunRecord) -> str:
     """Returns why nothing is said of a constant answer, and what would tell it."""
     if (run.result.get("privacy") or {}).get("evaluation"):
         how = (
-            "Its evaluations are private. --evaluation_statistics counts classes with noise, and "
+            "Its evaluations are private. With statistics=true they count classes with noise, and "
             "the largest of several noisy counts is too large to compare with"
         )
     elif run.is_private:
@@ -162,7 +162,7 @@ def _of_private_evaluation(run: RunRecord) -> list[str]:
         return []
     return [
         f"How other {run.split} clients would do is not known: private evaluations do not resample "
-        "clients, with --evaluation_statistics either, as that takes some 20 times the noise."
+        "clients, with statistics=true either, as that takes some 20 times the noise."
     ]
 
 

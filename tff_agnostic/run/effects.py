@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 _MOVING = ("exponentiated_gradient", "projected_gradient", "cvar")
 # Settings that have an effect with some values of another one only.
 NEEDS: Needs = {
-    "clip_quantile": ("clipping", ("adaptive",)),
-    "clip_learning_rate": ("clipping", ("adaptive",)),
-    "evaluation_noise_multiplier": ("private_evaluation", (True,)),
-    "evaluation_target_epsilon": ("private_evaluation", (True,)),
-    "evaluation_clients_share": ("private_evaluation", (True,)),
-    "evaluation_statistics": ("private_evaluation", (True,)),
-    "answering_clients": ("secret_participation", (True,)),
     "boundary": ("threshold", ("survey", "refined", "lagged")),
     "loss_estimate": ("lambda_update", _MOVING),
     "budget": ("predictor_sampling", ("uniform", "weighted")),

@@ -35,8 +35,6 @@ from tff_agnostic.run.private_evaluation import PrivateEvaluation, evaluation_ke
 from tff_agnostic.run.spec import RunSpec, check_test_clients, resolve
 from tff_agnostic.tasks.task import Task
 
-# One of them is given.
-_NOISE = ("evaluation_noise_multiplier", "evaluation_target_epsilon")
 _SETTINGS = (
     "seed",
     "worst_min_examples",
@@ -49,9 +47,6 @@ _SETTINGS = (
     "secure_bits",
     "secure_min_clients",
     "private_evaluation",
-    *_NOISE,
-    "evaluation_clients_share",
-    "evaluation_statistics",
 )
 
 _OF_THIS_CALL = (
@@ -167,7 +162,7 @@ def _show(found: Evaluated) -> None:
 
 def _noise(spec: RunSpec, task: Task, num_models: int) -> Optional[PrivateEvaluation]:
     options = spec.privacy
-    if not isinstance(options, ServerNoiseOptions) or not options.private_evaluation:
+    if not isinstance(options, ServerNoiseOptions) or options.private_evaluation is None:
         return None
     return PrivateEvaluation(options, task, spec.build_aggregation(), num_models)
 
@@ -177,14 +172,14 @@ def _is_protected(trained: RunSpec, training_clients: bool) -> bool:
     options = trained.privacy
     if training_clients:
         return isinstance(options, PrivacyOptions)
-    return isinstance(options, ServerNoiseOptions) and options.private_evaluation
+    return isinstance(options, ServerNoiseOptions) and options.private_evaluation is not None
 
 
 def _check_no_noise(noise: Optional[PrivateEvaluation]) -> None:
     if noise is not None:
         raise UserError(
             "--adaptation_share: expected none with --private_evaluation, which has noise for "
-            "evaluations of single models; --noprivate_evaluation evaluates without noise"
+            "evaluations of single models; --private_evaluation=none evaluates without noise"
         )
 
 
@@ -229,8 +224,6 @@ def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
 def evaluated_spec(given: GivenRun, trained: RunSpec) -> RunSpec:
     """Returns the run's spec with the task, options and settings that were given instead."""
     own, inherited = given.own, trained.settings()
-    if any(flag in given.settings for flag in _NOISE):
-        inherited = {flag: value for flag, value in inherited.items() if flag not in _NOISE}
     name = own.task or trained.task
     same_task, folder, store = name == trained.task, own.data_dir, own.data
     options = {**(trained.task_options if same_task else {}), **given.task_options(name)}

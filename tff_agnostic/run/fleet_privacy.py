@@ -163,7 +163,7 @@ def _of_training(
     spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     # Rounds are the fleet's own: nobody is evaluated.
-    without = dataclasses.replace(spec.privacy, private_evaluation=False)
+    without = dataclasses.replace(spec.privacy, private_evaluation=None)
     privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
     aggregation = _sums(privacy)
     check_sizes_by_chance(spec.config, aggregation)
@@ -195,8 +195,8 @@ def _of_evaluation(
 
     if private.counts_answers:
         raise UserError(
-            "--kind: expected the evaluation of a run without --evaluation_statistics, found one "
-            "with it: exports do not count answers by class"
+            "--kind: expected the evaluation of a run whose --private_evaluation has "
+            "statistics=false, found statistics=true: exports do not count answers by class"
         )
 
     def restored(initial: RunState) -> RunState:

@@ -20,6 +20,7 @@ from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model
+from tff_agnostic.program.options.flags import NONE
 from tff_agnostic.report_fields import Role
 
 # A domain whose lambda is below this part of 1 / p has next to no say.
@@ -273,7 +274,7 @@ def remarks_at_end(
             }
             found += never_above(dict(zip(names, numbers)), largest)
     rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
-    if not settings.get("private_evaluation"):
+    if settings.get("private_evaluation", NONE) == NONE:
         # With noise the count is hardly ever 0.
         found += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
     classes, first = loss_of_equal_chances(model), loss_of_first_round(columns, values)

@@ -8,6 +8,7 @@ from typing import Any, Optional
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.private_sum import (
+    BudgetEvaluation,
     DistributedOptions,
     PrivateAggregation,
     ServerNoiseOptions,
@@ -198,7 +199,9 @@ class RunPrivacy:
             earlier: Rounds of the run that goes on, and rounds between its evaluations; None if
                 none goes on.
         """
-        if self.evaluation is not None and self._spec.privacy.evaluation_target_epsilon is not None:
+        if self.evaluation is not None and isinstance(
+            self._spec.privacy.private_evaluation, BudgetEvaluation
+        ):
             self.account.check_plan(earlier)
 
     def statement(self, rounds: int) -> PrivacyStatement:
@@ -280,7 +283,7 @@ class RunPrivacy:
 
     def _private_evaluation(self, task: Task) -> Optional[PrivateEvaluation]:
         options, config = self._spec.privacy, self._spec.config
-        if not isinstance(options, ServerNoiseOptions) or not options.private_evaluation:
+        if not isinstance(options, ServerNoiseOptions) or options.private_evaluation is None:
             return None
         planned = num_evaluations(config.rounds, config.evaluate_every) * self._num_models
         inner = self._spec.build_aggregation()

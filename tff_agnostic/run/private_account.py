@@ -32,10 +32,12 @@ from tff_agnostic.privacy.sampling import (
     FixedSizeCohorts,
     NoiseOfClients,
     PoissonCohorts,
+    SecretParticipation,
     StratifiedCohorts,
     noise_of_clients,
 )
 from tff_agnostic.privacy.tree import Participations
+from tff_agnostic.program.options.flags import flags_in_errors
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, ReportFields, Role
 from tff_agnostic.run.evaluation import RunEvaluations, num_evaluations
@@ -169,7 +171,6 @@ def _tree(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf:
     participations = Participations(
         max_participations=math.ceil(config.rounds / separation),
         min_separation=separation,
-        restart_every=spec.privacy.tree_restart_every,
     )
     return lambda noise_multiplier: TreeNoise(float(noise_multiplier), participations)
 
@@ -181,13 +182,14 @@ def _distributed(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf
             "--aggregation: expected secure with --privacy=distributed, where a client's own noise "
             f"hides it in a sum only whose parts nobody sees, found {spec.config.aggregation}"
         )
-    whose, steps = noise_of_run(spec, task), spec.privacy.integer_clip
+    whose = noise_of_run(spec, task)
     # Groups and their sizes do not depend on the noise.
     facts = NoiseFacts(float(spec.config.clients_per_round), noise_key(spec.privacy), 1.0)
     build = PRIVACIES[spec.config.privacy].build
     assert build is not None
     release = build(spec.config.privacy, inner, spec.privacy, facts)
-    groups = _groups(Round(algorithm, release))
+    assert isinstance(release, DistributedDpSum)
+    steps, groups = release.integer_clip, _groups(Round(algorithm, release))
     return lambda noise_multiplier: DistributedNoise(
         tuple(IntegerGroup(factor * float(noise_multiplier), steps, d) for factor, d in groups),
         "skellam",
@@ -199,18 +201,17 @@ def noise_of_run(spec: RunSpec, task: Task) -> NoiseOfClients:
     """Returns whose noise the rounds of a run have where clients add it."""
     options = spec.privacy
     assert isinstance(options, DistributedOptions)
-    if "secret_participation" in spec.given and spec.config.cohort_sampling != "poisson":
+    is_secret = isinstance(options.participation, SecretParticipation)
+    if is_secret and "participation" in spec.given and spec.config.cohort_sampling != "poisson":
         raise UserError(
-            "--secret_participation: expected --cohort_sampling=poisson, found "
-            f"{spec.config.cohort_sampling}, with which the number of clients is public"
+            "--participation: expected public with "
+            f"--cohort_sampling={spec.config.cohort_sampling}, of which everybody knows the number "
+            "of clients, found secret"
         )
-    return noise_of_clients(
-        _sampling(spec, task),
-        options.secret_participation,
-        options.answering_clients,
-        options.privacy_min_clients,
-        spec.build_aggregation().min_clients,
-    )
+    with flags_in_errors(options):
+        return noise_of_clients(
+            _sampling(spec, task), options.participation, spec.build_aggregation().min_clients
+        )
 
 
 def _groups(round_: Round) -> list[tuple[float, int]]:
@@ -393,7 +394,7 @@ class RunAccount:
         self._over = sum(release.num_models for release in taken_over) - of_again
 
     def check_plan(self, earlier: Optional[tuple[int, int]]) -> None:
-        """Refuses other evaluations than those that `--evaluation_target_epsilon` was for.
+        """Refuses other evaluations than those that the budget of evaluations was for.
 
         Args:
             earlier: Rounds of the run that goes on, and rounds between its evaluations; None if
@@ -404,14 +405,14 @@ class RunAccount:
             return
         wanted = num_evaluations(*earlier)
         expected = (
-            f"--evaluation_target_epsilon: expected {wanted} evaluations, for which the run's "
-            "noise was worked out, found "
+            f"--private_evaluation: expected {wanted} evaluations, for which the noise of the "
+            "run's budget was computed, found "
         )
         if num_evaluations(last, every) != wanted:
             raise UserError(
                 f"{expected}{num_evaluations(last, every)}: keep the run's --rounds and "
                 "--evaluate_every; a run that is to get more rounds later needs "
-                "--evaluation_noise_multiplier from its start"
+                "--private_evaluation=noise:multiplier=.. from its start"
             )
         runs = self._evaluations
         assert runs is not None and runs.ledger is not None

@@ -1,7 +1,7 @@
 """Evaluations with noise, and the ledger of what they have released.
 
 Everything that one evaluation sends is one release. Its groups are the sums over domains, how
-measures are spread over clients, and with `--evaluation_statistics` tables of answers by class;
+measures are spread over clients, and with `statistics` tables of answers by class;
 clients say nothing of how measures depend on a client's size, and are not resampled: the noise that
 hides a client in 200 replicates is some 20 times what hides it in the sums.
 
@@ -25,7 +25,12 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits
 from tff_agnostic.aggregations.noise_generators import SECURE, beyond_tail
-from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateState, ServerNoiseOptions
+from tff_agnostic.aggregations.private_sum import (
+    BudgetEvaluation,
+    CentralDpSum,
+    PrivateState,
+    ServerNoiseOptions,
+)
 from tff_agnostic.computations.class_sums import ClassCounting, class_counting
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
@@ -173,7 +178,7 @@ class PrivateEvaluation:
         options: Settings; `private_evaluation` is set.
         task: Whose test clients are evaluated.
         inner: How clipped answers are summed.
-        planned: Evaluations of a model that --evaluation_target_epsilon is for.
+        planned: Number of evaluations of a model that a budget is for.
         training: What training releases, if test clients may be training clients too: fleets are
             neighbours as there.
 
@@ -195,13 +200,8 @@ class PrivateEvaluation:
         training: Optional[Mechanism] = None,
     ) -> None:
         check_metric_bounds(task.model)
-        multiplier, target = options.evaluation_noise_multiplier, options.evaluation_target_epsilon
-        if (multiplier is None) == (target is None):
-            found = "none" if multiplier is None else "both"
-            raise UserError(
-                "--private_evaluation: expected one of --evaluation_noise_multiplier and "
-                f"--evaluation_target_epsilon, found {found}"
-            )
+        noise = options.private_evaluation
+        assert noise is not None
         num_clients = len(task.test.client_ids)
         self.delta = default_delta(num_clients) if options.delta is None else options.delta
         check_delta(self.delta, num_clients)
@@ -211,18 +211,21 @@ class PrivateEvaluation:
             if training is None
             else EveryClient(training.adjacency, training.sensitivity)
         )
-        if multiplier is None:
-            assert target is not None
+        if isinstance(noise, BudgetEvaluation):
             multiplier = noise_for_epsilon(
-                lambda z: [CentralNoise(float(z), sampling)], [planned], target, self.delta
+                lambda z: [CentralNoise(float(z), sampling)], [planned], noise.epsilon, self.delta
             )
+        else:
+            multiplier = noise.multiplier
         self.mechanism = CentralNoise(float(multiplier), sampling)
         check_tail(self.tail(planned), self.delta)
-        counting = _counting(task) if options.evaluation_statistics else None
+        counting = _counting(task) if noise.statistics else None
         self.measurement = private_measurement(
-            task.model, task.num_domains, options.evaluation_clients_share > 0, counting
+            task.model, task.num_domains, noise.clients_share > 0, counting
         )
-        self.aggregation = _aggregation(options, inner, self.measurement, self.mechanism)
+        self.aggregation = _aggregation(
+            options, inner, self.measurement, self.mechanism, noise.clients_share
+        )
         self.bounds = self.measurement.step.bounds(self.aggregation.limits)
         self._split_name = task.test_split
         self._account = PrivacyAccountant([self.mechanism], self.delta)
@@ -328,7 +331,11 @@ def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
 
 
 def _aggregation(
-    options: ServerNoiseOptions, inner: Aggregation, measurement: Any, mechanism: Mechanism
+    options: ServerNoiseOptions,
+    inner: Aggregation,
+    measurement: Any,
+    mechanism: Mechanism,
+    clients_share: float,
 ) -> CentralDpSum:
     release = CentralDpSum(
         inner,
@@ -341,7 +348,7 @@ def _aggregation(
     )
     bounds = measurement.step.bounds(release.limits)
     groups = [group.name for group in release.groups(bounds)]
-    shares = evaluation_shares(groups, options.evaluation_clients_share)
+    shares = evaluation_shares(groups, clients_share)
     return dataclasses.replace(release, shares=shares)
 
 
@@ -370,8 +377,8 @@ def _counting(task: Task) -> ClassCounting:
     found = class_counting(task.model, task.num_domains)
     if found is None:
         raise UserError(
-            "--evaluation_statistics: expected a model that answers with classes, and not too many "
-            "of them, found another one: there is nothing to count"
+            "--private_evaluation: statistics: expected a model that answers with classes, and not "
+            "too many of them, found another one: there is nothing to count"
         )
     return found
 

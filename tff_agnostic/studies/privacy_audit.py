@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits, PlainSum
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
+from tff_agnostic.aggregations.noise import TreeResidual
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS
@@ -382,18 +383,18 @@ def _round_of(
 ) -> Round:
     limits, name = _LIMITS, _NAMES[type(mechanism)]
     of_clients: tuple[int, ...] = ()
-    given: dict[str, Any] = {"clip_norm": _CLIP_NORM, "limit": limits, **settings}
+    of_mechanism: dict[str, Any] = {}
     if isinstance(mechanism, DistributedNoise):
         secure, of_clients = True, (mechanism.min_clients, mechanism.noise_clients)
-        given["integer_clip"] = mechanism.groups[0].clip
+        of_mechanism["integer_clip"] = mechanism.groups[0].clip
     if isinstance(mechanism, TreeNoise):
-        given["tree_restart_every"] = mechanism.participations.restart_every
+        of_mechanism["noise"] = TreeResidual(mechanism.participations.restart_every)
     inner: Aggregation = PlainSum()
     if secure:
         inner = SecureSum(SecureSumOptions(limits, secure_min_clients=1))
     spec, z = PRIVACIES[name], float(mechanism.noise_multiplier)
     assert spec.build is not None
-    options = spec.options(noise_multiplier=z, **given)
+    options = spec.options(noise_multiplier=z, clip_norm=_CLIP_NORM, limit=limits, **settings)
     # Each run has another one in its place.
     key = noise_key(options)
     release = spec.build(
@@ -402,6 +403,7 @@ def _round_of(
         options,
         NoiseFacts(float(fleet.clients_per_round), key, z, *of_clients),
     )
+    release = dataclasses.replace(release, **of_mechanism)
     model = logistic_regression(_FEATURES, _CLASSES)
     counts = (limits.examples * fleet.clients_per_round / _DOMAINS,) * _DOMAINS
     problem = Problem(model, tuple(map(str, range(_DOMAINS))), expected_counts=counts)

@@ -39,9 +39,7 @@ NEEDS: Needs = {
     "distributed_noise": ("privacy", ("distributed",)),
     "privacy_dimension": ("privacy", ("distributed",)),
     "integer_clip": ("privacy", ("distributed",)),
-    "secret_participation": ("privacy", ("distributed",)),
-    "answering_clients": ("privacy", ("distributed",)),
-    "privacy_min_clients": ("privacy", ("distributed",)),
+    "participation": ("privacy", ("distributed",)),
     "audit_runs": ("audit", (True,)),
     "audit_seed": ("audit", (True,)),
 }
@@ -116,8 +114,11 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """Returns all of it but the curves."""
-        settings = dataclasses.asdict(self.options)
-        return {"answer": self.sentence, "settings": settings, **self.statement.to_dict()}
+        return {
+            "answer": self.sentence,
+            "settings": values_of(self.options),
+            **self.statement.to_dict(),
+        }
 
     def neighbours(self) -> Curves:
         """Returns epsilon of other rounds and other noise, a few of each, for a table."""

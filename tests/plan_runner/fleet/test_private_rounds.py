@@ -36,7 +36,7 @@ _SETTINGS = {
     "cohort_sampling": "uniform",
     "noise_multiplier": 1.0,
     "clients_per_round": 4,
-    "privacy_min_clients": 3,
+    "participation": "public:min_clients=3",
     "rounds": 2,
 }
 

@@ -47,9 +47,7 @@ _SETTINGS: dict[str, Any] = {
     "delta": _DELTA,
     "limit_examples": 200,
     "limit_loss": 10.0,
-    "private_evaluation": True,
-    "evaluation_noise_multiplier": _Z,
-    "evaluation_clients_share": 0.0,
+    "private_evaluation": f"noise:multiplier={_Z},clients_share=0",
     # So that an uninterrupted run has the same noise.
     "noise_seed": 3,
 }
@@ -331,7 +329,9 @@ def test_equal_releases_count_once_and_other_sums_are_not_shown(tmp_path):
 def test_an_evaluation_that_comes_out_otherwise_has_other_noise(cohort_runtime, tmp_path, caplog):
     """Of the same weights and clients by name, whatever the reason is."""
     # The least noise: with more a domain may be taken for absent, whose loss is 0 then.
-    spec = _spec(evaluation_clients=None, evaluation_noise_multiplier=1 / 64)
+    spec = _spec(
+        evaluation_clients=None, private_evaluation=f"noise:multiplier={1 / 64},clients_share=0"
+    )
     parts = TrainingRun(spec, RunFolder(tmp_path / "run"), cohort_runtime, False).parts
     noise, state = parts.privacy.evaluation, parts.initial
     watched = _Watched(cohort_runtime)
@@ -384,11 +384,14 @@ def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
 
 @pytest.mark.nightly
 def test_noise_worked_out_for_a_target_is_not_for_one_more(cohort_runtime, tmp_path):
-    target = {"evaluation_noise_multiplier": None, "evaluation_target_epsilon": 3.0}
-    target.update(rounds=3, evaluate_every=1)
+    target: dict[str, Any] = {
+        "private_evaluation": "budget:epsilon=3,clients_share=0",
+        "rounds": 3,
+        "evaluate_every": 1,
+    }
     _train(cohort_runtime, tmp_path, crash_after=1, **target)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    message = r"^--evaluation_target_epsilon: expected 3 evaluations, .* found 4 with those that"
+    message = r"^--private_evaluation: expected 3 evaluations, .* found 4 with those that"
     with pytest.raises(UserError, match=message):
         _train(cohort_runtime, tmp_path, resume=True, evaluation_clients=9, **target)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
@@ -396,8 +399,6 @@ def test_noise_worked_out_for_a_target_is_not_for_one_more(cohort_runtime, tmp_p
 
 _TRAINING_ONLY = {
     "private_evaluation": None,
-    "evaluation_noise_multiplier": None,
-    "evaluation_clients_share": None,
     "evaluation_clients": None,
     "noise_seed": None,
     "rounds": 5,

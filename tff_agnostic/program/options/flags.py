@@ -46,7 +46,8 @@ _DEFINE: Mapping[type, Any] = {
 }
 # With `Annotated`, a tuple of texts whose flag may be given several times.
 REPEATED = "repeated"
-_NONE = "none"
+# What stands for None where a flag takes members of a union.
+NONE = "none"
 # Between numbers within a member of a union, whose fields are separated by commas.
 _SLASH = "/"
 _SEPARATORS: Mapping[str, str] = {",": "commas", _SLASH: "slashes"}
@@ -140,7 +141,7 @@ class Flag:
 
     def _choices(self) -> tuple[str, ...]:
         if self.members:
-            none = (_NONE,) if is_optional(self.hint) else ()
+            none = (NONE,) if is_optional(self.hint) else ()
             return (*none, *(_form(name, kind) for name, kind in self.members.items()))
         simple = _simple(self.hint)
         if typing.get_origin(simple) is Literal:
@@ -174,7 +175,7 @@ class Flag:
     def to_value(self, value: Any) -> Any:
         """Returns the value of a field as a value of the flag."""
         if value is None:
-            return _NONE if self.members else None
+            return NONE if self.members else None
         if isinstance(value, Options):
             name = next(n for n, kind in self.members.items() if kind is type(value))
             return _member_text(name, value)
@@ -199,11 +200,12 @@ class Flag:
             name, _, rest = value.partition(":")
             if name in self.members:
                 return _member(where, name, self.members[name], rest)
-            if name == _NONE and is_optional(self.hint):
+            if name == NONE and is_optional(self.hint):
                 return None
         simple = [m for m in alternatives(self.hint) if not is_options(m)]
         if not simple:
-            Registry(_words(self.name), self.members).given(where, value)
+            none = {NONE: None} if is_optional(self.hint) else {}
+            Registry(_words(self.name), {**none, **self.members}).given(where, value)
         errors: list[UserError] = []
         for hint in simple:
             # A number out of range is not the name of a file.
@@ -464,11 +466,14 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
         elif defaults[name] is not dataclasses.MISSING:
             arguments[name] = defaults[name]
         else:
-            raise UserError(f"--{prefix}{name}: expected {attribute_text(kind, name)}, found none")
+            text = attribute_text(kind, name).removesuffix(".")
+            raise UserError(f"--{prefix}{name}: expected {text}, found none")
     try:
         return kind(**arguments)
     except OptionError as e:
-        raise UserError(f"--{prefix}{e}") from None
+        # A member of a union may not go with the other fields.
+        member = next((name for name, value in arguments.items() if type(value) is e.kind), "")
+        raise UserError(f"--{prefix}{member}{': ' * bool(member)}{e}") from None
 
 
 def values_of(options: Any) -> dict[str, Any]:
