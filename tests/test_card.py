@@ -97,8 +97,8 @@ def _writers(path: Path) -> Path:
 _TASKS = {
     "lstm": (
         text_store,
-        ("--task=next_word", "--network=lstm", "--embedding=2"),
-        ("--units=3", "--sequence_length=4"),
+        ("--task=next_word", "--network=lstm:embedding=2,units=3"),
+        ("--sequence_length=4",),
     ),
     "cnn": (_writers, ("--task=emnist", "--network=cnn", "--num_classes=10"), ()),
 }

@@ -117,7 +117,9 @@ _ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "term": {**_TOY, "tilt": 1.5},
     "delta_fl": {**_TOY, "conformity": (0.6, 1.0)},
     "stochastic_afl": {
-        name: value for name, value in _TOY.items() if name not in ("client_epochs",)
+        name: value
+        for name, value in _TOY.items()
+        if name not in ("client_epochs", "client_learning_rate", "batch_size")
     },
     "fed_boost": _UNIGRAM,
     "afl_boost": {**_UNIGRAM, "domain_learning_rate": 0.1},

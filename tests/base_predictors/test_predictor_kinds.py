@@ -22,7 +22,7 @@ from tff_agnostic.tasks.task import Task, TaskContext
 
 layers = tf.keras.layers
 _SEED = tf.zeros([2], tf.int32)
-_NEXT_WORD = {"embedding": 2, "units": 3, "sequence_length": 3}
+_NEXT_WORD = {"network": "lstm:embedding=2,units=3", "sequence_length": 3}
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,10 @@ def _run(folder: Path, mixing: MixingTask, seed: int = 0) -> Path:
 
 def test_runs_of_other_sizes_are_mixed_with_those_of_the_task(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
-    small, large = (_mixing("next_word", data, **{**_NEXT_WORD, "units": u}) for u in (3, 5))
+    small, large = (
+        _mixing("next_word", data, **{**_NEXT_WORD, "network": f"lstm:embedding=2,units={u}"})
+        for u in (3, 5)
+    )
     runs = [_run(tmp_path / "a", small, 1), _run(tmp_path / "b", large, 2)]
     model = _mixed(small, *runs).model
     assert model.members.held.of_predictor == (0, 1)

@@ -51,7 +51,7 @@ def small_experiments(monkeypatch):
     experiments = dict(EXPERIMENTS.items())
     monkeypatch.setattr(reproduce_command, "EXPERIMENTS", experiments)
     smaller("adult", _ARMS, num_clients=5, num_test_clients=2)
-    sizes = {"vocabulary": 20, "sequence_length": 4, "embedding": 2, "units": 3}
+    sizes = {"vocabulary": 20, "sequence_length": 4, "network": "lstm:embedding=2,units=3"}
     smaller("stackoverflow", ("fed_avg",), **sizes)
     mixing = ("ai", "beer", "agnostic_fed_avg", "fed_boost", "afl_boost")
     smaller("fedboost_stackexchange", mixing, **sizes)

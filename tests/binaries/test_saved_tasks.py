@@ -55,7 +55,7 @@ _CLASSIFIER = (*("--task=text_classifier", "--data=labelled.sqlite", "--sequence
 # Flags, and what the model is given.
 _TASKS = {
     "next_word": (
-        *("--task=next_word", "--data=texts.sqlite", "--units=3"),
+        *("--task=next_word", "--data=texts.sqlite", "--network=lstm:units=3"),
         "--sequence_length=4",
     ),
     "custom": (

@@ -9,8 +9,8 @@ from tff_agnostic.experiments.experiment import Experiment
 from tff_agnostic.registry import Registry
 
 _SMALL: Mapping[str, Mapping[str, Any]] = {
-    "stackoverflow": {"units": 4, "embedding": 4, "sequence_length": 5},
-    "spanish_keyboard": {"units": 4, "projection": 4, "sequence_length": 5},
+    "stackoverflow": {"network": "lstm:embedding=4,units=4", "sequence_length": 5},
+    "spanish_keyboard": {"network": "cifg:embedding=4,units=4", "sequence_length": 5},
 }
 
 

@@ -17,7 +17,6 @@ from tff_agnostic.domain_weights.ascent import (
 from tff_agnostic.domain_weights.sets import BoxSet
 from tff_agnostic.errors import UserError
 
-
 _UPDATES = [ExponentiatedGradient(), ProjectedGradient(), Fixed(), Cvar()]
 
 

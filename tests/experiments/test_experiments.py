@@ -19,6 +19,7 @@ from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, statisti
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, Use
+from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
 _NAMES = list(EXPERIMENTS)
 _PERSON = (
@@ -33,10 +34,10 @@ _DOMAINS = {
 }
 _SMALL = {
     "adult": {"num_clients": 1, "num_test_clients": 1},
-    "spanish_keyboard": {"projection": 2, "units": 2, "sequence_length": 3},
-    "next_word": {"embedding": 2, "units": 2, "sequence_length": 3},
-    "stackoverflow": {"embedding": 2, "units": 2, "sequence_length": 3},
-    "two_domain_lm": {"embedding": 2, "units": 2, "sequence_length": 3},
+    "spanish_keyboard": {"network": CifgNetwork(2, 2), "sequence_length": 3},
+    "next_word": {"network": LstmNetwork(2, 2), "sequence_length": 3},
+    "stackoverflow": {"network": LstmNetwork(2, 2), "sequence_length": 3},
+    "two_domain_lm": {"network": LstmNetwork(2, 2), "sequence_length": 3},
 }
 
 

@@ -31,6 +31,7 @@ from tff_agnostic.tasks.registry import (
     what_decides_the_split,
 )
 from tff_agnostic.tasks.task import TaskContext, Use
+from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
 
 @pytest.mark.parametrize("name", list(TASKS))
@@ -94,17 +95,14 @@ def _loaded_vocabulary(vocabulary: Any) -> Any:
 
 
 def test_papers_networks_are_defaults_of_next_word():
-    def network(name: str, **options: Any) -> dict[str, Any]:
-        made = dataclasses.asdict(TASKS[name].make_options(options))
-        return {k: made[k] for k in ("network", "embedding", "units", "layers", "tied")}
-
-    lstm = {"network": "lstm", "embedding": 96, "units": 256, "layers": 1, "tied": False}
-    cifg = {"network": "cifg", "embedding": 96, "units": 670, "layers": 1, "tied": True}
-    assert network("next_word") == lstm
-    assert network("stackoverflow") == {**lstm, "units": 670}
-    assert network("two_domain_lm") == {**lstm, "layers": 2}
-    assert network("spanish_keyboard") == cifg
-    assert network("spanish_keyboard", units=5) == {**cifg, "units": 5}
+    networks = {
+        "next_word": LstmNetwork(embedding=96, units=256, layers=1, tied=False),
+        "stackoverflow": LstmNetwork(embedding=96, units=670, layers=1, tied=False),
+        "two_domain_lm": LstmNetwork(embedding=96, units=256, layers=2, tied=False),
+        "spanish_keyboard": CifgNetwork(embedding=96, units=670, layers=1, tied=True),
+    }
+    for name, network in networks.items():
+        assert TASKS[name].make_options().network == network
     for name in ("two_domain_lm", "spanish_keyboard"):
         assert TASKS[name].load is TASKS["next_word"].load
         assert TASKS[name].options is TASKS["next_word"].options
@@ -165,7 +163,7 @@ def test_a_task_that_evaluates_on_others_is_refused():
 # --- Tasks on client stores: the fingerprint changes with any example of the store
 
 
-_SMALL: dict[str, Any] = {"embedding": 2, "units": 2, "sequence_length": 3}
+_SMALL: dict[str, Any] = {"network": LstmNetwork(2, 2), "sequence_length": 3}
 _OPTIONS: dict[str, Any] = {
     "emnist": {},
     "fashion_mnist": {},

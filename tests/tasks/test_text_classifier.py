@@ -20,6 +20,7 @@ from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
+from tff_agnostic.tasks.text_tasks import LstmNetwork
 
 _SMALL = {"sequence_length": 4}
 
@@ -195,7 +196,7 @@ def _task(store: Path, task: str = "next_word", **options: Any) -> Task:
     ],
 )
 def test_the_domains_are_the_values_of_the_feature(store, feature, names, of_a, of_t):
-    task = _task(store, domain_feature=feature, units=2, embedding=2)
+    task = _task(store, domain_feature=feature, network=LstmNetwork(2, 2))
     assert task.domain_names == names
     np.testing.assert_array_equal(task.train.read("a")["domain_id"], of_a)
     np.testing.assert_array_equal(task.test.read("t")["domain_id"], of_t)
@@ -206,7 +207,7 @@ def test_the_domains_are_the_values_of_the_feature(store, feature, names, of_a, 
 
 @pytest.mark.nightly
 def test_the_split_that_is_evaluated_has_its_domains(store):
-    task = _task(store, domain_feature="type", test_split="heldout", units=2, embedding=2)
+    task = _task(store, domain_feature="type", test_split="heldout", network=LstmNetwork(2, 2))
     assert task.domain_names == ("answer", "comment", "question")
 
 

@@ -112,7 +112,11 @@ STACKEXCHANGE = Experiment(
     summary="a next-word model of each Stack Exchange site, mixed by FedBoost and AFLBoost, beside "
     "one model of AgnosticFedAvg; no paper's table",
     task="next_word",
-    task_options={"vocabulary": 1000, "sequence_length": 12, "embedding": 24, "units": 48},
+    task_options={
+        "vocabulary": 1000,
+        "sequence_length": 12,
+        "network": "lstm:embedding=24,units=48",
+    },
     arms={
         **{site: _of_site(site) for site in _SITES},
         "agnostic_fed_avg": Arm(

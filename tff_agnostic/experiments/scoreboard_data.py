@@ -30,7 +30,7 @@ from tff_agnostic.registry import Registry
 _TABLE, _MODEL = "table.csv", "model.py"
 _SPLIT = ("train:0.6", "heldout:0.2", "test:0.2")
 # A small model of next words, that comes close to its end in so many rounds.
-_WORDS = {"vocabulary": 1000, "sequence_length": 12, "embedding": 24, "units": 48}
+_WORDS = {"vocabulary": 1000, "sequence_length": 12, "network": "lstm:embedding=24,units=48"}
 _TRAINED_ON_WORDS: Mapping[str, Any] = {
     "clients_per_round": 10,
     "max_examples": 1000,

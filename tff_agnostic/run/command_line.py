@@ -363,6 +363,8 @@ def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
     for task, spec in TASKS.items():
         if option.name in spec.defaults:
             yield task, flag_text(spec.defaults[option.name])
+        if option.name in spec.option_defaults:
+            yield task, flag_text(option.to_value(spec.option_defaults[option.name]))
         for algorithm, own in spec.algorithm_defaults.items():
             if option.name in own:
                 yield f"{task} with {algorithm}", flag_text(own[option.name])

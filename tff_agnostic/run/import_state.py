@@ -30,6 +30,7 @@ from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
 from tff_agnostic.run.folder import RunFolder, trained_with
 from tff_agnostic.run.options import RunConfig, stored_values
+from tff_agnostic.run.options import task_options as task_options_of
 from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import TASKS, check_format
@@ -109,7 +110,7 @@ def run_of_export(
         "data_dir": None,
         "data": None,
         # The manifest has no paths.
-        **values_of(spec.make_options(manifest[OPTIONS])),
+        **values_of(task_options_of(task, manifest[OPTIONS])),
         **{name: settings[name] for name in OF_SIMULATIONS},
         **manifest["settings"],
         "aggregation": PROFILES[manifest["profile"]].aggregation,

@@ -259,6 +259,17 @@ def task_in(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return values["task"], values_of(build(kind, checked(kind, values)))
 
 
+def task_options(task: str, values: Mapping[str, Any]) -> Any:
+    """Returns the options of a task.
+
+    Args:
+        task: Name of the task.
+        values: Values by flag that differ from the task's defaults.
+    """
+    spec = TASKS[task]
+    return build(spec.options, values, spec.make_options())
+
+
 def stored_values(options: Any) -> dict[str, Any]:
     """Returns the values of options by flag, without those that no folder keeps."""
     return {name: v for name, v in values_of(options).items() if name not in NOT_STORED}

@@ -50,6 +50,9 @@ from tff_agnostic.run.options import (
     with_absolute_paths,
     without_effect,
 )
+from tff_agnostic.run.options import (
+    task_options as task_options_of,
+)
 from tff_agnostic.tasks.domain_input import with_domain_input
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import DATA, Task, TaskContext
@@ -160,7 +163,7 @@ class RunSpec:
         """
         context = TaskContext(self.config.seed, path_of(self.data_dir), path_of(self.data))
         with computing_in(self.config.precision):
-            task = load_task(self.task, self.task_options, context)
+            task = load_task(self.task, task_options_of(self.task, self.task_options), context)
             mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
             task = with_base_predictors(mixing, self.algorithm)
             task = with_domain_input(task, self.config.domain_input)
@@ -224,7 +227,7 @@ def resolve(
     )
     run = RunSpec(
         task,
-        values_of(with_absolute_paths(spec.make_options(task_options))),
+        values_of(with_absolute_paths(task_options_of(task, task_options))),
         absolute(data_dir),
         absolute(data),
         config,

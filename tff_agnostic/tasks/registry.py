@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.base.options import Options
 from tff_agnostic.data.clients import SelectedClients
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
@@ -53,19 +54,24 @@ _DIVISION = "train_share"
 _STREAM = 12
 
 
-def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Task:
+def load_task(name: str, options: Union[Options, Mapping[str, Any]], context: TaskContext) -> Task:
     """Loads a task.
 
     Args:
-        options: Fields of the task's options that differ from their defaults.
+        name: Name of the task.
+        options: Options of the task, or those that differ from its defaults, by name.
+        context: Seed and places of the data.
     """
     spec = TASKS[name]
     _check_path(name, "data_dir", "folder", spec.data_dir, context.data_dir, Path.is_dir)
     _check_path(name, "data", "client store", spec.data, context.data, Path.is_file)
-    known = Registry(f"option of {name}", dict.fromkeys(spec.option_names))
-    for option in options:
-        _ = known[option]
-    chosen = spec.make_options(options)
+    if isinstance(options, Options):
+        chosen = options
+    else:
+        known = Registry(f"option of {name}", dict.fromkeys(spec.option_names))
+        for option in options:
+            _ = known[option]
+        chosen = spec.make_options(options)
     task = spec.load(chosen, context)
     # All tasks on stores share these options: which clients train, and which are evaluated.
     if isinstance(chosen, SplitOptions):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -110,8 +111,9 @@ class TaskSpec:
         summary: One line for help texts.
         options: A frozen dataclass of settings; each field is a flag, shared by all tasks with it.
         load: (options, context) -> task.
-        defaults: Settings of runs and options of the task by flag, where the task's defaults differ
-            from those of their classes.
+        defaults: Settings of runs by flag, where the task's defaults differ from those of their
+            classes.
+        option_defaults: Options of the task, likewise.
         algorithm_defaults: Settings of runs for single algorithms, by name.
         data_dir: Whether the task reads the folder --data_dir.
         data: Whether the task reads the client store --data.
@@ -127,19 +129,20 @@ class TaskSpec:
     data_dir: Use = Use.NO
     data: Use = Use.NO
     heldout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    option_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def option_names(self) -> tuple[str, ...]:
         """Names of the task's options, which are their flags."""
         return tuple(field.name for field in dataclasses.fields(self.options))
 
-    def make_options(self, values: Mapping[str, Any]) -> Any:
+    def make_options(self, values: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
         """Returns the task's options.
 
         Args:
             values: Options that differ from the task's defaults; a text may stand for a path.
         """
-        given = {k: v for k, v in self.defaults.items() if k in self.option_names} | dict(values)
+        given = {**self.option_defaults, **values}
         for name, hint in hints(self.options).items():
             if isinstance(given.get(name), str) and Path in alternatives(hint):
                 given[name] = Path(given[name])

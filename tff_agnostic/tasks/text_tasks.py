@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Union
 
 import numpy as np
 
-from tff_agnostic.base.options import OneOf, Within
+from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.data.inputs import TEXT
 from tff_agnostic.data.store import StoreClients, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS, Feature
@@ -35,7 +35,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import (
-    CELLS,
     POOLINGS,
     NextWordNetwork,
     TextNetwork,
@@ -174,8 +173,8 @@ TEXT_CLASSIFIER = TaskSpec(
     summary="class of a text, mean of word vectors or LSTM; domains the store's (--data)",
     options=TextClassifierOptions,
     load=load_text_classifier,
+    option_defaults={"sequence_length": 50},
     defaults={
-        "sequence_length": 50,
         "rounds": 300,
         "clients_per_round": 20,
         "client_batch_size": 10,
@@ -237,23 +236,50 @@ def labelled_text_task(
 
 
 @dataclasses.dataclass(frozen=True)
-class NetworkOptions(SentenceOptions):
-    """Options of every task with a next-word network.
+class LstmNetwork(Options):
+    """Layers of LSTM cells.
 
     Attributes:
-        network: Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn
-            or linear.
         embedding: Size of the word vectors, and of the projection of each recurrent layer.
         units: Number of units in each recurrent layer.
         layers: Number of recurrent layers.
         tied: Whether words are scored by their own vectors, which saves a matrix of that size.
     """
 
-    network: Annotated[str, OneOf(CELLS)] = "lstm"
     embedding: Annotated[int, Within(least=1)] = 96
     units: Annotated[int, Within(least=1)] = 256
     layers: Annotated[int, Within(least=1)] = 1
     tied: bool = False
+    cell: ClassVar[str] = "lstm"
+
+
+@dataclasses.dataclass(frozen=True)
+class CifgNetwork(Options):
+    """Layers of CIFG cells, by default those of Ro et al. 2021.
+
+    Attributes:
+        embedding: Size of the word vectors, and of the projection of each recurrent layer.
+        units: Number of units in each recurrent layer.
+        layers: Number of recurrent layers.
+        tied: Whether words are scored by their own vectors, which saves a matrix of that size.
+    """
+
+    embedding: Annotated[int, Within(least=1)] = 96
+    units: Annotated[int, Within(least=1)] = 670
+    layers: Annotated[int, Within(least=1)] = 1
+    tied: bool = True
+    cell: ClassVar[str] = "cifg"
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkOptions(SentenceOptions):
+    """Options of every task with a next-word network.
+
+    Attributes:
+        network: Layers of the model.
+    """
+
+    network: Union[LstmNetwork, CifgNetwork] = LstmNetwork()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,9 +295,8 @@ def load_next_word(options: NextWordOptions, context: TaskContext) -> Task:
 
 
 def _network_model(corpus: Corpus, options: NetworkOptions, seed: int) -> Model:
-    network = NextWordNetwork(
-        options.network, options.embedding, options.units, options.layers, options.tied
-    )
+    sizes = options.network
+    network = NextWordNetwork(sizes.cell, sizes.embedding, sizes.units, sizes.layers, sizes.tied)
     return next_word_model(network, len(corpus.words), options.sequence_length, seed=seed)
 
 
@@ -290,10 +315,8 @@ NEXT_WORD = TaskSpec(
 SPANISH_KEYBOARD = dataclasses.replace(
     NEXT_WORD,
     summary="next word in Spanish, CIFG with tied embeddings; domains the store's locales (--data)",
+    option_defaults={"network": CifgNetwork()},
     defaults={
-        "network": "cifg",
-        "units": 670,
-        "tied": True,
         "rounds": 3000,
         "clients_per_round": 500,
         "client_batch_size": 50,
@@ -308,8 +331,8 @@ SPANISH_KEYBOARD = dataclasses.replace(
 TWO_DOMAIN_LM = dataclasses.replace(
     NEXT_WORD,
     summary="next word in two kinds of text, two-layer LSTM; domains the store's (--data)",
+    option_defaults={"network": LstmNetwork(layers=2)},
     defaults={
-        "layers": 2,
         "rounds": 500,
         "clients_per_round": 10,
         "client_batch_size": 20,
@@ -342,9 +365,9 @@ STACKOVERFLOW = TaskSpec(
     "answer (--data, or TFF's own)",
     options=NetworkOptions,
     load=load_stackoverflow,
+    option_defaults={"network": LstmNetwork(units=670)},
     defaults={
         **_REDDI_ET_AL,
-        "units": 670,
         "rounds": 1500,
         "clients_per_round": 50,
         "max_examples": 1000,
