@@ -271,9 +271,7 @@ def _check_help() -> None:
     assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
     assert text("client_shuffle").endswith("[true]")
     assert text("q").endswith("Of: q_ffl. [1.0]")
-    with_optimizer = [
-        name for name, spec in ALGORITHMS.items() if "server" in hints(spec.options)
-    ]
+    with_optimizer = [name for name, spec in ALGORITHMS.items() if "server" in hints(spec.options)]
     assert f"Of: {', '.join(with_optimizer)}." in text("server_optimizer")
     assert "stochastic_afl" not in text("client_shuffle")
     assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")
