@@ -6,6 +6,7 @@ import pytest
 
 from binaries import compare, train
 from tests.binaries.harness import TOY, Caller, compared_specs, given
+from tff_agnostic.algorithms.delta_fl import SmoothBoundary
 
 _AGNOSTIC, _AFL, _BOOST, _DELTA = (
     f"--algorithm={name}"
@@ -13,7 +14,7 @@ _AGNOSTIC, _AFL, _BOOST, _DELTA = (
 )
 _UPDATE = "--lambda_update"
 _FIXED, _CVAR = f"{_UPDATE}=fixed", f"{_UPDATE}=cvar"
-_AT_1, _BELOW_1 = "--domain_conformity=1", "--domain_conformity=0.9"
+_AT_1, _BELOW_1 = f"{_CVAR}:level=1", f"{_CVAR}:level=0.9"
 _SAMPLING = "--predictor_sampling"
 _NUMBERS = "--lambda_baselines=1,2,3,4,5"
 _CENTRAL, _DISTRIBUTED = (
@@ -41,57 +42,37 @@ _PAIRS = (
     _Pair("--lambda_absent=zero", (_FIXED,)),
     _Pair("--lambda_absent=freeze", (_FIXED,)),
     _Pair(_NUMBERS, (_FIXED,)),
-    _Pair("--baseline_losses=heldout", (_FIXED,), ("--lambda_baselines=own",)),
+    _Pair("--lambda_baseline_losses=heldout", (_FIXED,), ("--lambda_baselines=own",)),
     _Pair("--lambda_absent=freeze", (_FIXED, _AFL), (_AFL,)),
     _Pair("--loss_estimate=ratio", (_FIXED, _AFL), (_AFL,)),
     _Pair("--loss_estimate=unbiased", (_FIXED, _AFL), (_AFL,)),
     _Pair("--loss_estimate=ratio", (_FIXED, _BOOST), (_BOOST,)),
     _Pair("--lambda_absent=freeze", (_FIXED, _BOOST), (_BOOST,)),
     _Pair("--lambda_learning_rate=0.1", (_FIXED, _BOOST), (_BOOST,)),
-    # CVaR, and steps along the losses.
+    # CVaR.
     _Pair("--lambda_learning_rate=0.1", (_CVAR,)),
-    _Pair("--domain_conformity=0.5", (f"{_UPDATE}=exponentiated_gradient",), (_CVAR,)),
-    _Pair("--cvar_rate=0.5", (f"{_UPDATE}=projected_gradient",), (_CVAR,)),
-    _Pair("--cvar_rate=0.5", (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
-    _Pair(
-        "--cvar_rate=0.5",
-        (_AT_1, _CVAR),
-        (_AT_1, _CVAR, "--lambda_initial=0.6,0.1,0.1,0.1,0.1"),
-    ),
-    _Pair("--lambda_absent=zero", (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
-    _Pair(_NUMBERS, (_AT_1, _CVAR), (_BELOW_1, _CVAR)),
+    _Pair("--lambda_absent=zero", (_AT_1,), (_BELOW_1,)),
+    _Pair(_NUMBERS, (_AT_1,), (_BELOW_1,)),
+    _Pair("--lambda_absent=zero", (_AT_1,), (_AT_1, "--lambda_initial=0.6,0.1,0.1,0.1,0.1")),
     # Baselines without which their settings mean nothing.
-    _Pair("--baseline_losses=heldout", (), ("--lambda_baselines=own",)),
-    _Pair("--baseline_losses=training", (), ("--lambda_baselines=own",)),
-    _Pair("--baseline_losses=heldout", (_NUMBERS,), ("--lambda_baselines=own",)),
+    _Pair("--lambda_baseline_losses=heldout", (), ("--lambda_baselines=own",)),
+    _Pair("--lambda_baseline_losses=training", (), ("--lambda_baselines=own",)),
+    _Pair("--lambda_baseline_losses=heldout", (_NUMBERS,), ("--lambda_baselines=own",)),
     _Pair(
-        "--baseline_losses=heldout", ("--lambda_baselines=trivial",), ("--lambda_baselines=own",)
+        "--lambda_baseline_losses=heldout",
+        ("--lambda_baselines=trivial",),
+        ("--lambda_baselines=own",),
     ),
     # Sets of lambda.
-    _Pair("--lambda_lower=0.1", ("--lambda_set=simplex",), ("--lambda_set=box",)),
-    _Pair("--lambda_upper=0.5", ("--lambda_set=ball",), ("--lambda_set=box",)),
-    _Pair("--lambda_radius=0.5", ("--lambda_set=box",), ("--lambda_set=ball",)),
-    _Pair("--mixtures=m.json", ("--lambda_set=ball",), ("--lambda_set=hull",)),
     _Pair(
         "--lambda_initial=0.6,0.1,0.1,0.1,0.1",
-        ("--lambda_set=hull", "--mixtures=m.json"),
+        ("--lambda_set=hull:file=m.json",),
         ("--lambda_set=ball",),
     ),
     # Delta-FL.
-    _Pair("--threshold_rate=0.5", ("--threshold=survey", _DELTA), ("--threshold=tracked", _DELTA)),
     _Pair("--boundary=exact", ("--threshold=tracked", _DELTA), ("--threshold=lagged", _DELTA)),
-    _Pair("--smoothing=0.5", ("--boundary=paper", _DELTA), ("--boundary=smooth", _DELTA)),
-    _Pair(
-        "--threshold_rate=0.5",
-        ("--theta=1", "--threshold=tracked", _DELTA),
-        ("--theta=1,0.5", "--threshold=tracked", _DELTA),
-    ),
-    # A width is of a smooth boundary, which is ignored with it.
-    _Pair(
-        "--boundary=smooth",
-        ("--theta=1", "--smoothing=0.5", _DELTA),
-        ("--theta=0.5", "--smoothing=0.5", _DELTA),
-    ),
+    _Pair("--threshold=tracked:rate=0.5", ("--theta=1", _DELTA), ("--theta=1,0.5", _DELTA)),
+    _Pair("--boundary=smooth:width=0.5", ("--theta=1", _DELTA), ("--theta=0.5", _DELTA)),
     _Pair("--boundary=paper", ("--theta=1", _DELTA), ("--theta=0.5", _DELTA)),
     # FedBoost.
     _Pair("--budget=2", (f"{_SAMPLING}=none", _BOOST), (f"{_SAMPLING}=uniform", _BOOST)),
@@ -102,25 +83,6 @@ _PAIRS = (
         "--predictor_draw=independent",
         (f"{_SAMPLING}=none", _BOOST),
         (f"{_SAMPLING}=uniform", _BOOST),
-    ),
-    # Optimizers and schedules.
-    _Pair("--server_momentum=0.5", ("--server_optimizer=adagrad",), ("--server_optimizer=yogi",)),
-    _Pair("--server_epsilon=0.5", ("--server_optimizer=nesterov",), ("--server_optimizer=adam",)),
-    *(
-        pair
-        for whose, algorithm in (("client", _AGNOSTIC), ("server", _AGNOSTIC))
-        for pair in (
-            _Pair(
-                f"--{whose}_schedule_rounds=5",
-                (f"--{whose}_schedule=constant", algorithm),
-                (f"--{whose}_schedule=cosine", algorithm),
-            ),
-            _Pair(
-                f"--{whose}_schedule_factors=0.5",
-                (f"--{whose}_schedule=inverse_time", algorithm),
-                (f"--{whose}_schedule=exponential", algorithm),
-            ),
-        )
     ),
     # Algorithms, sums and noise without the flag.
     *(
@@ -193,23 +155,56 @@ def test_ignored_flag_is_refused(folder, pair):
     given(train, *TOY, *pair.used_by, pair.flag).spec()
 
 
+# A member of a union with a field that another member has.
+_MEMBERS = (
+    ("lambda_update=exponentiated_gradient:level=0.5", "cvar:level=0.5"),
+    ("lambda_update=projected_gradient:rate=0.5", "cvar:rate=0.5"),
+    ("lambda_update=fixed:rate=0.5", "cvar:rate=0.5"),
+    ("lambda_set=simplex:lower=0.1", "box:lower=0.1"),
+    ("lambda_set=ball:upper=0.5", "box:upper=0.5"),
+    ("lambda_set=box:radius=0.5", "ball:radius=0.5"),
+    ("lambda_set=ball:file=m.json", "hull:file=m.json"),
+    ("threshold=survey:rate=0.5", "tracked:rate=0.5"),
+    ("threshold=lagged:rounds=2", "refined:rounds=2"),
+    ("threshold=tracked:rounds=2", "survey:rounds=2"),
+    ("boundary=paper:width=0.5", "smooth:width=0.5"),
+    ("boundary=exact:width=0.5", "smooth:width=0.5"),
+    ("server_optimizer=sgd:momentum=0.5", "nesterov:momentum=0.5"),
+    ("server_optimizer=adagrad:beta_1=0.5", "yogi:beta_1=0.5"),
+    ("server_optimizer=nesterov:epsilon=0.5", "adam:epsilon=0.5"),
+    *(
+        (f"{part}_schedule={wrong}", right)
+        for part in ("client", "server")
+        for wrong, right in (
+            ("constant:rounds=5", "cosine:rounds=5"),
+            ("inverse_time:factor=0.5", "exponential:rounds=5,factor=0.5"),
+            ("cosine:factors=0.5", "piecewise:rounds=5,factors=0.5"),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize(("wrong", "right"), _MEMBERS)
+def test_field_of_another_member_is_refused(folder, wrong, right):
+    flag, _, member = wrong.partition("=")
+    algorithm = [_DELTA] if flag in ("threshold", "boundary") else []
+    message = Caller(None).refused(folder, train, *TOY, *algorithm, f"--{wrong}")
+    assert message.startswith(f"--{flag}: expected {member.partition(':')[0]}")
+    assert message.endswith(f", found {member}")
+    given(train, *TOY, *algorithm, f"--{flag}={right}").spec()
+
+
 def test_flag_used_by_one_method_is_accepted():
     arms = "--arms=uniform;moving=agnostic_fed_avg;full=delta_fl:theta=1;half=delta_fl"
-    shared = ("--lambda_absent=zero", "--boundary=smooth", "--smoothing=0.3")
-    specs = compared_specs(*TOY, arms, *shared)
-    assert {run.algorithm.lambda_absent for run in specs["moving"]} == {"zero"}
-    assert {run.algorithm.smoothing for run in specs["half"]} == {0.3}
+    specs = compared_specs(*TOY, arms, "--lambda_absent=zero", "--boundary=smooth:width=0.3")
+    assert {run.algorithm.lambda_.absent for run in specs["moving"]} == {"zero"}
+    assert {run.algorithm.boundary for run in specs["half"]} == {SmoothBoundary(0.3)}
 
 
 def test_flag_ignored_by_all_methods_is_refused(folder):
     arms = "--arms=fed_avg;full=delta_fl:theta=1"
-    message = Caller(None).refused(folder, compare, *TOY, arms, "--threshold_rate=0.3")
-    assert message.startswith("--threshold_rate has no effect with")
-    message = Caller(None).refused(
-        folder,
-        compare,
-        *TOY,
-        "--boundary=smooth",
-        "--arms=a=delta_fl;b=delta_fl:theta=1,smoothing=1",
-    )
-    assert message == "--smoothing has no effect with --theta=1: it needs a level below 1"
+    message = Caller(None).refused(folder, compare, *TOY, arms, "--threshold=tracked:rate=0.3")
+    assert message.startswith("--threshold has no effect with")
+    arms = "--arms=a=delta_fl:theta=1;b=delta_fl:theta=1,client_epochs=2"
+    message = Caller(None).refused(folder, compare, *TOY, "--boundary=smooth", arms)
+    assert message == "--boundary has no effect with --theta=1: it needs a level below 1"

@@ -20,9 +20,10 @@ from tests.options import make_options
 from tff_agnostic.aggregations.private_sum import DistributedOptions
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
-from tff_agnostic.computations.server import ServerUpdate
+from tff_agnostic.base.options import hints
 from tff_agnostic.data.sampling import poisson_cohort, sample_cohort, turns
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.flags import flags_of, values_of
 from tff_agnostic.run.options import RunConfig, options_of_runs
 from tff_agnostic.run.private_account import cohort_seed, noise_key
 from tff_agnostic.run.process import define
@@ -42,7 +43,7 @@ def test_what_is_given_goes_before_the_tasks_defaults_and_those_before_the_gener
     assert spec.config.rounds == 3
     of_task, of_algorithm = TASKS["toy_regression"].defaults["window"], spec.algorithm.window
     assert of_algorithm == of_task != type(spec.algorithm)().window
-    assert spec.algorithm.client_epochs == type(spec.algorithm)().client_epochs
+    assert spec.algorithm.client.epochs == type(spec.algorithm)().client.epochs
     assert spec.task_options["num_clients"] == 9
     assert spec.task_options["spread"] == 0.1
 
@@ -61,8 +62,8 @@ def test_a_run_has_the_settings_of_what_was_chosen(algorithm, aggregation):
 def test_the_aggregation_has_its_settings():
     given = {"aggregation": "secure", "limit_examples": 7, "secure_bits": 20}
     aggregation = resolve("digits", given, {}).build_aggregation()
-    assert (aggregation.limits.max_examples, aggregation.min_clients) == (7, 2)
-    assert aggregation.options.bits == 20
+    assert (aggregation.limits.examples, aggregation.min_clients) == (7, 2)
+    assert aggregation.options.secure_bits == 20
 
 
 @pytest.mark.parametrize("task", [name for name in TASKS if TASKS[name].algorithm_defaults])
@@ -70,8 +71,8 @@ def test_an_algorithm_may_have_its_own_defaults(task):
     for algorithm, defaults in TASKS[task].algorithm_defaults.items():
         settings = resolve(task, {"algorithm": algorithm}, {}).settings()
         assert {name: settings[name] for name in defaults} == defaults
-        options = ALGORITHMS[algorithm].options()
-        given = {name: getattr(options, name) for name in defaults}
+        values = values_of(ALGORITHMS[algorithm].options())
+        given = {name: values[name] for name in defaults}
         settings = resolve(task, {"algorithm": algorithm, **given}, {}).settings()
         assert {name: settings[name] for name in defaults} == given
 
@@ -79,7 +80,7 @@ def test_an_algorithm_may_have_its_own_defaults(task):
 def test_what_an_earlier_run_had_is_inherited_unless_it_is_given():
     earlier = resolve("digits", {"window": 3, "rounds": 7, "client_epochs": 2}, {})
     spec = resolve("digits", {"rounds": 9}, {}, inherited=earlier.settings())
-    assert (spec.algorithm.window, spec.algorithm.client_epochs, spec.config.rounds) == (3, 2, 9)
+    assert (spec.algorithm.window, spec.algorithm.client.epochs, spec.config.rounds) == (3, 2, 9)
 
 
 _GIVEN: list[dict[str, Any]] = [
@@ -110,10 +111,10 @@ def test_flags_name_every_setting_of_the_run_and_no_other():
         "task",
         "data_dir",
         "data",
-        *TASKS["digits"].option_names,
-        # What is given each time is not kept.
-        *({*RunConfig.__dataclass_fields__} - {"trust"}),
-        *ALGORITHMS["q_ffl"].options.__dataclass_fields__,
+        *(flag.name for flag in flags_of(TASKS["digits"].options)),
+        # A flag that is given each time is not stored.
+        *({flag.name for flag in flags_of(RunConfig)} - {"trust"}),
+        *(flag.name for flag in flags_of(ALGORITHMS["q_ffl"].options)),
     }
 
 
@@ -146,17 +147,17 @@ def test_trials_start_from_the_newest_checkpoint_and_a_damaged_one_is_told_of_on
 ):
     checkpoints = CheckpointFolder(tmp_path / "checkpoints", keep=9)
 
-    def start() -> str:
+    def start() -> Path:
         return resolve("digits", {"initial_model": str(tmp_path)}, {}).config.initial_model
 
     for round_num in (1, 2):
         checkpoints.save(round_num, {"weight": np.float32(round_num)}, {})
     newest = tmp_path / "checkpoints" / "round_00000002.npz"
     newest.write_bytes(newest.read_bytes()[:-9])
-    assert {start() for _ in range(3)} == {str(newest.with_name("round_00000001.npz"))}
+    assert {start() for _ in range(3)} == {newest.with_name("round_00000001.npz")}
     assert caplog.text.count("round_00000002.npz: expected a checkpoint, found a damaged") == 1
     checkpoints.save(3, {"weight": np.float32(3)}, {})
-    assert start() == str(newest.with_name("round_00000003.npz"))
+    assert start() == newest.with_name("round_00000003.npz")
 
 
 def test_a_missing_flag_is_a_key_error():
@@ -176,7 +177,7 @@ def test_wrong_values_are_refused():
         from_flags({**flags, "algorithm": "fedavg"})
     assert _error("digits", {"window": -1}) == "--window: expected at least 1, found -1"
     q = {"algorithm": "q_ffl", "q": -1.0}
-    assert _error("digits", q) == "--q: expected at least 0.0, found -1.0"
+    assert _error("digits", q) == "--q: expected at least 0 and at most 100, found -1.0"
     assert _error("digits", {"aggregation": "plane"}).startswith("--aggregation: unknown aggr")
 
 
@@ -218,7 +219,7 @@ def test_without_flags_a_run_is_the_default_tasks_own():
 
 
 def test_what_is_given_is_told_from_what_is_a_default():
-    default = AgnosticFedAvgOptions().client_epochs
+    default = AgnosticFedAvgOptions().client.epochs
     found = given(train, f"--client_epochs={default}", "--noclient_shuffle")
     assert found.settings == {"client_epochs": default, "client_shuffle": False}
     spec = found.spec()
@@ -242,8 +243,8 @@ def test_every_run_can_be_given_by_its_flags(task):
 
 def test_lists_of_numbers():
     spec = _parse("--lambda_initial=0.5, 0.25,0.25", "--lambda_baselines=1,2,3")
-    assert spec.algorithm.lambda_initial == (0.5, 0.25, 0.25)
-    assert spec.algorithm.lambda_baselines == (1.0, 2.0, 3.0)
+    assert spec.algorithm.lambda_.initial == (0.5, 0.25, 0.25)
+    assert spec.algorithm.lambda_.baselines == (1.0, 2.0, 3.0)
 
 
 def test_an_unknown_option_names_the_nearest():
@@ -270,9 +271,7 @@ def _check_help() -> None:
     assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
     assert text("client_shuffle").endswith("[true]")
     assert text("q").endswith("Of: q_ffl. [1.0]")
-    with_optimizer = [
-        name for name, spec in ALGORITHMS.items() if issubclass(spec.options, ServerUpdate)
-    ]
+    with_optimizer = [name for name, spec in ALGORITHMS.items() if "server" in hints(spec.options)]
     assert f"Of: {', '.join(with_optimizer)}." in text("server_optimizer")
     assert "stochastic_afl" not in text("client_shuffle")
     assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")

@@ -122,7 +122,7 @@ def test_what_is_cut_is_said_or_goes_on_in_the_next_example(tmp_path, sizes, tas
     # Examples are no longer the store's sentences, whose number it knows.
     np.testing.assert_array_equal(client_domain_counts(chunked.train, 2), [[2, 0], [1, 4]])
     message = _error(task, path, long_sentences="cutt")
-    assert message.startswith("--long_sentences: unknown treatment of long sentences 'cu")
+    assert message.startswith("long_sentences: unknown treatment of long sentences 'cu")
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
@@ -175,7 +175,7 @@ def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path, sizes, task):
 @pytest.mark.parametrize("value", [0, -3])
 def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, task, option, value):
     message = _error(task, text_store(tmp_path / "s.sqlite"), **{option: value})
-    assert message == f"--{option}: expected at least 1, found {value}"
+    assert message == f"{option}: expected at least 1, found {value}"
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)

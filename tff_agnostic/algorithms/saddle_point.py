@@ -82,8 +82,9 @@ class LossEstimatorOptions(LambdaOptions):
         """Refuses CVaR, of which a largest estimate is none, and baselines of losses no means."""
         super().__post_init__()
         if isinstance(self.lambda_.update, Cvar):
-            expected = "steps along estimates of the losses: AgnosticFedAvg has CVaR"
-            raise self.lambda_.error("update", expected, Verbatim("cvar, which has no step"))
+            expected = "a step along estimates of the losses"
+            found = Verbatim("cvar, which needs the losses and is in AgnosticFedAvg")
+            raise self.lambda_.error("update", expected, found)
         if self.lambda_.baselines is not None and self.loss_estimate != "ratio":
             expected = "ratio with baselines, which are means as no other estimate is"
             raise self.error("loss_estimate", expected)

@@ -100,8 +100,8 @@ class Within:
         )
 
     def __str__(self) -> str:
-        limits = {"at least": self.least, "at most": self.most}
-        limits |= {"above": self.above, "below": self.below}
+        limits = {"at least": self.least, "above": self.above}
+        limits |= {"at most": self.most, "below": self.below}
         words = " and ".join(f"{word} {n:.15g}" for word, n in limits.items() if n is not None)
         return f"0 or {words}" if self.or_zero else words
 

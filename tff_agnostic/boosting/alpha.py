@@ -67,6 +67,12 @@ class EnsembleOptions(Options):
 
     base_predictors: Optional[tuple[Path, ...]] = None
 
+    def __post_init__(self) -> None:
+        """Refuses an empty list too; see `Options`."""
+        super().__post_init__()
+        if self.base_predictors == ():
+            raise self.error("base_predictors", "at least one path")
+
 
 @dataclasses.dataclass(frozen=True)
 class BoostOptions(EnsembleOptions):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-from tff_agnostic.base.options import Within
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.experiments import EXPERIMENTS, scoreboard
 from tff_agnostic.experiments import page as pages
@@ -25,6 +25,7 @@ from tff_agnostic.experiments.experiment import (
 )
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json, write_text
 from tff_agnostic.program.options.flags import REPEATED
+from tff_agnostic.registry import Registry
 from tff_agnostic.reports.figures import save
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand, Session, session
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
@@ -44,6 +45,9 @@ _OTHER_FILES = (STORE_NAME, PREDICTORS_NAME, "page.md", "images", "seconds.json"
 _NOT_FLAGS = ("algorithm", "target_domain", "trust")
 # Evaluations in the course of a run: enough for a curve.
 _EVALUATIONS = 12
+_EXPERIMENTS: Registry[Any] = Registry(
+    "experiment", {**EXPERIMENTS, scoreboard.NAME: scoreboard.scoreboard}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +85,7 @@ class ReproduceOptions(DataOptions):
         resume: Keep complete trials and go on with the others.
     """
 
-    experiment: str = dataclasses.field(kw_only=True)
+    experiment: Annotated[str, OneOf(_EXPERIMENTS)] = dataclasses.field(kw_only=True)
     override: Annotated[tuple[str, ...], REPEATED] = ()
     trials: Optional[Annotated[int, Within(least=1, most=MAX_TRIALS)]] = None
     scale: Annotated[float, Within(above=0)] = 1.0

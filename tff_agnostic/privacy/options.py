@@ -66,7 +66,7 @@ class AccountingOptions(Options):
     """
 
     privacy: str = "central"
-    noise_multiplier: Optional[Annotated[float, Within(above=0, least=LEAST_NOISE)]] = None
+    noise_multiplier: Optional[Annotated[float, Within(least=LEAST_NOISE)]] = None
     target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
     delta: Optional[float] = None
     rounds: Optional[Annotated[int, Within(least=1)]] = None

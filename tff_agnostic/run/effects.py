@@ -75,7 +75,8 @@ def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
         player = algorithm.lambda_
         is_one_mixture = isinstance(player.update, Cvar) and player.update.level == 1
         if is_one_mixture and player.initial is None:
-            return _Ignored("with the level 1 of cvar", "a level below 1, or --lambda_initial")
+            by = "with --lambda_update=cvar:level=1"
+            return _Ignored(by, "a level below 1, or --lambda_initial")
     return None
 
 

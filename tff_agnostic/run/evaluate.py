@@ -94,7 +94,7 @@ class Evaluated:
 def evaluate(given: GivenRun) -> Evaluated:
     """Evaluates a checkpoint."""
     own = given.own
-    saved_run, checkpoint = find_checkpoint(Path(own.checkpoint))
+    saved_run, checkpoint = find_checkpoint(own.checkpoint)
     trained = saved_run.spec()
     spec = evaluated_spec(given, trained)
     task = spec.load_task()
@@ -137,7 +137,7 @@ def evaluate(given: GivenRun) -> Evaluated:
             texts.append(f"\n{name}")
         texts.append(evaluation_table(report))
     found = {
-        "checkpoint": own.checkpoint,
+        "checkpoint": str(own.checkpoint),
         "round": checkpoint.round_num,
         "task": spec.task,
         "seed": config.seed,

@@ -28,6 +28,7 @@ from tff_agnostic.base.options import (
     OneOf,
     OptionError,
     Options,
+    Verbatim,
     alternatives,
     check,
     hints,
@@ -97,6 +98,12 @@ class Flag:
         if self.kind is not tuple:
             return self.kind
         return _plain_type(typing.get_args(_unannotated(_simple(self.hint)))[0])
+
+    @property
+    def expected(self) -> str:
+        """Values that it takes, in words."""
+        choices = self._choices()
+        return f"one of {', '.join(choices)}" if choices else _EXPECTED.get(self.kind, "values")
 
     @property
     def is_path(self) -> bool:
@@ -466,14 +473,14 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
         elif defaults[name] is not dataclasses.MISSING:
             arguments[name] = defaults[name]
         else:
-            text = attribute_text(kind, name).removesuffix(".")
-            raise UserError(f"--{prefix}{name}: expected {text}, found none")
+            raise UserError(f"--{prefix}{name}: expected {known[name].expected}, found none")
     try:
         return kind(**arguments)
     except OptionError as e:
         # A member of a union may not go with the other fields.
         member = next((name for name, value in arguments.items() if type(value) is e.kind), "")
-        raise UserError(f"--{prefix}{member}{': ' * bool(member)}{e}") from None
+        error = UserError(f"--{prefix}{member}{': ' * bool(member)}{e}")
+        raise _named(e, flags_of(kind, prefix)) or error from None
 
 
 def values_of(options: Any) -> dict[str, Any]:
@@ -526,10 +533,22 @@ def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
             if error.kind is not None and type(value) is error.kind:
                 # A field of a member of a union.
                 return UserError(f"--{flag.name}: {error}")
-            is_owner = error.kind is None or issubclass(error.kind, flag.owner)
-            if flag.path[-1] == error.field and is_owner:
-                return UserError(f"--{flag.name}{str(error).removeprefix(error.field)}")
+        named = _named(error, flags_of(type(one)))
+        if named is not None:
+            return named
     return error
+
+
+def _named(error: OptionError, flags: Iterable[Flag]) -> Optional[UserError]:
+    """Returns an error about a field as one about its flag; None if no flag has the field."""
+    for flag in flags:
+        is_owner = error.kind is None or issubclass(error.kind, flag.owner)
+        if flag.path[-1] == error.field and is_owner:
+            if isinstance(error.found, Options):
+                found = Verbatim(flag.to_value(error.found))
+                error = OptionError(error.field, error.expected, found)
+            return UserError(f"--{flag.name}{str(error).removeprefix(error.field)}")
+    return None
 
 
 @functools.cache
