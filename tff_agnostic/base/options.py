@@ -9,7 +9,7 @@ The annotation of a field says which values it takes: `Annotated[float, Within(a
     ...     radius: Annotated[float, Within(above=0)] = 1.0
     >>> Ball(radius=-1.0)
     Traceback (most recent call last):
-    OptionError: radius: expected a number above 0, found -1.0
+    OptionError: radius: expected above 0, found -1.0
 """
 
 from __future__ import annotations
@@ -100,8 +100,12 @@ class Within:
         )
 
     def __str__(self) -> str:
-        limits = {"at least": self.least, "at most": self.most}
-        limits |= {"above": self.above, "below": self.below}
+        limits = {
+            "at least": self.least,
+            "above": self.above,
+            "at most": self.most,
+            "below": self.below,
+        }
         words = " and ".join(f"{word} {n:.15g}" for word, n in limits.items() if n is not None)
         return f"0 or {words}" if self.or_zero else words
 

@@ -445,7 +445,8 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
         elif defaults[name] is not dataclasses.MISSING:
             arguments[name] = defaults[name]
         else:
-            raise UserError(f"--{prefix}{name}: expected {attribute_text(kind, name)}, found none")
+            expected = attribute_text(kind, name).rstrip(".")
+            raise UserError(f"--{prefix}{name}: expected {expected}, found none")
     try:
         return kind(**arguments)
     except OptionError as e:
