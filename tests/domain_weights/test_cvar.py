@@ -115,7 +115,7 @@ def test_the_loss_of_an_absent_domain_is_0():
     lambda_ = steps.next(_f32(*_ALPHA), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.2, 0.2, 0.6, 0.0], atol=1e-7)
     # Unless it has to share: two thirds of the training mixture are in it.
-    steps = _steps(mixture=(1, 1, 4), lambda_absent="zero")
+    steps = _steps(mixture=(1, 1, 4), absent="zero")
     lambda_ = steps.next(_f32(0, 0, 1), _f32(2, 1, 0), _f32(5, 5, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
 

@@ -9,7 +9,7 @@ The annotation of a field says which values it takes: `Annotated[float, Within(a
     ...     radius: Annotated[float, Within(above=0)] = 1.0
     >>> Ball(radius=-1.0)
     Traceback (most recent call last):
-    OptionError: radius: expected a number above 0, found -1.0
+    OptionError: radius: expected above 0, found -1.0
 """
 
 from __future__ import annotations
