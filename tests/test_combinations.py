@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tff_agnostic.settings import Settings
 
 from binaries import train
 from tests.aggregations.sums import private_sum
@@ -19,9 +18,10 @@ from tests.combinations import FACTORS, REFUSED, Row, covering, pairs
 from tests.computations.harness import assert_identical, random_client, run_rounds
 from tests.options import make_options
 from tests.runtimes.running import ClientsInMemory, running_runtimes
-from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
+from tff_agnostic.aggregations.aggregation import LimitedOptions, PlainSum
+from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS, DpAggregator, named
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.options import Options
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
@@ -75,12 +75,10 @@ def _cohorts(sampling: str) -> list[list[Any]]:
 
 def _aggregation(row: Row) -> Any:
     is_secure = row["aggregation"] == "secure"
-    build_updates = UPDATE_AGGREGATORS[row["update_aggregator"]].build
-    if build_updates is not None:
-        noise = {"noise_multiplier": 0.001} if row["update_aggregator"] == "dp" else {}
-        options = make_options(UPDATE_AGGREGATORS[row["update_aggregator"]].options, **noise)
-        others = _SECURE if is_secure else Settings()
-        return build_updates(options, others, float(_CLIENTS_PER_ROUND))
+    if (kind := UPDATE_AGGREGATORS[row["update_aggregator"]].kind) is not None:
+        aggregator: Any = DpAggregator(0.001) if kind is DpAggregator else kind()
+        of_run = _SECURE if is_secure else Options()
+        return named(aggregator, LimitedOptions(), of_run, float(_CLIENTS_PER_ROUND))
     inner = SecureSum(_SECURE) if is_secure else PlainSum()
     if row["privacy"] == "none":
         return inner
@@ -169,7 +167,7 @@ _FLAGS = {
     **{("runtime", m): (f"--client_mode={m}",) for m in ("streamed", "vectorised")},
     **{("cohort_sampling", s): (f"--cohort_sampling={s}",) for s in FACTORS["cohort_sampling"]},
     **{("update_aggregator", u): (f"--update_aggregator={u}",) for u in UPDATE_AGGREGATORS},
-    ("update_aggregator", "dp"): ("--update_aggregator=dp", "--update_noise_multiplier=0.01"),
+    ("update_aggregator", "dp"): ("--update_aggregator=dp:noise_multiplier=0.01",),
 }
 
 

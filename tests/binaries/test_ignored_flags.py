@@ -122,11 +122,6 @@ _PAIRS = (
         (*_DISTRIBUTED, "--aggregation=secure"),
         ("--privacy=none", "--aggregation=secure"),
     ),
-    _Pair(
-        "--update_noise_multiplier=0.1",
-        ("--update_aggregator=robust", "--runtime=tff"),
-        ("--update_aggregator=dp", "--runtime=tff"),
-    ),
     # How rounds run.
     *(
         _Pair(flag, (f"--runtime={other}",), (f"--runtime={user}",))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
-from tff_agnostic.settings import Settings
 
 from tests.algorithms.cases import CASES, build, cohort
 from tests.computations.harness import assert_identical
@@ -15,7 +14,8 @@ from tests.marks import usually
 from tests.models import tff_models
 from tests.options import make_options
 from tff_agnostic import aggregations
-from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
+from tff_agnostic.aggregations.aggregation import LimitedOptions
+from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS, DpAggregator, named
 from tff_agnostic.algorithms import (
     ALGORITHMS,
     AgnosticFedAvgOptions,
@@ -23,6 +23,7 @@ from tff_agnostic.algorithms import (
     Problem,
     build_fed_avg,
 )
+from tff_agnostic.base.options import Options
 from tff_agnostic.computations import PlainSum, build_learning_process, security_report
 from tff_agnostic.computations.tff_bridge.models import restore_keras_classes
 from tff_agnostic.computations.tff_process import build_process
@@ -128,9 +129,9 @@ def test_models_of_variables_train_as_in_tff(tff_runtime, build):
 
 def _named(name: str) -> Any:
     """As runs of four clients have it."""
-    spec = UPDATE_AGGREGATORS[name]
-    own = {"noise_multiplier": 0.001} if name == "dp" else {}
-    return spec.build(make_options(spec.options, **own), Settings(), 4.0)
+    kind = UPDATE_AGGREGATORS[name].kind
+    aggregator: Any = DpAggregator(0.001) if kind is DpAggregator else kind()
+    return named(aggregator, LimitedOptions(), Options(), 4.0)
 
 
 _FOUR = {

@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tff_agnostic.settings import Settings, check_effective
+from tff_agnostic.settings import check_effective
 
 from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import arguments_of
 from tests.options import make_options
 from tests.random_combinations.tasks import ENSEMBLE, TASKS, Task
 from tests.runtimes.running import ClientsInMemory
-from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
+from tff_agnostic.aggregations.aggregation import LimitedOptions, PlainSum
+from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS, named
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
 from tff_agnostic.algorithms.saddle_point import drawn_by_lambda, one_drawn_loss
+from tff_agnostic.base.options import Options
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.computations import Algorithm
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
@@ -233,10 +234,9 @@ class Combination:
         """Returns the aggregation."""
         name = self.sums.removeprefix("tff/")
         if name != self.sums:
-            build = UPDATE_AGGREGATORS[name].build
-            assert build is not None
-            own = _SECURE if name == "secure" else Settings()
-            return build(UPDATE_AGGREGATORS[name].options(), own, float(_CLIENTS_PER_ROUND))
+            aggregator: Any = UPDATE_AGGREGATORS[name].kind
+            of_run = _SECURE if name == "secure" else Options()
+            return named(aggregator(), LimitedOptions(), of_run, float(_CLIENTS_PER_ROUND))
         if name in ("plain", "secure"):
             return PlainSum() if name == "plain" else SecureSum(_SECURE)
         inner = SecureSum(_SECURE) if name == "distributed" else PlainSum()

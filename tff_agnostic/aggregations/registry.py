@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
-from typing import Annotated, Any, Callable, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional, Union
 
 from tff_agnostic.aggregations.aggregation import Aggregation, LimitedOptions, PlainSum
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
@@ -25,16 +24,34 @@ _BRIDGE = "tff_agnostic.computations.tff_bridge.aggregators"
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyUpdateOptions(LimitedOptions):
-    """Options of `tff.learning.dp_aggregator`, and the limits of what is summed beside it.
+class RobustAggregator(Options):
+    """`tff.learning.robust_aggregator()`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedAggregator(Options):
+    """`tff.learning.compression_aggregator()`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DpAggregator(Options):
+    """`tff.learning.dp_aggregator`.
 
     Attributes:
-        update_noise_multiplier: Standard deviation of the noise in the sum of the updates, as a
-            multiple of the norm that each is clipped to; less than a tenth of the clients per
-            round. No epsilon of a round follows from it: losses and counts have no noise.
+        noise_multiplier: Standard deviation of the noise in the sum of the updates, as a multiple
+            of the norm that each is clipped to; less than a tenth of the clients per round. No
+            epsilon of a round follows from it: losses and counts have no noise.
     """
 
-    update_noise_multiplier: Optional[Annotated[float, Within(above=0)]] = None
+    noise_multiplier: Annotated[float, Within(above=0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureAggregator(Options):
+    """`tff.learning.secure_aggregator()`."""
+
+
+UpdateAggregator = Union[RobustAggregator, CompressedAggregator, DpAggregator, SecureAggregator]
 
 
 def from_tff(
@@ -59,24 +76,29 @@ def from_tff(
     return aggregation
 
 
-def named(name: str, options: LimitedOptions, own: Options, expected_clients: float) -> Aggregation:
-    """Returns the same with one of the aggregators of `tff.learning`, as runs have it.
+def named(
+    aggregator: UpdateAggregator,
+    limited: LimitedOptions,
+    of_run: Options,
+    expected_clients: float,
+) -> Aggregation:
+    """Returns `from_tff` of an aggregator of `tff.learning`, as runs have it.
 
-    An unweighted one is given updates over the weight that a client is expected to have, where the
-    algorithm says what a round's add up to.
+    An unweighted one receives updates over the weight that a client is expected to have, where the
+    algorithm knows the sum of a round's weights.
 
     Args:
-        name: Of the aggregator.
-        options: Limits of what is summed beside it, and settings of the aggregator if it has any.
-        own: Options of the run's aggregation. If that is secure, its sums are those beside it, and
-            rounds are refused in which anything but a secure sum leaves clients.
-        expected_clients: The number of clients that a round is expected to have.
+        aggregator: The aggregator.
+        limited: Limits of the sums next to it.
+        of_run: Options of the run's aggregation. If it is secure, it has the sums next to the
+            aggregator, and rounds are refused in which anything but a secure sum leaves clients.
+        expected_clients: Expected number of clients of a round.
     """
-    only_secure = isinstance(own, SecureSumOptions)
-    # Nothing is promised of plain sums: they may be of a single client.
-    sums = own if only_secure else SecureSumOptions(options.limit, secure_min_clients=1)
+    only_secure = isinstance(of_run, SecureSumOptions)
+    # Plain sums promise nothing: they may be of a single client.
+    sums = of_run if only_secure else SecureSumOptions(limited.limit, secure_min_clients=1)
     bridge = _bridge()
-    aggregation: Aggregation = bridge.named_sum(name, options, sums, expected_clients, only_secure)
+    aggregation: Aggregation = bridge.named_sum(aggregator, sums, expected_clients, only_secure)
     return aggregation
 
 
@@ -108,27 +130,25 @@ AGGREGATIONS: Registry[AggregationSpec] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class UpdateAggregatorSpec:
-    """A registry entry: who averages the updates of a run, beside an aggregation for all else.
+    """A registry entry.
 
     Attributes:
-        options: A frozen dataclass of settings, which become flags.
-        build: From an instance of it, the settings of the run's aggregation, and the number of
-            clients that a round is expected to have, to the aggregation of training; None where the
-            run's aggregation sums updates too.
+        kind: Class of the aggregator; None where the run's aggregation sums updates too.
+        options: Options of the sums next to it, which become flags.
     """
 
+    kind: Optional[type[Options]]
     options: type
-    build: Optional[Callable[[Any, Any, float], Aggregation]]
 
 
 UPDATE_AGGREGATORS: Registry[UpdateAggregatorSpec] = Registry(
     "update aggregator",
     {
-        "none": UpdateAggregatorSpec(Options, None),
-        "robust": UpdateAggregatorSpec(LimitedOptions, functools.partial(named, "robust")),
-        "compressed": UpdateAggregatorSpec(LimitedOptions, functools.partial(named, "compressed")),
-        "dp": UpdateAggregatorSpec(NoisyUpdateOptions, functools.partial(named, "dp")),
-        "secure": UpdateAggregatorSpec(LimitedOptions, functools.partial(named, "secure")),
+        "none": UpdateAggregatorSpec(None, Options),
+        "robust": UpdateAggregatorSpec(RobustAggregator, LimitedOptions),
+        "compressed": UpdateAggregatorSpec(CompressedAggregator, LimitedOptions),
+        "dp": UpdateAggregatorSpec(DpAggregator, LimitedOptions),
+        "secure": UpdateAggregatorSpec(SecureAggregator, LimitedOptions),
     },
 )
 

@@ -227,7 +227,8 @@ class RunCommand(Command):
             return named.get(part) or default_for_task(task, part, algorithms)
 
         for part in ("aggregation", "update_aggregator", "privacy"):
-            if (name := chosen(part)) in PARTS_OF_RUNS[part]:
+            # A member of a union may have fields.
+            if (name := str(chosen(part)).partition(":")[0]) in PARTS_OF_RUNS[part]:
                 groups += groups_of(PARTS_OF_RUNS[part][name].options, is_flag)
         if self.has_runtime:
             runtime = chosen("runtime")

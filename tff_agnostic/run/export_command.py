@@ -27,7 +27,7 @@ from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import check_free, new_folder
-from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.options.flags import NONE, flags_of, values_of
 from tff_agnostic.program.user_algorithm import is_user_file
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
 from tff_agnostic.run.export import (
@@ -173,8 +173,8 @@ def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
 
 
 def _check_summed_in_plans(spec: RunSpec) -> None:
-    found = spec.config.update_aggregator
-    if found != "none":
+    found = values_of(spec.config)["update_aggregator"]
+    if found != NONE:
         raise UserError(
             f"--update_aggregator: expected none of a run to export, found {found}: the server of "
             "a plan adds updates up"

@@ -8,7 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
+from tff_agnostic.aggregations.aggregation import LimitedOptions
+from tff_agnostic.aggregations.registry import (
+    AGGREGATIONS,
+    PRIVACIES,
+    UPDATE_AGGREGATORS,
+    UpdateAggregator,
+)
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.computations.algorithm import AlgorithmSpec
@@ -62,7 +68,8 @@ class RunConfig(Options):
         aggregation: How client updates are summed: in the clear (plain), or so that the server sees
             sums only (secure).
         update_aggregator: Aggregator of tff.learning that averages updates, with --runtime=tff. All
-            else in training is then in secure sums.
+            else in training is then in secure sums. No epsilon follows from the noise multiplier of
+            dp: losses and counts have no noise.
         privacy: Client-level differential privacy. The server adds noise to every sum (central) or
             to its running sums (tree), or clients add it before a secure sum (distributed).
         initial_model: Start from these weights: a Keras file (.keras, .h5), the newest checkpoint
@@ -100,7 +107,7 @@ class RunConfig(Options):
     preset: Annotated[str, OneOf(PRESETS)] = NO_PRESET
     runtime: Annotated[str, OneOf(RUNTIMES)] = "cohort"
     aggregation: Annotated[str, OneOf(AGGREGATIONS)] = "plain"
-    update_aggregator: Annotated[str, OneOf(UPDATE_AGGREGATORS)] = "none"
+    update_aggregator: Optional[UpdateAggregator] = None
     privacy: Annotated[str, OneOf(PRIVACIES)] = "none"
     initial_model: Optional[Path] = None
     trust: bool = False
@@ -145,6 +152,11 @@ PARTS_OF_RUNS: Mapping[str, Registry] = {
     "update_aggregator": UPDATE_AGGREGATORS,
     "privacy": PRIVACIES,
 }
+
+
+def limits_of_updates(config: RunConfig) -> type[Options]:
+    """Returns the class of options of the sums next to an aggregator of updates."""
+    return Options if config.update_aggregator is None else LimitedOptions
 
 
 def settings_of_runs() -> Iterator[tuple[str, str, type]]:
@@ -201,7 +213,7 @@ def without_effect(flag: str, config: RunConfig) -> str:
     (part, _), *_ = option.users
     names = [name for kind, name in option.users if kind == part]
     return (
-        f"--{flag} has no effect with --{part}={getattr(config, part)}: it needs "
+        f"--{flag} has no effect with --{part}={values_of(config)[part]}: it needs "
         f"--{part}={' or '.join(names)}"
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, SecureAggregator, named
 from tff_agnostic.base.options import Options
 from tff_agnostic.base_predictors.files import MixingTask, with_base_predictors
 from tff_agnostic.computations.algorithm import Trait
@@ -24,6 +24,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.keras import computing_in, freeze
 from tff_agnostic.program.options.flags import (
+    NONE,
     build,
     flag_text,
     flags_in_errors,
@@ -42,6 +43,7 @@ from tff_agnostic.run.options import (
     algorithm_options,
     checked,
     initial_file,
+    limits_of_updates,
     path_of,
     paths_in,
     preset_settings,
@@ -75,7 +77,7 @@ class RunSpec:
         algorithm: Options of the algorithm, an instance of its spec's `options`.
         aggregation: Options of the aggregation.
         privacy: Options of differential privacy.
-        update_aggregator: Options of the aggregator of updates.
+        update_aggregator: Limits of the sums next to an aggregator of updates.
         given: Flags of the settings that a user gave, whatever their values.
         baselines_of: The domains that a file or a run had baselines of, in their order; none where
             the numbers are from no such one.
@@ -135,11 +137,16 @@ class RunSpec:
     def build_training_aggregation(self) -> Aggregation:
         """Returns the same of training, where updates may have an aggregator of their own."""
         config = self.config
-        build = UPDATE_AGGREGATORS[config.update_aggregator].build
-        if build is None:
+        if config.update_aggregator is None:
             return self.build_aggregation()
         check_update_aggregator(config)
-        return build(self.update_aggregator, self.aggregation, float(config.clients_per_round))
+        with flags_in_errors(config):
+            return named(
+                config.update_aggregator,
+                self.update_aggregator,
+                self.aggregation,
+                float(config.clients_per_round),
+            )
 
     def fingerprint(self, task: Task) -> dict[str, str]:
         """Returns digests of the run's data, model and code; complete once the run was built.
@@ -234,7 +241,7 @@ def resolve(
         algorithm,
         build(AGGREGATIONS[config.aggregation].options, values),
         build(PRIVACIES[config.privacy].options, values),
-        build(UPDATE_AGGREGATORS[config.update_aggregator].options, values),
+        build(limits_of_updates(config), values),
         frozenset((*shared, *given)),
         baselines_of,
     )
@@ -259,7 +266,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
     algorithm = algorithm_of_flag(config.algorithm).options
     aggregation = AGGREGATIONS[config.aggregation].options
     privacy = PRIVACIES[config.privacy].options
-    of_updates = UPDATE_AGGREGATORS[config.update_aggregator].options
+    of_updates = limits_of_updates(config)
     return RunSpec(
         task,
         options,
@@ -278,14 +285,17 @@ def check_pooled(config: RunConfig) -> None:
     if not config.pooled:
         return
     reason = "which has the examples of all clients in one place"
-    for flag, value, wanted in (
-        ("privacy", config.privacy, "none"),
-        ("aggregation", config.aggregation, "plain"),
-        ("update_aggregator", config.update_aggregator, "none"),
-        ("cohort_sampling", config.cohort_sampling, "uniform"),
+    values = values_of(config)
+    for flag, wanted in (
+        ("privacy", "none"),
+        ("aggregation", "plain"),
+        ("update_aggregator", NONE),
+        ("cohort_sampling", "uniform"),
     ):
-        if value != wanted:
-            raise UserError(f"--{flag}: expected {wanted} with --pooled, {reason}, found {value}")
+        if values[flag] != wanted:
+            raise UserError(
+                f"--{flag}: expected {wanted} with --pooled, {reason}, found {values[flag]}"
+            )
     if Trait.PARTITION_BLIND not in algorithm_of_flag(config.algorithm).traits:
         raise UserError(
             "--algorithm: expected one to which clients do not matter, such as fed_avg or "
@@ -295,9 +305,10 @@ def check_pooled(config: RunConfig) -> None:
 
 def check_update_aggregator(config: RunConfig) -> None:
     """Refuses settings that an aggregator of TFF's cannot be combined with."""
-    if config.update_aggregator == "none":
+    if config.update_aggregator is None:
         return
-    name = f"--update_aggregator={config.update_aggregator}"
+    aggregator = values_of(config)["update_aggregator"]
+    name = f"--update_aggregator={aggregator}"
     if config.privacy != "none":
         raise UserError(
             f"--privacy: expected none with {name}, which averages the updates itself, found "
@@ -307,10 +318,11 @@ def check_update_aggregator(config: RunConfig) -> None:
         raise UserError(
             f"--runtime: expected tff with {name}, an aggregator of TFF's, found {config.runtime}"
         )
-    if config.aggregation == "secure" and config.update_aggregator != "secure":
+    is_secure = isinstance(config.update_aggregator, SecureAggregator)
+    if config.aggregation == "secure" and not is_secure:
         raise UserError(
             "--update_aggregator: expected none or secure with --aggregation=secure, found "
-            f"{config.update_aggregator}, which sums updates outside secure sums"
+            f"{aggregator}, which sums updates outside secure sums"
         )
 
 

@@ -14,8 +14,15 @@ from tff_agnostic.aggregations.aggregation import (
     FederatedSums,
     SecurityProperty,
 )
+from tff_agnostic.aggregations.registry import (
+    CompressedAggregator,
+    DpAggregator,
+    RobustAggregator,
+    SecureAggregator,
+    UpdateAggregator,
+)
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
-from tff_agnostic.base.options import Verbatim
+from tff_agnostic.base.options import Options
 from tff_agnostic.computations.tff_process import PlacedAggregation, TffSums
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
@@ -283,37 +290,37 @@ def factory_sum(factory: Any, others: SecureSum, mean_weight: float, only_secure
     return FactorySum(factory, others, mean_weight, only_secure)
 
 
-# Name -> (settings, the number of clients that a round is expected to have) -> factory.
-_NAMED: Mapping[str, Callable[[Any, float], Any]] = {
-    "robust": lambda options, clients: tff.learning.robust_aggregator(),
-    "compressed": lambda options, clients: tff.learning.compression_aggregator(),
-    "dp": lambda options, clients: _with_noise(options, clients),
-    "secure": lambda options, clients: tff.learning.secure_aggregator(),
+# From an aggregator and the expected number of clients of a round to the factory.
+_FACTORIES: Mapping[type[Options], Callable[[Any, float], Any]] = {
+    RobustAggregator: lambda aggregator, clients: tff.learning.robust_aggregator(),
+    CompressedAggregator: lambda aggregator, clients: tff.learning.compression_aggregator(),
+    DpAggregator: lambda aggregator, clients: _with_noise(aggregator, clients),
+    SecureAggregator: lambda aggregator, clients: tff.learning.secure_aggregator(),
 }
 
 
 def named_sum(
-    name: str, options: Any, sums: SecureSumOptions, expected_clients: float, only_secure: bool
+    aggregator: UpdateAggregator,
+    sums: SecureSumOptions,
+    expected_clients: float,
+    only_secure: bool,
 ) -> FactorySum:
     """Returns a `FactorySum`; see `aggregations.registry.named`."""
     return FactorySum(
-        _NAMED[name](options, expected_clients),
+        _FACTORIES[type(aggregator)](aggregator, expected_clients),
         SecureSum(sums),
         only_secure=only_secure,
         expected_clients=expected_clients,
     )
 
 
-def _with_noise(options: Any, expected_clients: float) -> Any:
-    z = options.update_noise_multiplier
-    if z is None:
-        expected = "the noise of updates for the aggregator dp"
-        raise options.error("update_noise_multiplier", expected, Verbatim("none"))
+def _with_noise(aggregator: DpAggregator, expected_clients: float) -> Any:
+    z = aggregator.noise_multiplier
     # The number of clipped clients has noise of the same budget, sigma = c / 20. What is left for
     # the updates is 1 / sqrt(z^-2 - (2 sigma)^-2), which TFF refuses for z > 2 sigma only.
     if 10 * z >= expected_clients:
         expected = f"less than a tenth of the clients per round, {expected_clients / 10:g}"
-        raise options.error("update_noise_multiplier", expected)
+        raise aggregator.error("noise_multiplier", expected)
     return tff.learning.dp_aggregator(z, expected_clients)
 
 

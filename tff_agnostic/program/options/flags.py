@@ -473,7 +473,8 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
         elif defaults[name] is not dataclasses.MISSING:
             arguments[name] = defaults[name]
         else:
-            raise UserError(f"--{prefix}{name}: expected {known[name].expected}, found none")
+            text = re.split(r"[.;](?: |$)", attribute_text(kind, name))[0]
+            raise UserError(f"--{prefix}{name}: expected {text[:1].lower()}{text[1:]}, found none")
     try:
         return kind(**arguments)
     except OptionError as e:
