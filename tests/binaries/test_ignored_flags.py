@@ -135,7 +135,6 @@ _PAIRS = (
             ("--num_workers=2", "cohort", "ray"),
             ("--cpus_per_worker=2", "cohort", "ray"),
             ("--gpus_per_worker=1", "cohort", "ray"),
-            ("--worker_start_seconds=9", "cohort", "ray"),
         )
     ),
 )

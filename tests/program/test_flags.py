@@ -421,7 +421,7 @@ _TRAIN = """
     server_schedule spread target_domain target_epsilon task test_share test_split theta
     threshold tied tilt title train_share tree_restart_every trust uniform_share units
     update_aggregator update_noise_multiplier update_share vocabulary window
-    worker_start_seconds worst_min_examples xla
+    worst_min_examples xla
 """
 
 

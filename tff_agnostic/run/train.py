@@ -44,14 +44,12 @@ class TrainedRun:
         spec: Its settings.
         report: The evaluation of its main model after the last round.
         table: The same as text, with the weights of the domains.
-        title: Of its page, if one was given.
     """
 
     path: Path
     spec: RunSpec
     report: EvaluationReport
     table: str
-    title: Optional[str] = None
 
     @property
     def result(self) -> dict[str, Any]:
@@ -107,7 +105,6 @@ class TrainOptions(TaskOptions):
             (--data); unigram: words of any texts, each by itself: a distribution; domains the
             store's (--data)
         output_dir: Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]
-        title: Heading of report.html. [that of the page that is replaced, or what was run]
         resume: Go on with the run in --output_dir, or with the newest one of its name. All settings
             are those of the folder; flags may give other values of runtime, rounds, evaluate_every,
             evaluation_clients, worst_min_examples, client_percentiles, checkpoint_every,
@@ -116,7 +113,6 @@ class TrainOptions(TaskOptions):
 
     task: str = "digits"
     output_dir: Optional[Path] = None
-    title: Optional[str] = None
     resume: bool = False
 
 
@@ -151,7 +147,7 @@ def _train(given: GivenRun, at: Session) -> TrainedRun:
             print(f"note: {remark.text}")
         for line in run.left_out:
             print(f"note: {line}")
-    trained = TrainedRun(folder.path, run.spec, report, run.table(report), given.own.title)
+    trained = TrainedRun(folder.path, run.spec, report, run.table(report))
     result = trained.result
     if "models" in result:
         main, others = result["main_model"], ", ".join(result["models"])
@@ -171,7 +167,7 @@ def _show(run: TrainedRun) -> None:
 
 def _report(run: TrainedRun) -> Path:
     with with_results_kept(run.path):
-        return write_run_report(run.path, command=train_command(run.spec), title=run.title)
+        return write_run_report(run.path, command=train_command(run.spec))
 
 
 TRAIN = RunCommand("train", TrainOptions, train, _show, _report)

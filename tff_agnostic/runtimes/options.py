@@ -17,7 +17,6 @@ _IN_PROCESS = ("cohort", "ray")
 _ON_RAY = ("ray",)
 # Each is a thread: systems refuse to start tens of thousands, in the middle of a run.
 _MAX_LANES = 1024
-_DAY = 86_400.0  # seconds
 TENSORFLOW = "tensorflow"
 """Name of the release in `RuntimeOptions.execution`; it is no flag."""
 _OF_LAST_BITS = ("client_mode", "max_clients_in_step", "xla")
@@ -32,7 +31,6 @@ RUNTIMES_OF: Mapping[str, tuple[str, ...]] = {
     "num_workers": _ON_RAY,
     "cpus_per_worker": _ON_RAY,
     "gpus_per_worker": _ON_RAY,
-    "worker_start_seconds": _ON_RAY,
 }
 
 
@@ -57,8 +55,6 @@ class RuntimeOptions(Options):
             workers share.
         gpus_per_worker: GPUs of a Ray worker, which runs its clients there; a fraction lets workers
             share.
-        worker_start_seconds: Seconds without any Ray worker that has started, after which the
-            command gives up.
     """
 
     device: Annotated[str, OneOf(DEVICES)] = "auto"
@@ -70,7 +66,6 @@ class RuntimeOptions(Options):
     num_workers: Optional[Annotated[int, Within(least=1)]] = None
     cpus_per_worker: Annotated[float, Within(above=0)] = 1.0
     gpus_per_worker: Annotated[float, Within(least=0.0)] = 0.0
-    worker_start_seconds: Annotated[float, Within(above=0, most=_DAY)] = 120.0
 
     def execution(self) -> dict[str, Any]:
         """Returns what may change the last bits of numbers: settings, and TensorFlow's release."""

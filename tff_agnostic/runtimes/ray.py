@@ -32,6 +32,7 @@ from tff_agnostic.runtimes.ray_worker import pack
 from tff_agnostic.runtimes.ray_workers import Schedule, WorkerPool
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
+_START_SECONDS = 120.0
 _KEPT_WORKS = 8
 
 
@@ -43,10 +44,14 @@ class RayRuntime(SummingRuntime):
 
     Args:
         options: How to execute.
+        start_seconds: Seconds without any worker that has started, after which a round fails.
     """
 
-    def __init__(self, options: RuntimeOptions = RuntimeOptions()) -> None:
+    def __init__(
+        self, options: RuntimeOptions = RuntimeOptions(), start_seconds: float = _START_SECONDS
+    ) -> None:
         self._options = options
+        self._start_seconds = start_seconds
         self._stack = contextlib.ExitStack()
         self._pool: Optional[WorkerPool] = None
         self._schedule: Optional[Schedule] = None
@@ -62,10 +67,8 @@ class RayRuntime(SummingRuntime):
             ExecutionError: If it does not start.
         """
         with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                ray_session(self._options.ray_address, self._options.worker_start_seconds)
-            )
-            self._pool = WorkerPool(self._options)
+            stack.enter_context(ray_session(self._options.ray_address, self._start_seconds))
+            self._pool = WorkerPool(self._options, self._start_seconds)
             stack.callback(self._pool.close)
             self._pool.check_room()
             self._schedule = Schedule(self._pool)

@@ -59,7 +59,7 @@ class WorkerPool:
         start_seconds: How long nothing may run because no worker has started.
     """
 
-    def __init__(self, options: RuntimeOptions) -> None:
+    def __init__(self, options: RuntimeOptions, start_seconds: float) -> None:
         self._options = options
         self._failed_starts = 0
         self.workers: list[Worker] = []
@@ -67,7 +67,7 @@ class WorkerPool:
         has_gpu = options.gpus_per_worker > 0
         # On a GPU, one shard is prepared while the other runs.
         self.lanes = 2 if has_gpu else max(1, int(options.cpus_per_worker))
-        self.start_seconds = options.worker_start_seconds
+        self.start_seconds = start_seconds
         self._device = "auto" if has_gpu else "cpu"
         # A Ray of this process alone has nobody to reserve CPUs from, but maybe another runtime.
         self._reserved_cpus = 0.0 if options.ray_address == "local" else options.cpus_per_worker
@@ -318,6 +318,5 @@ class Schedule:
             if waited > self._pool.start_seconds:
                 raise ExecutionError(
                     f"no Ray worker has started within {waited:.0f} seconds: other jobs may hold "
-                    "the CPUs and GPUs, or nodes may have left; --worker_start_seconds lets them "
-                    "take longer"
+                    "the CPUs and GPUs, or nodes may have left"
                 )

@@ -33,14 +33,12 @@ class ComparedRuns:
         comparison: The results of the trials.
         harm: A line for each domain that a row gave up; see `harmed`.
         verdict: For whom each row is better or worse than FedAvg's; see `verdicts`.
-        title: Of its page, if one was given.
     """
 
     path: Path
     comparison: Comparison
     harm: tuple[str, ...] = ()
     verdict: tuple[str, ...] = ()
-    title: Optional[str] = None
 
     def table(self, measure: Optional[str] = None, table_format: str = "simple") -> str:
         """Returns a measure as a table: a line per row, a column per domain.
@@ -101,7 +99,7 @@ def compare(given: GivenRun) -> ComparedRuns:
                 remarks=remarks,
             )
         write_json(at.path / "compare.json", comparison.to_json())
-        title = own.title or f"Comparison on {own.task}"
+        title = f"Comparison on {own.task}"
         harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
         configs = {row: runs[0].config for row, runs in specs.items()}
         algorithms = {row: POOLED if of.pooled else of.algorithm for row, of in configs.items()}
@@ -109,7 +107,7 @@ def compare(given: GivenRun) -> ComparedRuns:
         page = comparison_report.markdown(comparison, title, given.typed, harm, verdict)
         write_text(at.path / "compare.md", page)
         comparison_report.draw_comparison(at.path / "plots", comparison)
-    return ComparedRuns(at.path, comparison, tuple(harm), tuple(verdict), own.title)
+    return ComparedRuns(at.path, comparison, tuple(harm), tuple(verdict))
 
 
 def _with_baselines(
@@ -143,7 +141,7 @@ def _show(compared: ComparedRuns) -> None:
 
 def _report(compared: ComparedRuns) -> Path:
     with with_results_kept(compared.path):
-        return write_comparison_report(compared.path, compared.title)
+        return write_comparison_report(compared.path)
 
 
 COMPARE = RunCommand("compare", CompareOptions, compare, _show, _report, without=("algorithm",))

@@ -175,7 +175,7 @@ def _report(
     save(reports.figure(frontier), image)
     write_json(json_file, reports.to_json(frontier, command))
     write_text(csv_file, reports.to_csv(frontier))
-    title = page_title(path / REPORT, own.title, usual_title(own.task))
+    title = page_title(path / REPORT, None, usual_title(own.task))
     write_text(page, reports.markdown(frontier, title, command, image.name, harm))
     for line in frontier.sentences:
         print(f"\n{line}")

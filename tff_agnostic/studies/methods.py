@@ -275,11 +275,9 @@ class TrialOptions(ArmOptions):
 
     Attributes:
         trials: Trials of each algorithm; their seeds are --seed, --seed + 1, and so on.
-        title: Heading of report.html. [that of the page that is replaced, or what was run]
     """
 
     trials: Annotated[int, Within(least=1, most=MAX_TRIALS)] = 3
-    title: Optional[str] = None
 
 
 def given_arms(given: GivenRun) -> dict[str, Arm]:

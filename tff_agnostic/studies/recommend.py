@@ -70,7 +70,6 @@ class RecommendOptions(TaskOptions):
             --seed, --seed + 1, and so on.
         hours: Try as much as fits into so many hours of training, of all processes and sessions.
         output_dir: Folder of all runs. [runs/recommend-TASK-NUMBER, a new one]
-        title: Heading of report.html. [that of the page that is replaced, or what was run]
         resume: Go on in --output_dir, or join other processes that are at work there.
     """
 
@@ -82,7 +81,6 @@ class RecommendOptions(TaskOptions):
     trials: Annotated[int, Within(least=1, most=_MAX_TRIALS)] = _TRIALS
     hours: Optional[Annotated[float, Within(above=0)]] = None
     output_dir: Optional[Path] = None
-    title: Optional[str] = None
     resume: bool = False
 
     @property
@@ -118,7 +116,7 @@ def recommend(given: GivenRun) -> Recommended:
         recommended = write_recommendation(
             at.path, found, objective, choice, asked.may_lose, final, facts
         )
-    return dataclasses.replace(recommended, title=own.title)
+    return recommended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,6 +253,6 @@ RECOMMEND = RunCommand(
     RecommendOptions,
     recommend,
     _show,
-    lambda recommended: write_recommendation_report(recommended.path, recommended.title),
+    lambda recommended: write_recommendation_report(recommended.path),
     without=("algorithm",),
 )

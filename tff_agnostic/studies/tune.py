@@ -83,7 +83,6 @@ class TuneOptions(ArmOptions):
             round, from the 6th on; by successive halving; or none.
         prune_after: Rounds of a trial, those of all its repeats, after which it may end early. [a
             quarter]
-        title: Heading of report.html. [that of the page that is replaced, or what was run]
         output_dir: Folder of the search. [runs/tune-TASK-NUMBER, a new one]
         resume: Go on with the search in --output_dir, or join other processes that run its trials.
     """
@@ -96,7 +95,6 @@ class TuneOptions(ArmOptions):
     sampler: Annotated[str, OneOf(SAMPLERS)] = "tpe"
     pruner: Annotated[str, OneOf(PRUNERS)] = "median"
     prune_after: Optional[Annotated[int, Within(least=1)]] = None
-    title: Optional[str] = None
     output_dir: Optional[Path] = None
     resume: bool = False
 
@@ -132,7 +130,7 @@ def tune(given: GivenRun) -> None:
             search.run(stop, given.show_progress)
         # All that one process writes is of the same trials, and nothing older replaces it.
         with folder_lock(at.path, wait=True):
-            report(search, task.test_split, given.typed, own.title)
+            report(search, task.test_split, given.typed)
 
 
 def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
@@ -222,7 +220,7 @@ BEST_FLAGS, COMPARE_FLAGS = "best.flags", "compare.flags"
 TRIALS_CSV = "trials.csv"
 
 
-def report(search: Search, split: str, command: str, title: Optional[str]) -> None:
+def report(search: Search, split: str, command: str) -> None:
     """Prints the trials and the best of them, and writes all that a search leaves.
 
     Args:
@@ -278,7 +276,7 @@ def report(search: Search, split: str, command: str, title: Optional[str]) -> No
         print(f"note: {line}")
     _write_flags(search, trials, found.best, split)
     if found.best_runs is not None:
-        heading = title_of(path / REPORT, title, usual_title(record))
+        heading = title_of(path / REPORT, None, usual_title(record))
         page = tuning_page(record, found, trials, sentences, shares, command, heading)
         write_text(path / REPORT, rendered(page))
         print(f"report: {path / REPORT}")
