@@ -32,6 +32,7 @@ from tests.runtimes.ray_rounds import (
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.ray import RayRuntime
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 ray = pytest.importorskip("ray")
@@ -281,7 +282,7 @@ def test_a_worker_with_another_version_is_an_error(local_ray, monkeypatch):
 
 @pytest.mark.slow
 def test_a_worker_that_takes_too_long_to_start_is_an_error(local_ray):
-    with RUNTIMES["ray"](_options(1), start_seconds=0.01) as runtime:
+    with RayRuntime(_options(1), start_seconds=0.01) as runtime:
         rounds = training(runtime, "streamed")
         with pytest.raises(ExecutionError, match=r"no Ray worker has started") as e:
             rounds.next(rounds.initialize(), cohort("streamed", 2))
