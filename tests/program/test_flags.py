@@ -283,7 +283,10 @@ _CLASSES: dict[str, type] = {
     **{f"task {name}": spec.options for name, spec in TASKS.items()},
     **{f"command {name}": command(name).own for name in COMMANDS},
 }
-_PRIVACY = command("privacy").own
+_REQUIRED: dict[type, dict[str, Any]] = {
+    command("privacy").own: {"clients": 1000, "clients_per_round": 10},
+    command("reproduce").own: {"experiment": "adult"},
+}
 _NUMBERS: dict[type, tuple[Any, ...]] = {
     int: (0, 1, 2, 3, 7, 40, 1000, 2**31 - 1, -5),
     float: (0.0, 0.1, 1 / 3, 0.75, 1.0, 2.5, 90.0, 12345.678, -3.5, 1e-7, 2e-30, 3.4e38),
@@ -321,7 +324,7 @@ def test_texts_of_random_options_give_the_same_options(name, seed):
 def _required(kind: type) -> dict[str, Any]:
     """Returns values of the flags without which there are no options of a class."""
     missing = {flag.name: "a" for flag in flags_of(kind) if flag.default is dataclasses.MISSING}
-    return missing | ({"clients": 1000, "clients_per_round": 10} if kind is _PRIVACY else {})
+    return missing | _REQUIRED.get(kind, {})
 
 
 def _through_texts(options: Any) -> Any:
@@ -401,23 +404,21 @@ def test_options_of_runtimes_name_registered_runtimes():
 # Every field of options of runs, algorithms, sums, privacy, runtimes and tasks is a flag of train:
 # a new field is public at once.
 _TRAIN = """
-    absent_below aggregation algorithm alpha_learning_rate answering_clients base_predictors
-    boundary budget categories checkpoint_every client_batch_size client_epochs
-    client_learning_rate client_mode client_normalizer client_percentiles client_schedule
-    client_shuffle client_weighting clients_per_round clip_learning_rate clip_norm clip_quantile
-    clipping cohort_sampling cohort_share concentration cpus_per_worker data data_dir delta
-    device domain_feature domain_input embedding evaluate_every evaluation_clients
-    evaluation_clients_share evaluation_noise_multiplier evaluation_statistics
-    evaluation_target_epsilon frozen_layers gpus_per_worker gradient_estimator heldout_share
-    high_school_writers initial_model integer_clip joint_clipping keep keep_checkpoints
+    aggregation algorithm algorithm_options alpha_learning_rate base_predictors boundary budget
+    categories checkpoint_every client_batch_size client_epochs client_learning_rate client_mode
+    client_normalizer client_percentiles client_schedule client_shuffle client_weighting
+    clients_per_round clip_norm clipping cohort_sampling cohort_share concentration
+    cpus_per_worker data data_dir delta device domain_feature domain_input embedding
+    evaluate_every evaluation_clients frozen_layers gpus_per_worker gradient_estimator
+    heldout_share high_school_writers initial_model joint_clipping keep keep_checkpoints
     label_feature lambda_absent lambda_baseline_losses lambda_baselines lambda_initial
     lambda_learning_rate lambda_set lambda_update lanes layers limit_examples limit_loss
     limit_update limit_weight long_sentences loss_estimate max_clients_in_step max_examples
     measured_share mirror_map model mu network noise_generator noise_multiplier noise_seed
-    num_classes num_clients num_test_clients num_workers output_dir pooled precision predict
-    predictor_draw predictor_sampling preset privacy privacy_min_clients private_evaluation q
-    ray_address repetitions resume ridge rounds runtime sample_size secret_participation
-    secure_bits secure_min_clients seed sequence_length server_learning_rate server_optimizer
+    num_classes num_clients num_test_clients num_workers output_dir participation pooled
+    precision predict predictor_draw predictor_sampling preset privacy private_evaluation q
+    ray_address repetitions resume ridge rounds runtime sample_size secure_bits
+    secure_min_clients seed sequence_length server_learning_rate server_optimizer
     server_schedule spread target_domain target_epsilon task test_share test_split theta
     threshold tied tilt title train_share tree_restart_every trust uniform_share units
     update_aggregator update_noise_multiplier update_share vocabulary window
@@ -427,4 +428,4 @@ _TRAIN = """
 
 def test_flags_of_train_are_pinned():
     assert sorted(defined_flags(train)) == _TRAIN.split()
-    assert len(_TRAIN.split()) == 131
+    assert len(_TRAIN.split()) == 121
