@@ -339,7 +339,7 @@ def test_rejects_options_that_do_not_fit_ensemble(settings, message):
 @pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
 def test_a_model_that_is_no_ensemble_is_refused(name):
     spec = ALGORITHMS[name]
-    with pytest.raises(UserError, match=f"^{name} learns how to mix trained predictors: expected"):
+    with pytest.raises(UserError, match=rf"^{name} learns how to mix trained predictors: expected"):
         spec.build(Problem.of_numbered_domains(logistic_regression(4, 3), 3), spec.options())
 
 

@@ -121,8 +121,7 @@ def test_a_hull_is_climbed_by_the_weights_of_its_mixtures(streaming_runtime, tmp
     mixtures = {"x": {"0": 0.5, "1": 0.5}, "y": {"2": 1.0}}
     path = tmp_path / "mixtures.json"
     path.write_text(json.dumps(mixtures))
-    settings = {"lambda_set": "hull", "mixtures": str(path)}
-    algorithm = build_afl(**settings, lambda_learning_rate=0.05)
+    algorithm = build_afl(lambda_set=f"hull:file={path}", lambda_learning_rate=0.05)
     training = streaming_runtime.training(algorithm, PlainSum())
     theta = np.array([0.5, 0.5])
     state = training.initialize()
