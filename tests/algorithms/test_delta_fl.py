@@ -36,9 +36,7 @@ class _Case(NamedTuple):
     def build(self, **settings: Any) -> Algorithm:
         given = {"theta": (self.theta,), "client_learning_rate": _SGD.eta, **settings}
         if self.boundary is not None:
-            given["boundary"] = self.boundary
-        if self.boundary == "smooth":
-            given["smoothing"] = _NU
+            given["boundary"] = self.boundary + f":width={_NU}" * (self.boundary == "smooth")
         return build(
             "delta_fl",
             threshold=self.threshold,
@@ -258,7 +256,7 @@ def test_a_client_that_trains_for_no_level_takes_no_step(streaming_runtime):
 
 
 @golden.values
-def test_bad_levels_are_told(case):
+def test_rejects_invalid_levels(case):
     return golden.refusal(build, "delta_fl", theta=case)
 
 

@@ -83,14 +83,13 @@ def _optimum(theta):
     return superquantile(_losses(found.x[:size])[0], _alphas(), theta)
 
 
-def _at_the_end(runtime, theta, boundary, rounds=300, **settings):
+def _at_the_end(runtime, theta, boundary, rounds=300):
     """The mean of the later half of the iterates."""
     algorithm = build(
         "delta_fl",
         logistic_regression(_FEATURES, _CLASSES, _RIDGE),
         theta=(theta,),
         boundary=boundary,
-        **settings,
         client_learning_rate=0.1,
         client_epochs=1,
         client_batch_size=100,
@@ -130,7 +129,7 @@ def test_the_smoothed_objective_falls_to_its_own_optimum(cohort_runtime):
         return smoothed_superquantile(losses, _alphas(), theta, nu), pi @ gradients
 
     optimum = minimize(objective, np.zeros(15), jac=True, method="BFGS")
-    w = _at_the_end(cohort_runtime, theta, "smooth", smoothing=nu)
+    w = _at_the_end(cohort_runtime, theta, f"smooth:width={nu}")
     assert objective(w)[0] == pytest.approx(optimum.fun, rel=1e-3)
     # And not to that of the objective itself, which is elsewhere.
     assert superquantile(_losses(optimum.x)[0], _alphas(), theta) > 1.001 * _optimum(theta)

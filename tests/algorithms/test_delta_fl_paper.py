@@ -13,8 +13,9 @@ from tests.algorithms.references.delta_fl import printed_rounds, quantile
 from tests.algorithms.references.local_sgd import LocalSgd
 from tests.algorithms.references.softmax import SOFTMAX, Client, mean_loss, size
 from tests.computations.harness import assert_identical, random_client
-from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.algorithms.delta_fl import DeltaFlOptions, RefinedThreshold, SmoothBoundary
+from tff_agnostic.base.options import OptionError
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.computations.round import Round
 from tff_agnostic.errors import UserError
@@ -127,7 +128,9 @@ def test_cases_need_exact_losses():
 @pytest.mark.parametrize("rounds_per_threshold", [1, 3])
 def test_preset_equals_the_papers_algorithm(streaming_runtime, rounds_per_threshold):
     # The preset has a round for each threshold, as Algorithm 2.
-    given = {"rounds_per_threshold": rounds_per_threshold} if rounds_per_threshold > 1 else {}
+    given = (
+        {"threshold": f"refined:rounds={rounds_per_threshold}"} if rounds_per_threshold > 1 else {}
+    )
     algorithm = _build(**given)
     training = streaming_runtime.training(algorithm, PlainSum())
     *iterates, state = _trained(training, algorithm)
@@ -164,7 +167,7 @@ def test_constants_change_no_selection(streaming_runtime):
 
 @pytest.mark.slow
 def test_rounds_without_survey_run_no_survey(streaming_runtime):
-    algorithm = _build(rounds_per_threshold=3)
+    algorithm = _build(threshold="refined:rounds=3")
     training = streaming_runtime.training(algorithm, PlainSum())
     state, shares = training.initialize(), []
     for cohort in _COHORTS[:6]:
@@ -182,20 +185,14 @@ def test_rounds_without_survey_run_no_survey(streaming_runtime):
 
 @pytest.mark.slow
 def test_rounds_in_tff_ignore_surveys_between(tff_runtime):
-    algorithm = _build(rounds_per_threshold=3)
+    algorithm = _build(threshold="refined:rounds=3")
     iterates = _trained(tff_runtime.training(algorithm, PlainSum()), algorithm, _COHORTS[:5])[:-1]
     _assert_rounds_equal(iterates, _expected(3))
 
 
-@pytest.mark.parametrize("threshold", ["lagged", "tracked"])
-def test_rejects_rounds_per_threshold_without_survey(threshold):
-    with pytest.raises(UserError, match=f"expected 1 with --threshold={threshold}, which has no"):
-        make_options(ALGORITHMS["delta_fl"].options, threshold=threshold, rounds_per_threshold=2)
-
-
-def test_rejects_smoothing_with_exact_losses():
-    with pytest.raises(UserError, match="expected survey or lagged with --boundary=smooth"):
-        make_options(ALGORITHMS["delta_fl"].options, threshold="refined", boundary="smooth")
+def test_rejects_smooth_boundary_with_exact_threshold():
+    with pytest.raises(OptionError, match=r"^threshold: expected survey or lagged with a smooth"):
+        DeltaFlOptions(threshold=RefinedThreshold(), boundary=SmoothBoundary())
 
 
 @pytest.mark.slow
@@ -206,8 +203,8 @@ def test_rejects_smoothing_with_exact_losses():
         (-20.0, {"threshold": "lagged"}),
         (2e6, {"threshold": "lagged"}),
         (-20.0, {"threshold": "survey", "boundary": "exact"}),
-        (0.0, {"threshold": "survey", "boundary": "smooth", "smoothing": 0.1}),
-        (-20.0, {"threshold": "survey", "boundary": "smooth", "smoothing": 0.1}),
+        (0.0, {"threshold": "survey", "boundary": "smooth:width=0.1"}),
+        (-20.0, {"threshold": "survey", "boundary": "smooth:width=0.1"}),
         (-20.0, {"threshold": "tracked"}),
     ],
 )

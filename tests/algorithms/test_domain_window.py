@@ -78,7 +78,7 @@ def test_initial_weights_that_nearly_sum_to_one_are_normalized():
 
 
 @golden.values
-def test_initial_values_that_do_not_fit_are_refused(case):
+def test_rejects_invalid_initial_values(case):
     arguments = {name: case.pop(name) for name in ("initial_counts",) if name in case}
     return golden.refusal(
         lambda: _initial(make_options(dw.AgnosticFedAvgOptions, **case), 2, **arguments)
@@ -86,8 +86,8 @@ def test_initial_values_that_do_not_fit_are_refused(case):
 
 
 @golden.values
-def test_settings_out_of_range_are_refused(case):
-    return golden.refusal(dw.AgnosticFedAvgOptions, **case)
+def test_rejects_options_out_of_range(case):
+    return golden.refusal(make_options, dw.AgnosticFedAvgOptions, **case)
 
 
 # --- The smoothed threshold of Delta-FL against a scalar minimiser

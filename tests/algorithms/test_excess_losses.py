@@ -18,8 +18,14 @@ from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.domain_weights.ascent import lambda_ascent
+from tff_agnostic.domain_weights.ascent import (
+    Cvar,
+    LambdaPlayer,
+    ProjectedGradient,
+    lambda_ascent,
+)
 from tff_agnostic.domain_weights.excess import excess_losses
+from tff_agnostic.domain_weights.sets import BallSet, BoxSet, HullSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
@@ -43,7 +49,7 @@ def _agnostic(**settings: Any) -> Any:
 @pytest.mark.parametrize("aggregation", [PlainSum(), SECURE], ids=["plain", "secure"])
 def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtime, aggregation):
     def rounds(**settings: Any) -> Any:
-        algorithm = _agnostic(lambda_update="cvar", domain_conformity=0.6, **settings)
+        algorithm = _agnostic(lambda_update="cvar:level=0.6", **settings)
         training = cohort_runtime.training(algorithm, aggregation)
         state = training.initialize()
         state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
@@ -62,29 +68,17 @@ def test_baselines_of_0_are_the_algorithm_without_them_bit_for_bit(cohort_runtim
 
 
 @pytest.mark.parametrize(
-    ("build", "settings", "told"),
+    ("build", "baselines", "message"),
     [
-        (
-            _agnostic,
-            {"lambda_baselines": (1.0, 2.0)},
-            "expected 3 numbers, one per domain, found 2$",
-        ),
-        (_agnostic, {"lambda_baselines": "own"}, "expected 3 numbers, .* found 'own': train"),
-        (
-            _agnostic,
-            {"lambda_baselines": (1.0, np.nan, 2.0)},
-            "--lambda_baselines: expected a finite number, found nan",
-        ),
-        (
-            build_afl,
-            {"lambda_baselines": (1.0, 1.0, 1.0)},
-            "expected --loss_estimate=ratio with it",
-        ),
+        (_agnostic, (1.0, 2.0), "^baselines: expected 3 numbers, one per domain, found 2$"),
+        (_agnostic, "own", "^baselines: expected 3 numbers, .* found 'own': train"),
+        (_agnostic, (1.0, np.nan), "^--lambda_baselines: expected a finite number, found 1.0,nan$"),
+        (build_afl, (1.0, 1.0, 1.0), "^--loss_estimate: expected ratio with baselines"),
     ],
 )
-def test_what_cannot_be_a_baseline_is_told(build, settings, told):
-    with pytest.raises(UserError, match=told):
-        build(**settings)
+def test_rejects_invalid_baselines(build, baselines, message):
+    with pytest.raises(UserError, match=message):
+        build(lambda_baselines=baselines)
 
 
 # --- The saddle of the regret
@@ -148,33 +142,24 @@ _MIXTURES = {"a": {"0": 0.6, "1": 0.4}, "b": {"0": 0.2, "1": 0.2, "2": 0.6}}
 _LOWER, _UPPER = (0.3, 0.1, 0.1), (0.8, 0.8, 0.4)
 # In each set but the simplex the saddle is on its border.
 _SETS = {
-    "simplex": ({"lambda_update": "projected_gradient"}, np.eye(3)),
-    "box": ({"lambda_lower": _LOWER, "lambda_upper": _UPPER}, _within(_LOWER, _UPPER)),
-    "ball": (
-        {"lambda_radius": 0.02, "lambda_update": "projected_gradient"},
-        _circle(0.02),
-    ),
+    "simplex": ({"update": ProjectedGradient()}, np.eye(3)),
+    "box": ({"set": BoxSet(_LOWER, _UPPER)}, _within(_LOWER, _UPPER)),
+    "ball": ({"set": BallSet(0.02), "update": ProjectedGradient()}, _circle(0.02)),
     "hull": ({}, np.array([[0.6, 0.4, 0.0], [0.2, 0.2, 0.6]])),
     # The shares of the domains, a third each, up to 1 / theta times.
-    "cvar": (
-        {"lambda_update": "cvar", "domain_conformity": 0.9, "cvar_rate": 0.002},
-        _within((0.0,) * 3, (1.0 / 3.0 / 0.9,) * 3),
-    ),
+    "cvar": ({"update": Cvar(0.9, 0.002)}, _within((0.0,) * 3, (1.0 / 3.0 / 0.9,) * 3)),
 }
 
 
 @pytest.mark.slow_cases("ball")
 @pytest.mark.parametrize("name", _SETS)
 def test_lambda_and_weights_that_follow_gradients_end_at_the_saddle_of_each_set(name, tmp_path):
-    settings, corners = _SETS[name]
+    values, corners = _SETS[name]
     if name == "hull":
-        settings = {"mixtures": str(tmp_path / "mixtures.json")}
+        values = {"set": HullSet(tmp_path / "mixtures.json")}
         (tmp_path / "mixtures.json").write_text(json.dumps(_MIXTURES))
-    if name in ("box", "ball", "hull"):
-        settings = {"lambda_set": name, **settings}
-    if name != "cvar":
-        settings = {"lambda_learning_rate": 0.05, **settings}
-    steps = lambda_ascent(make_options(AgnosticFedAvgOptions, **settings), ("0", "1", "2"))
+    player = LambdaPlayer(learning_rate=0.05, absent="freeze", **values)
+    steps = lambda_ascent(player, ("0", "1", "2"))
     xs, ys = (np.stack(part) for part in _domains())
     solutions = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys)]
     optima = [np.mean((x @ w - y) ** 2) for x, y, w in zip(xs, ys, solutions)]

@@ -324,11 +324,11 @@ def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streamin
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 5}, "--budget: expected at most 4, the number of base predictors, found 5"),
+        ({"budget": 5}, "^budget: expected at most 4, the number of base predictors, found 5"),
         ({"gradient_estimator": "unbiased"}, "found unbiased, which is for the squared loss"),
     ],
 )
-def test_settings_that_do_not_fit_the_ensemble_are_refused(settings, message):
+def test_rejects_options_that_do_not_fit_ensemble(settings, message):
     spec = ALGORITHMS["fed_boost"]
     with pytest.raises(UserError, match=message):
         spec.build(
@@ -339,12 +339,12 @@ def test_settings_that_do_not_fit_the_ensemble_are_refused(settings, message):
 @pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
 def test_a_model_that_is_no_ensemble_is_refused(name):
     spec = ALGORITHMS[name]
-    with pytest.raises(UserError, match=f"--base_predictors: --algorithm={name} learns how to mix"):
+    with pytest.raises(UserError, match=rf"^{name} learns how to mix trained predictors: expected"):
         spec.build(Problem.of_numbered_domains(logistic_regression(4, 3), 3), spec.options())
 
 
-def test_steps_of_cvar_are_refused():
+def test_afl_boost_rejects_cvar():
     spec = ALGORITHMS["afl_boost"]
     problem = Problem.of_numbered_domains(_ensemble("log"), 3)
-    with pytest.raises(UserError, match="--lambda_update: expected steps along estimates"):
+    with pytest.raises(UserError, match=r"^--lambda_update: expected steps along estimates"):
         spec.build(problem, make_options(spec.options, lambda_update="cvar"))

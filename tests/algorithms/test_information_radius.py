@@ -132,7 +132,7 @@ def test_trivial_baselines_equal_entropy_and_variance(loss: str) -> None:
 
 
 def test_rejects_baselines_of_losses_that_are_not_means():
-    with pytest.raises(UserError, match="expected --loss_estimate=ratio with it"):
+    with pytest.raises(UserError, match=r"^--loss_estimate: expected ratio with baselines"):
         make_options(
             ALGORITHMS["afl_boost"].options, lambda_baselines=(1.0, 2.0), loss_estimate="unbiased"
         )

@@ -13,12 +13,12 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 import tensorflow as tf
-from tff_agnostic.settings import flag_of
 
 from tests.algorithms.cases import NUM_DOMAINS, random_ensemble
 from tests.computations.harness import random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.algorithms.delta_fl import ExactBoundary, LaggedThreshold, PaperBoundary
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.boosting.alpha import AlphaSteps
 from tff_agnostic.computations import PlainSum
@@ -26,6 +26,7 @@ from tff_agnostic.computations.clients import client_seeds
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.program.options.flags import flags_of
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.spec import from_flags, resolve
 
@@ -239,9 +240,7 @@ _TRAINED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]] =
     "delta_fl": (
         _delta_fl,
         {
-            "client_schedule": "piecewise",
-            "client_schedule_rounds": (2, 4),
-            "client_schedule_factors": (0.5, 0.25),
+            "client_schedule": "piecewise:rounds=2/4,factors=0.5/0.25",
         },
     ),
     "fed_avg": (_fed_avg, {}),
@@ -254,8 +253,7 @@ _TRAINED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]] =
         {
             "lambda_learning_rate": _GAMMA_LAMBDA,
             "server_learning_rate": 0.3,
-            "server_schedule": "inverse_sqrt",
-            "server_schedule_rounds": (1,),
+            "server_schedule": "inverse_sqrt:rounds=1",
         },
     ),
     "term": (_term, {"tilt": 1.5}),
@@ -263,10 +261,10 @@ _TRAINED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]] =
 
 
 def _options(algorithm: str, **given: Any) -> Any:
-    """What a user gets who gives these flags; `digits` has tuned defaults of its own."""
-    fields = {flag_of(field) for field in dataclasses.fields(ALGORITHMS[algorithm].options)}
-    of_training = {flag: value for flag, value in _TRAINING.items() if flag in fields}
-    flags = {"algorithm": algorithm, "preset": "paper", **of_training, **given}
+    """Returns the options that these flags give; `digits` has tuned defaults."""
+    names = {flag.name for flag in flags_of(ALGORITHMS[algorithm].options)}
+    training = {flag: value for flag, value in _TRAINING.items() if flag in names}
+    flags = {"algorithm": algorithm, "preset": "paper", **training, **given}
     return resolve("digits", flags, {}).algorithm
 
 
@@ -347,26 +345,27 @@ def test_the_preset_puts_the_mean_of_alpha_first(preset, names):
 def test_the_preset_of_afl_boost_refuses_losses_that_are_ratios():
     spec = ALGORITHMS["afl_boost"]
     problem = Problem.of_numbered_domains(random_ensemble(logistic_regression(4, 3)), NUM_DOMAINS)
-    with pytest.raises(UserError, match="--loss_estimate: expected unbiased where examples weigh"):
+    with pytest.raises(UserError, match=r"^loss_estimate: expected unbiased where examples weigh"):
         spec.build(
             problem, make_options(spec.options, loss_estimate="ratio"), **spec.paper_arguments
         )
 
 
-def test_every_algorithm_has_a_preset_of_settings_that_it_has():
+def test_every_preset_has_flags_of_its_algorithm():
     assert set(ALGORITHMS) == {*_TRAINED, "fed_boost", "afl_boost"}
     for name, spec in ALGORITHMS.items():
-        fields = {flag_of(field) for field in dataclasses.fields(spec.options)}
-        assert spec.paper_settings and set(spec.paper_settings) <= fields, name
+        names = {flag.name for flag in flags_of(spec.options)}
+        assert spec.paper_settings and set(spec.paper_settings) <= names, name
         assert set(spec.paper_arguments) <= set(inspect.signature(spec.build).parameters), name
 
 
 def test_what_is_given_comes_before_the_preset_and_both_are_kept():
     given = {"algorithm": "delta_fl", "preset": "paper", "threshold": "lagged"}
     run = resolve("digits", given, {})
-    assert (run.algorithm.threshold, run.algorithm.boundary) == ("lagged", "paper")
+    assert run.algorithm.threshold == LaggedThreshold()
+    assert run.algorithm.boundary == PaperBoundary()
     assert from_flags(run.flags()) == run
-    assert resolve("digits", {"algorithm": "delta_fl"}, {}).algorithm.boundary == "exact"
+    assert resolve("digits", {"algorithm": "delta_fl"}, {}).algorithm.boundary == ExactBoundary()
     # Resumed: what was resolved then, whatever presets say now.
     assert resolve("digits", {}, {}, inherited=run.settings()) == run
 

@@ -69,7 +69,7 @@ _VARIANTS = {
     "in a ball of weights": _variant(_euclidean(), {"weights_radius": 1.2}, radius=1.2),
     "in a box": _variant(
         _euclidean([(0.2, 0.5)] * 3),
-        {"lambda_set": "box", "lambda_lower": (0.2,), "lambda_upper": (0.5,)},
+        {"lambda_set": "box:lower=0.2,upper=0.5"},
     ),
     "penalty": _variant(_penalised, {"slope": chi2(0.3)}),
     "pessimism": _variant(_pessimistic, {"slope": chi2(0.3, PESSIMISM)}),
@@ -121,8 +121,7 @@ def test_a_hull_is_climbed_by_the_weights_of_its_mixtures(streaming_runtime, tmp
     mixtures = {"x": {"0": 0.5, "1": 0.5}, "y": {"2": 1.0}}
     path = tmp_path / "mixtures.json"
     path.write_text(json.dumps(mixtures))
-    settings = {"lambda_set": "hull", "mixtures": str(path)}
-    algorithm = build_afl(**settings, lambda_learning_rate=0.05)
+    algorithm = build_afl(lambda_set=f"hull:file={path}", lambda_learning_rate=0.05)
     training = streaming_runtime.training(algorithm, PlainSum())
     theta = np.array([0.5, 0.5])
     state = training.initialize()
@@ -301,20 +300,15 @@ def test_it_converges_to_the_exact_saddle(cohort_runtime):
     assert 0.05 < state.algorithm.mean_lambda[0] < 0.95
 
 
-_SETS: dict[str, dict[str, Any]] = {
-    "box": {"lambda_lower": (0.1, 0.3, 0.1), "lambda_upper": (0.8, 0.8, 0.4)},
-    "ball": {"lambda_radius": 0.5},
-    "hull": {},
-}
+_BOX = "box:lower=0.1/0.3/0.1,upper=0.8/0.8/0.4"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _SETS)
+@pytest.mark.parametrize("name", [_BOX, "ball:radius=0.5", "hull"])
 def test_in_each_set_it_converges_to_the_best_worst_mixture(cohort_runtime, tmp_path, name):
     """What a solver finds for lambda_A is what the worst mixture of the set costs at w_A."""
-    settings = dict(_SETS[name])
     if name == "hull":
-        settings["mixtures"] = str(tmp_path / "mixtures.json")
+        name = f"hull:file={tmp_path / 'mixtures.json'}"
         mixtures = {"a": {"0": 0.6, "1": 0.4}, "b": {"0": 0.2, "1": 0.2, "2": 0.6}}
         (tmp_path / "mixtures.json").write_text(json.dumps(mixtures))
     client, counts = _disagreeing(3)
@@ -325,7 +319,6 @@ def test_in_each_set_it_converges_to_the_best_worst_mixture(cohort_runtime, tmp_
         lambda_learning_rate=0.1,
         optimistic=True,
         lambda_set=name,
-        **settings,
     )
     training = cohort_runtime.training(algorithm, PlainSum())
     state = training.initialize()

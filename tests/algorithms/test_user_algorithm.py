@@ -48,7 +48,7 @@ def test_a_file_is_named_by_its_path_and_called_by_its_stem(path, tmp_path, monk
 def test_a_file_is_executed_once_as_long_as_it_does_not_change(path):
     first = load_user_algorithm(path)
     assert load_user_algorithm(path).options is first.options
-    write_by_size(path, ("setting(1.0,", "setting(2.00,"))
+    write_by_size(path, ("Within(least=0)] = 1.0", "Within(least=0)] = 2.00"))
     changed = load_user_algorithm(path)
     assert (first.options().size_power, changed.options().size_power) == (1.0, 2.0)
 
@@ -101,7 +101,7 @@ def test_it_runs_as_a_registered_one_does(path, cohort_runtime):
         np.testing.assert_array_equal(found, initial)
 
 
-def test_options_that_fail_are_told_with_their_lines_and_ranges_with_the_flag(path):
+def test_failing_checks_name_line_and_ranges_name_field(path):
     path.write_text(
         BY_SIZE.replace(
             "\n\ndef weighted_work",
@@ -117,7 +117,7 @@ def test_options_that_fail_are_told_with_their_lines_and_ranges_with_the_flag(pa
     ):
         options(size_power=3.0)
     with (
-        pytest.raises(UserError, match=r"^--size_power: expected at least 0.0, found -1.0$"),
+        pytest.raises(UserError, match=r"^size_power: expected at least 0, found -1.0$"),
         making_options_of(str(path)),
     ):
         options(size_power=-1.0)

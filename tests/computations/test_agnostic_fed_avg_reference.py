@@ -1,5 +1,6 @@
 """AgnosticFedAvg against the NumPy transcription of Algorithm 1, over random rounds."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,10 @@ from tests.computations.harness import EagerTraining, random_client
 from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations import Algorithm, PlainSum
+from tff_agnostic.computations import Algorithm, PlainSum, ServerUpdate
+from tff_agnostic.computations.server import Adam
 from tff_agnostic.models import logistic_regression
+from tff_agnostic.program.options.flags import values_of
 
 _ROUNDS = 24
 _DOMAINS = 4
@@ -28,9 +31,9 @@ _ATOL = 2e-5
 
 
 _SERVERS = {
-    "sgd": {"server_learning_rate": 0.7},
-    # TFF's Adam has a beta_2 of 0.999, which is no setting.
-    "adam": {"server_learning_rate": 0.02, "server_momentum": 0.8, "server_epsilon": 1e-3},
+    "sgd": (ServerUpdate(learning_rate=0.7), reference.Sgd(0.7)),
+    # Adam has a beta_2 of 0.999, which no option changes.
+    "adam": (ServerUpdate(Adam(0.8, 1e-3), 0.02), reference.Adam(0.02, 0.8, 0.999, 1e-3)),
 }
 
 
@@ -39,35 +42,30 @@ def _options(server: str = "sgd", **settings: Any) -> AgnosticFedAvgOptions:
         "client_learning_rate": 0.3,
         "client_batch_size": 4,
         "client_shuffle": False,
-        "server_optimizer": server,
         "lambda_learning_rate": 0.1,
         "window": 2,
         "lambda_initial": _LAMBDA_0,
         "lambda_absent": "zero",
     }
-    return make_options(AgnosticFedAvgOptions, **{**chosen, **_SERVERS[server], **settings})
+    options: AgnosticFedAvgOptions = make_options(AgnosticFedAvgOptions, **{**chosen, **settings})
+    return dataclasses.replace(options, server=_SERVERS[server][0])
 
 
 def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:
+    client, player = options.client, options.lambda_
     return reference.Server(
         model=reference.SOFTMAX_REGRESSION,
         w=[np.zeros([4, 3]), np.zeros([3])],
         lambda_=np.array(_LAMBDA_0),
         window=[np.array(_N_0)] * options.window,
-        gamma_lambda=options.lambda_learning_rate,
+        gamma_lambda=player.learning_rate,
         client_params=reference.ClientParams(
-            options.client_learning_rate,
-            options.client_epochs,
-            options.client_batch_size,
-            options.client_normalizer,
+            client.learning_rate, client.epochs, client.batch_size, client.normalizer
         ),
-        optimizer={
-            "sgd": reference.Sgd(0.7),
-            "adam": reference.Adam(0.02, 0.8, 0.999, 1e-3),
-        }[options.server_optimizer],
-        lambda_update=options.lambda_update,
-        freeze_absent=options.lambda_absent == "freeze",
-        baselines=None if options.lambda_baselines is None else np.array(options.lambda_baselines),
+        optimizer=next(theirs for ours, theirs in _SERVERS.values() if ours == options.server),
+        lambda_update=values_of(options)["lambda_update"].partition(":")[0],
+        freeze_absent=player.absent == "freeze",
+        baselines=None if player.baselines is None else np.array(player.baselines),
     )
 
 
@@ -151,7 +149,7 @@ def test_cvar_over_domains(theta, monkeypatch):
         "cvar",
         lambda lambda_, L, gamma: cvar_lambda(np.float32(L), np.ones(_DOMAINS), theta),
     )
-    options = _options(lambda_update="cvar", domain_conformity=theta, cvar_rate=1.0)
+    options = _options(lambda_update=f"cvar:level={theta},rate=1")
     _assert_pure_functions_follow(options, seed=2)
 
 

@@ -67,7 +67,7 @@ def _update(client, alpha=(0.1, 0.2, 0.3, 0.4), **options) -> TrainingOutput:
 def test_a_huge_learning_rate_is_dropped_when_it_overflows():
     client = _client()
     client["x"] *= 1e20
-    output = _update(client, client_learning_rate=1e25, client_epochs=2)
+    output = _update(client, learning_rate=1e25, epochs=2)
     assert output.clients.non_finite == 1
     for value in tf.nest.flatten(output._replace(clients=())):
         np.testing.assert_array_equal(value, np.zeros_like(value))
@@ -84,7 +84,7 @@ def test_losses_or_metrics_that_are_not_finite_are_dropped_with_a_finite_update(
     else:
         x = [1.0, 3e38]
     client = make_client(x, [0, 0])
-    output = _output(model, [1.0], model.initial_weights, client, client_learning_rate=1e-30)
+    output = _output(model, [1.0], model.initial_weights, client, learning_rate=1e-30)
     assert output.clients.non_finite == 1
     for value in tf.nest.flatten(output._replace(clients=())):
         np.testing.assert_array_equal(value, np.zeros_like(value))
@@ -107,9 +107,9 @@ def _noise(x, *, seed=_SEED, epochs=1) -> float:
         ModelWeights([np.array([0.0], np.float32)], []),
         make_client(x, np.zeros(len(x))),
         seed,
-        client_learning_rate=1.0,
-        client_epochs=epochs,
-        client_batch_size=1,
+        learning_rate=1.0,
+        epochs=epochs,
+        batch_size=1,
     )
     return float(output.weighted_delta[0][0])
 
@@ -261,7 +261,7 @@ def test_shuffling_is_a_function_of_the_seed():
     assert_identical(_trained(client), first)
     other = _trained(client, seed=tf.constant(13, tf.int64))
     assert not np.array_equal(first[0], other[0])
-    assert not np.array_equal(first[0], _trained(client, client_shuffle=False)[0])
+    assert not np.array_equal(first[0], _trained(client, shuffle=False)[0])
 
 
 @pytest.mark.slow
@@ -284,8 +284,8 @@ def test_each_epoch_visits_every_example_once():
 def test_epochs_have_different_orders():
     """Two epochs are not the order of the first one twice."""
     client = _client()
-    two_epochs = _trained(client, client_epochs=2)
-    first = ModelWeights(_trained(client, client_epochs=1), [])
+    two_epochs = _trained(client, epochs=2)
+    first = ModelWeights(_trained(client, epochs=1), [])
     same_order_again = local_sgd(
         logistic_regression(4, 3),
         ClientTraining(learning_rate=1.0, batch_size=4),
@@ -298,7 +298,7 @@ def test_epochs_have_different_orders():
 
 
 @golden.values
-def test_settings_out_of_range_are_refused(case):
+def test_rejects_options_out_of_range(case):
     return golden.refusal(ClientTraining, **case)
 
 

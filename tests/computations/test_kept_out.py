@@ -25,7 +25,8 @@ from tests.marks import usually
 from tests.options import make_options
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import Holdout, HoldoutOptions
-from tff_agnostic.domain_weights.ascent import LambdaOptions, lambda_ascent
+from tff_agnostic.domain_weights.ascent import LambdaPlayer, lambda_ascent
+from tff_agnostic.domain_weights.sets import BoxSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.runtimes import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -116,8 +117,8 @@ def test_without_a_share_nothing_depends_on_the_seed():
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-def test_a_share_out_of_range_is_refused(share):
-    with pytest.raises(UserError, match="--measured_share: expected"):
+def test_rejects_share_out_of_range(share):
+    with pytest.raises(UserError, match=r"^measured_share: expected"):
         HoldoutOptions(measured_share=share)
 
 
@@ -130,12 +131,10 @@ def _f32(*values: float) -> np.ndarray:
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight(freeze):
-    options = make_options(
-        LambdaOptions, lambda_learning_rate=0.5, lambda_absent="freeze" if freeze else "zero"
-    )
+    player = LambdaPlayer(learning_rate=0.5, absent="freeze" if freeze else "zero")
     lambda_, losses = _f32(0.1, 0.2, 0.3, 0.4), _f32(2.0, 0.0, 1.0, 0.0)
     # The second is trained on only, the third measured only, the last absent.
-    steps = lambda_ascent(options, "abcd")
+    steps = lambda_ascent(player, "abcd")
     found = steps.next(lambda_, losses, _f32(5, 2, 0, 0), measured=_f32(3, 0, 1, 0))
     moves = np.array([True, False, True, not freeze])
     expected = lambda_ * np.exp(0.5 * losses)
@@ -144,9 +143,7 @@ def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight(freeze):
 
 
 def test_in_a_box_a_loss_that_nobody_knows_is_taken_for_the_mean():
-    box = make_options(
-        LambdaOptions, lambda_set="box", lambda_upper=(0.6,), lambda_learning_rate=0.5
-    )
+    box = LambdaPlayer(set=BoxSet(upper=(0.6,)), learning_rate=0.5, absent="freeze")
     lambda_, losses = _f32(0.1, 0.4, 0.5), _f32(2.0, 0.0, 1.0)
     steps = lambda_ascent(box, "abc")
     found = steps.next(lambda_, losses, _f32(5, 2, 3), measured=_f32(3, 0, 1))
@@ -157,7 +154,7 @@ def test_in_a_box_a_loss_that_nobody_knows_is_taken_for_the_mean():
 
 def test_a_round_in_which_nothing_is_measured_leaves_lambda():
     lambda_ = _f32(0.3, 0.7)
-    steps = lambda_ascent(LambdaOptions(), "ab")
+    steps = lambda_ascent(LambdaPlayer(absent="freeze"), "ab")
     found = steps.next(lambda_, _f32(0, 0), _f32(4, 0), measured=_f32(0, 0))
     np.testing.assert_array_equal(found, lambda_)
 

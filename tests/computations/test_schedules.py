@@ -1,6 +1,5 @@
-"""Rates by round: their formulas, every algorithm's rounds by hand, and what is refused."""
+"""Rates by round: their formulas, rounds of every algorithm, and tables of functions."""
 
-import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -9,47 +8,66 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import CASES, build, cohorts
+from tests import golden
+from tests.algorithms.cases import CASES, NUM_DOMAINS, build, cohorts
 from tests.computations.harness import assert_all_close, assert_identical, run_rounds
 from tests.marks import usually
 from tests.options import make_options
+from tff_agnostic.algorithms import FedAvgOptions, Problem
+from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.api import train
-from tff_agnostic.computations import PlainSum, Rate, with_rate_columns
-from tff_agnostic.computations.schedules import tabulated
+from tff_agnostic.computations import (
+    ClientTraining,
+    PlainSum,
+    Rate,
+    ServerUpdate,
+    tabulated,
+    with_rate_columns,
+)
+from tff_agnostic.computations.schedules import (
+    Constant,
+    Cosine,
+    Exponential,
+    InverseSqrt,
+    InverseTime,
+    Piecewise,
+    Schedule,
+)
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.program.options.flags import flags_of
 
 _KERAS = tf.keras.optimizers.schedules
 _RATE, _T, _F = 0.3, 4, 0.25
-# By name, and the same schedule of Keras; None where it has none.
-_FORMULAS: dict[str, Any] = {
-    "inverse_time": _KERAS.InverseTimeDecay(_RATE, _T, 1.0),
-    "exponential": _KERAS.ExponentialDecay(_RATE, _T, _F),
-    "cosine": _KERAS.CosineDecay(_RATE, _T, _F),
+# The same schedule of Keras, which has no inverse square root.
+_FORMULAS: list[tuple[Schedule, Any]] = [
+    (InverseTime(_T), _KERAS.InverseTimeDecay(_RATE, _T, 1.0)),
+    (Exponential(_T, _F), _KERAS.ExponentialDecay(_RATE, _T, _F)),
+    (Cosine(_T, _F), _KERAS.CosineDecay(_RATE, _T, _F)),
     # Keras keeps a value up to its boundary, and so changes it a step later.
-    "piecewise": _KERAS.PiecewiseConstantDecay([_T - 1], [_RATE, _RATE * _F]),
-    "inverse_sqrt": lambda t: _RATE / np.sqrt(1 + t / _T),
-}
+    (Piecewise((_T,), (_F,)), _KERAS.PiecewiseConstantDecay([_T - 1], [_RATE, _RATE * _F])),
+    (InverseSqrt(_T), lambda t: _RATE / np.sqrt(1 + t / _T)),
+]
 _COHORTS = cohorts(3)
 
 
-@pytest.mark.parametrize("name", _FORMULAS)
-def test_formulas_are_those_of_keras(name):
-    rate = Rate(_RATE, name, (_T,), (_F,))
+@pytest.mark.parametrize(("schedule", "expected"), _FORMULAS)
+def test_formulas_are_those_of_keras(schedule, expected):
+    rate = Rate(_RATE, schedule)
     for t in range(10):
         found = float(rate.at(tf.constant(t)))
-        assert found == pytest.approx(float(_FORMULAS[name](t)), rel=1e-6), t
+        assert found == pytest.approx(float(expected(t)), rel=1e-6), t
 
 
 def test_an_exponential_does_not_drift_in_long_runs():
-    rate = Rate(_RATE, "exponential", (1,), (0.999,))
+    rate = Rate(_RATE, Exponential(1, 0.999))
     for t in (1_000, 10_000):
         assert float(rate.at(tf.constant(t))) == pytest.approx(_RATE * 0.999**t, rel=3e-6)
 
 
 def _with_schedule(name: str) -> list[tuple[str, str]]:
-    fields = {field.name for field in dataclasses.fields(CASES[name].options)}
-    return [(name, w) for w in ("client", "server") if f"{w}_schedule" in fields]
+    flags = {flag.name for flag in flags_of(CASES[name].options)}
+    return [(name, w) for w in ("client", "server") if f"{w}_schedule" in flags]
 
 
 _ALL = [pair for name in CASES for pair in _with_schedule(name)]
@@ -68,9 +86,7 @@ _USUAL = [
 def test_rounds_of_a_schedule_are_rounds_of_its_rates(streaming_runtime, name, whose):
     """Of every algorithm that has such a rate: round t is one of the constant rate of round t."""
     schedule = {
-        f"{whose}_schedule": "piecewise",
-        f"{whose}_schedule_rounds": (1, 2),
-        f"{whose}_schedule_factors": (0.5, 0.125),
+        f"{whose}_schedule": "piecewise:rounds=1/2,factors=0.5/0.125",
         f"{whose}_learning_rate": 0.5,
     }
     algorithm = build(name, **schedule)
@@ -119,11 +135,7 @@ def _at_rate(state: Any, rate: float) -> Any:
     ),
 )
 def test_a_schedule_that_does_not_fall_is_the_constant_to_the_bit(streaming_runtime, name, whose):
-    flat = {
-        f"{whose}_schedule": "piecewise",
-        f"{whose}_schedule_rounds": (1,),
-        f"{whose}_schedule_factors": (1.0,),
-    }
+    flat = {f"{whose}_schedule": "piecewise:rounds=1,factors=1"}
     models = []
     for settings in ({}, flat):
         algorithm = build(name, **settings)
@@ -135,12 +147,8 @@ def test_a_schedule_that_does_not_fall_is_the_constant_to_the_bit(streaming_runt
 @pytest.mark.slow
 def test_clients_of_q_ffl_whose_rate_has_become_0_count_and_change_nothing(streaming_runtime):
     """Delta_k is 0 then, and h_k / L is F_k^q, the limit of small rates."""
-    stops = {
-        "client_schedule": "cosine",
-        "client_schedule_rounds": (1,),
-        "client_schedule_factors": (0.0,),
-    }
-    training = streaming_runtime.training(build("q_ffl", **stops), PlainSum())
+    algorithm = build("q_ffl", client_schedule="cosine:rounds=1,lowest=0")
+    training = streaming_runtime.training(algorithm, PlainSum())
     before, _ = training.next(training.initialize(), _COHORTS[0])
     after, report = training.next(before, _COHORTS[1])
     assert_identical(after.algorithm.weights, before.algorithm.weights)
@@ -148,26 +156,15 @@ def test_clients_of_q_ffl_whose_rate_has_become_0_count_and_change_nothing(strea
     assert report["clients"]["non_finite"] == 0
 
 
-def test_a_function_that_decides_in_python_is_one_line_where_rounds_are_traced(streaming_runtime):
-    decides = {"client_schedule": lambda t: 0.1 if t < 2 else 0.05}
-    training = streaming_runtime.training(build("fed_avg", **decides), PlainSum())
-    with pytest.raises(UserError, match=r"^schedule: expected a function of TensorFlow's"):
-        training.next(training.initialize(), _COHORTS[0])
-    found = tabulated({"client_schedule": decides["client_schedule"]}, 4)
-    assert found["client_schedule_rounds"] == (2,)
-
-
 @pytest.mark.slow
 def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_runtime):
-    settings = {
-        "client_schedule": "inverse_sqrt",
-        "client_schedule_rounds": (2,),
-        "server_schedule": _KERAS.CosineDecay(0.5, 3),
-    }
-    spec = CASES["fed_avg"]
-    algorithm = with_rate_columns(
-        build("fed_avg", **settings), make_options(spec.options, **settings)
+    server = tabulated(_KERAS.CosineDecay(0.5, 3), rounds=3)
+    options = FedAvgOptions(
+        client=ClientTraining(learning_rate=0.3, schedule=InverseSqrt(2)),
+        server=ServerUpdate(learning_rate=server.first, schedule=server.schedule),
     )
+    problem = Problem.of_numbered_domains(logistic_regression(4, 3), NUM_DOMAINS, 7)
+    algorithm = with_rate_columns(fed_avg(problem, options), options)
     found = []
     for runtime in (tff_runtime, streaming_runtime):
         training = runtime.training(algorithm, PlainSum())
@@ -175,29 +172,22 @@ def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_r
         rates = [[r["client_learning_rate"], r["server_learning_rate"]] for r in reports]
         found.append((state.algorithm.weights, rates))
     assert_all_close(found[0], found[1], rtol=1e-6, atol=1e-7)
-    options = make_options(spec.options, **settings)
-    expected = [
-        [options.client_learning_rate / np.sqrt(1 + t / 2), 0.25 * (1 + np.cos(np.pi * t / 3))]
-        for t in range(3)
-    ]
+    expected = [[0.3 / np.sqrt(1 + t / 2), 0.25 * (1 + np.cos(np.pi * t / 3))] for t in range(3)]
     np.testing.assert_allclose(found[1][1], expected, rtol=1e-6)
 
 
 @pytest.mark.nightly
-def test_a_run_with_a_function_is_kept_as_a_table_and_goes_on(tmp_path):
+def test_run_with_tabulated_rate_equals_resumed_run_with_schedule(tmp_path):
+    """A rate may be written as a table or as its formula, and a resumed run continues it."""
     shared = {"algorithm": "fed_avg", "evaluate_every": 4, "show_progress": False}
-    schedule = {"client_schedule": _KERAS.ExponentialDecay(0.5, 2, 0.25)}
-    whole = train("toy_regression", rounds=4, **shared, **schedule, output_dir=tmp_path / "whole")
+    rate = tabulated(_KERAS.ExponentialDecay(0.5, 2, 0.25), rounds=4)
+    table = {"client_learning_rate": rate.first, "client_schedule": rate.schedule}
+    whole = train("toy_regression", rounds=4, **shared, **table, output_dir=tmp_path / "whole")
     rates = whole.history()["client_learning_rate"]
     np.testing.assert_allclose(rates, [0.5, 0.25, 0.125, 0.0625], rtol=1e-6)
-    named = {
-        "client_learning_rate": 0.5,
-        "client_schedule": "exponential",
-        "client_schedule_rounds": [2],
-        "client_schedule_factors": [0.25],
-    }
+    formula = {"client_learning_rate": 0.5, "client_schedule": "exponential:rounds=2,factor=0.25"}
     folder = tmp_path / "in two parts"
-    train("toy_regression", rounds=2, **shared, **named, output_dir=folder)
+    train("toy_regression", rounds=2, **shared, **formula, output_dir=folder)
     resumed = train(rounds=4, resume=True, output_dir=folder, show_progress=False)
     for column in ("client_learning_rate", "update_norm"):
         np.testing.assert_allclose(
@@ -205,50 +195,25 @@ def test_a_run_with_a_function_is_kept_as_a_table_and_goes_on(tmp_path):
         )
 
 
+@golden.values
+def test_rejects_invalid_schedules(case):
+    return golden.refusal(make_options, FedAvgOptions, client_schedule=case)
+
+
+def test_table_has_values_of_function():
+    rate = tabulated(lambda t: 0.1 if t < 2 else 0.05, rounds=4)
+    assert rate == Rate(0.1, Piecewise((2,), (0.5,)))
+    assert tabulated(lambda t: 0.25, rounds=5) == Rate(0.25, Constant())
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("function", "rounds", "message"),
     [
-        (
-            {"client_schedule_rounds": (5,)},
-            "--client_schedule_rounds has no effect with --client_schedule=constant",
-        ),
-        (
-            {"client_schedule": "inverse_time", "client_schedule_factors": (0.5,)},
-            "--client_schedule_factors has no effect with --client_schedule=inverse_time",
-        ),
-        (
-            {"client_schedule": "piecewise", "client_schedule_rounds": (3, 2)},
-            "--client_schedule_rounds: expected positive numbers that rise, found 3,2",
-        ),
-        (
-            {"client_schedule": "cosine", "client_schedule_rounds": (3, 5)},
-            "--client_schedule_rounds: expected one number with --client_schedule=cosine",
-        ),
-        (
-            {"server_schedule": "piecewise", "server_schedule_rounds": (3, 5)},
-            "--server_schedule_factors: expected 2, one for each T, found 1",
-        ),
-        (
-            {"server_schedule": "exponential", "server_schedule_factors": (0.0,)},
-            "--server_schedule_factors: expected a positive number, found 0",
-        ),
-        (
-            {"client_schedule": lambda t: 0.1, "client_learning_rate": 0.2},
-            "--client_learning_rate: expected none beside a client_schedule that is a function",
-        ),
-        (
-            {"client_schedule": lambda t: 0.1 - t},
-            "--client_schedule: expected a function whose value is a positive number, found -0.9 "
-            "in round 1",
-        ),
+        (lambda t: 0.1 - t, 5, "function: expected a positive number as its value, found -0.9 in"),
+        (lambda t: "fast", 5, "function: expected a positive number as its value, found 'fast' in"),
+        (lambda t: 0.1, 0, "rounds: expected 1 to 100000, found 0"),
     ],
 )
-def test_what_cannot_be_is_one_line(given, message):
-    with pytest.raises(UserError) as error:
-        resolve("digits", {"algorithm": "fed_avg", "rounds": 5, **given}, {})
-    assert str(error.value).startswith(message)
-
-
-def test_a_function_that_never_changes_is_a_constant():
-    found = tabulated({"client_schedule": lambda t: 0.25, "rounds": 5}, 5)
-    assert found == {"client_schedule": "constant", "client_learning_rate": 0.25, "rounds": 5}
+def test_table_rejects_other_values(function, rounds, message):
+    with pytest.raises(UserError, match=rf"^{message}"):
+        tabulated(function, rounds)

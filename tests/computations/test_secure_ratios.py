@@ -32,7 +32,7 @@ _OPTIONS = make_options(
     limit_weight=2.0,
     secure_bits=40,
 )
-_BOUNDS = training_bounds(logistic_regression(4, 3), 1.0)(_OPTIONS)
+_BOUNDS = training_bounds(logistic_regression(4, 3), 1.0)(_OPTIONS.limit)
 _MAX_BETA, _MAX_UPDATE, _MAX_LOSSES, _MAX_COUNT = 2.0, 1.0, 200.0, 20
 _FLOAT32 = 1e-6
 # Bounds are met exactly, and quotients of floats are not.

@@ -58,7 +58,7 @@ def _algorithm():
 
 
 def _bounds(options: SecureSumOptions) -> TrainingOutput:
-    return _algorithm().steps[0].bounds(options)
+    return _algorithm().steps[0].bounds(options.limit)
 
 
 def _cohort(seed: int = 0) -> list[dict[str, np.ndarray]]:
@@ -94,7 +94,7 @@ def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
 @pytest.mark.slow_cases("4")
 @pytest.mark.parametrize("bits", [4, 8, 12, 16, 24])
 def test_quantization_error_is_within_the_stated_bound(bits):
-    options = dataclasses.replace(_OPTIONS, bits=bits)
+    options = dataclasses.replace(_OPTIONS, secure_bits=bits)
     bounds, outputs = _bounds(options), _client_outputs()
     decoded, metrics = sum_of(SecureSum(options), outputs, bounds)
     assert sum(int(count) for count in metrics["clipped"].values()) == 0
@@ -245,5 +245,5 @@ def test_an_empty_secure_cohort_changes_nothing(secure_training):
 
 
 @golden.values
-def test_settings_out_of_range_are_refused(case):
-    return golden.refusal(SecureSumOptions, **case)
+def test_rejects_options_out_of_range(case):
+    return golden.refusal(make_options, SecureSumOptions, **case)

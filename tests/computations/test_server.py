@@ -1,6 +1,7 @@
 """What the server does with a sum, with every server optimizer."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,27 +18,30 @@ from tests.computations.harness import (
     to_tensors,
 )
 from tests.marks import usually
-from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.server import SERVER_OPTIMIZERS
+from tff_agnostic.base.options import alternatives, hints
+from tff_agnostic.computations import ClientTraining, PlainSum, ServerUpdate
+from tff_agnostic.computations.server import Adagrad, Adam, Momentum, Nesterov, Sgd, Yogi
 from tff_agnostic.later import tff
 from tff_agnostic.models import Metric, logistic_regression
 
-
-def _options(server_optimizer: str) -> AgnosticFedAvgOptions:
-    return make_options(
-        AgnosticFedAvgOptions,
-        client_batch_size=4,
-        server_optimizer=server_optimizer,
-        server_learning_rate=0.1,
-    )
+_OPTIMIZERS = [kind() for kind in alternatives(hints(ServerUpdate)["optimizer"])]
 
 
-def _algorithm(server_optimizer: str, model=None):
+def _name(optimizer: Any) -> str:
+    return type(optimizer).__name__.lower()
+
+
+def _server(optimizer: Any) -> ServerUpdate:
+    return ServerUpdate(optimizer, learning_rate=0.1)
+
+
+def _algorithm(optimizer: Any = Sgd(), model=None):
     problem = Problem.of_numbered_domains(logistic_regression(4, 3) if model is None else model, 2)
-    return agnostic_fed_avg(problem, _options(server_optimizer))
+    client = ClientTraining(batch_size=4)
+    options = AgnosticFedAvgOptions(client=client, server=_server(optimizer))
+    return agnostic_fed_avg(problem, options)
 
 
 def _cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
@@ -45,8 +49,8 @@ def _cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
     return [[random_client(rng, n, range(2)) for n in (5, 8)] for _ in range(num)]
 
 
-@pytest.fixture(params=list(SERVER_OPTIMIZERS))
-def optimizer(request) -> str:
+@pytest.fixture(params=_OPTIMIZERS, ids=_name)
+def optimizer(request) -> Any:
     return request.param
 
 
@@ -61,7 +65,7 @@ def test_the_average_delta_is_the_gradient(optimizer):
 
     gradient = [delta / summed.beta for delta in summed.weighted_delta]
     specs = [tf.TensorSpec(g.shape, g.dtype) for g in gradient]
-    by_itself = _options(optimizer).build_server_optimizer(linear_model())
+    by_itself = _server(optimizer).build(linear_model())
     optimizer_state, expected = by_itself.next(
         by_itself.initialize(specs), state.algorithm.weights.trainable, gradient
     )
@@ -87,7 +91,9 @@ def test_a_round_without_weight_leaves_the_optimizer_as_it_was(optimizer):
 
 
 # Adam, which counts its steps, is in TFF in test_agnostic_fed_avg_reference too.
-@pytest.mark.parametrize("optimizer", usually(["nesterov"], ["adam", "nesterov"]), indirect=True)
+@pytest.mark.parametrize(
+    "optimizer", usually([Nesterov()], [Adam(), Nesterov()]), indirect=True, ids=_name
+)
 def test_runs_in_tff_follow_the_pure_functions(tff_runtime, optimizer):
     algorithm = _algorithm(optimizer)
     cohorts = _cohorts(3)
@@ -101,7 +107,7 @@ def test_runs_in_tff_follow_the_pure_functions(tff_runtime, optimizer):
 
 
 def test_metrics_are_losses_and_ratios_of_each_domain_before_training():
-    training = EagerTraining(_algorithm("sgd"))
+    training = EagerTraining(_algorithm())
     cohort = [make_client(np.ones([3, 4]), [0, 0, 0], y=[0, 1, 2])]
     _, metrics = training.next(training.initialize(), cohort)
     train = metrics["client_work"]["train"]
@@ -115,7 +121,7 @@ def test_rounds_report_the_values_of_metrics_not_their_ratios():
     model = logistic_regression(4, 3)
     error = Metric("error", _error_of_guess, max_numerator=2.0, transform=tf.exp)
     model = dataclasses.replace(model, metrics=(*model.metrics, error))
-    training = EagerTraining(_algorithm("sgd", model))
+    training = EagerTraining(_algorithm(model=model))
     client = make_client(np.ones([4, 4]), [0, 0, 1, 1], y=[2, 1, 0, 0])
     _, (metrics,) = run_rounds(training, [[client]])
     np.testing.assert_allclose(
@@ -156,7 +162,7 @@ def test_steps_are_those_of_keras(learning_rate, momentum):
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=shape).astype(np.float32) for shape in ([3, 2], [2], [])]
     keras = _Keras(weights, learning_rate, momentum)
-    optimizer = SERVER_OPTIMIZERS["nesterov"](learning_rate, momentum, 0.0)
+    optimizer = Nesterov(momentum).build(learning_rate)
     state = optimizer.initialize(_specs(weights))
     for _ in range(6):
         gradients = [np.asarray(rng.normal(size=w.shape), np.float32) for w in weights]
@@ -164,26 +170,22 @@ def test_steps_are_those_of_keras(learning_rate, momentum):
         assert_all_close(list(weights), keras.step(gradients), rtol=1e-5, atol=1e-6)
 
 
-_OF_TFF = {
-    "sgd": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(rate),
-    "momentum": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(rate, momentum),
-    "adagrad": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adagrad(
-        rate, epsilon=epsilon
-    ),
-    "adam": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adam(
-        rate, beta_1=momentum, epsilon=epsilon
-    ),
-    "yogi": lambda rate, momentum, epsilon: tff.learning.optimizers.build_yogi(
-        rate, beta_1=momentum, epsilon=epsilon
-    ),
+_TFF = tff.learning.optimizers
+# By name: the optimizer of a momentum and an epsilon, and the one of TFF of a rate and the two.
+_PAIRS: dict[str, tuple[Any, Any]] = {
+    "sgd": (lambda m, e: Sgd(), lambda rate, m, e: _TFF.build_sgdm(rate)),
+    "momentum": (lambda m, e: Momentum(m), lambda rate, m, e: _TFF.build_sgdm(rate, m)),
+    "adagrad": (lambda m, e: Adagrad(e), lambda rate, m, e: _TFF.build_adagrad(rate, epsilon=e)),
+    "adam": (Adam, lambda rate, m, e: _TFF.build_adam(rate, beta_1=m, epsilon=e)),
+    "yogi": (Yogi, lambda rate, m, e: _TFF.build_yogi(rate, beta_1=m, epsilon=e)),
 }
 
 
-def test_every_optimizer_is_held_to_another_ones():
-    assert {*_OF_TFF, "nesterov"} == set(SERVER_OPTIMIZERS)
+def test_every_optimizer_has_a_reference():
+    assert {*_PAIRS, "nesterov"} == set(map(_name, _OPTIMIZERS))
 
 
-@pytest.mark.parametrize("name", _OF_TFF)
+@pytest.mark.parametrize("name", _PAIRS)
 @pytest.mark.parametrize("numbers", [(0.1, 0.9, 1e-3), (1.0, 0.5, 1e-7), (0.01, 0.0, 0.1)])
 def test_steps_and_states_are_those_of_tff(name, numbers):
     """To the last bit, traced as in a run, with the same keys in the same order."""
@@ -200,8 +202,9 @@ def test_steps_and_states_are_those_of_tff(name, numbers):
             states.append(state)
         return now, states
 
-    found, found_states = run(SERVER_OPTIMIZERS[name](*numbers))
-    expected, expected_states = run(_OF_TFF[name](*numbers))
+    (of_options, of_tff), (rate, *others) = _PAIRS[name], numbers
+    found, found_states = run(of_options(*others).build(rate))
+    expected, expected_states = run(of_tff(rate, *others))
     assert_identical(found, expected)
     for state, expected_state in zip(found_states, expected_states):
         assert list(state) == list(expected_state)
@@ -209,7 +212,7 @@ def test_steps_and_states_are_those_of_tff(name, numbers):
 
 
 def test_other_types_of_numbers():
-    optimizer = SERVER_OPTIMIZERS["nesterov"](0.1, 0.9, 0.0)
+    optimizer = Nesterov(0.9).build(0.1)
     weights = [tf.constant([1.0], tf.float64)]
     state, (stepped,) = optimizer.next(
         optimizer.initialize([tf.TensorSpec([1], tf.float64)]), weights, weights

@@ -96,6 +96,7 @@ def test_columns_that_cannot_be_stored(spec, message):
 
 _ALLOWED = {
     "tff_agnostic.aggregations",
+    "tff_agnostic.base",
     "tff_agnostic.computations",
     "tff_agnostic.data",
     "tff_agnostic.deployment",
@@ -107,7 +108,6 @@ _ALLOWED = {
     "tff_agnostic.report_fields",
     "tff_agnostic.registry",
     "tff_agnostic.runtimes",
-    "tff_agnostic.settings",
 }
 
 

@@ -161,11 +161,11 @@ def test_rejects_cvar_out_of_range(case):
 
 
 def test_rejects_cvar_in_other_sets():
-    with pytest.raises(UserError, match="^set: expected simplex with the update cvar"):
+    with pytest.raises(UserError, match=r"^set: expected simplex with the update cvar"):
         _steps(set=BallSet())
 
 
 def test_stochastic_afl_rejects_cvar():
-    with pytest.raises(UserError, match="^update: expected steps along estimates of the losses"):
+    with pytest.raises(UserError, match=r"^update: expected steps along estimates of the losses"):
         StochasticAflOptions(lambda_=LambdaPlayer(update=Cvar()))
     StochasticAflOptions(lambda_=LambdaPlayer(update=ProjectedGradient()))

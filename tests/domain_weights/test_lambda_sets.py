@@ -186,6 +186,6 @@ def test_a_hull_climbs_by_the_losses_of_its_mixtures():
 
 
 @pytest.mark.parametrize("of", [_BOX, _BALL])
-def test_a_lambda_0_outside_of_the_set_is_refused(of):
-    with pytest.raises(UserError, match="--lambda_initial: expected a lambda_0"):
+def test_rejects_lambda_0_outside_of_set(of):
+    with pytest.raises(UserError, match=r"^initial: expected a lambda_0"):
         of.start(np.array([0.0, 0.0, 0.0, 1.0]))

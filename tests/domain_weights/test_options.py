@@ -69,5 +69,5 @@ def test_rejects_files_without_mixtures(mixtures_file, tmp_path, case):
 
 def test_box_without_lambda_0_raises():
     box = BoxSet(upper=(0.5,)).build(_NAMES, _TRAINING)
-    with pytest.raises(UserError, match="^initial: expected a lambda_0 between"):
+    with pytest.raises(UserError, match=r"^initial: expected a lambda_0 between"):
         box.start(np.array([0.6, 0.2, 0.2]))

@@ -18,7 +18,7 @@ from tff_agnostic.computations.clients import (
     vectorised_clients,
 )
 from tff_agnostic.computations.local_training import ClientTraining, local_sgd
-from tff_agnostic.computations.server import ServerUpdate
+from tff_agnostic.computations.server import Adam, Momentum, ServerUpdate, Sgd
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, model_from_keras, to_tff
 from tff_agnostic.models.keras import freeze
@@ -147,13 +147,13 @@ def test_rounds_of_one_client_equal_plain_keras(name, algorithm):
     _assert_close(list(state.algorithm.weights.trainable), expected)
 
 
-@pytest.mark.parametrize("server_optimizer", ["sgd", "momentum", "adam"])
-def test_server_step_meets_the_constraint(server_optimizer):
+@pytest.mark.parametrize("optimizer", [Sgd(), Momentum(), Adam()])
+def test_server_step_meets_the_constraint(optimizer):
     model = _model(_KINDS["NonNeg"])
-    optimizer = ServerUpdate(server_optimizer, 5.0).build_server_optimizer(model)
+    built = ServerUpdate(optimizer, learning_rate=5.0).build(model)
     weights = [tf.ones(w.shape) for w in model.initial_weights.trainable]
     specs = [tf.TensorSpec(w.shape) for w in weights]
-    _, after = optimizer.next(optimizer.initialize(specs), weights, weights)
+    _, after = built.next(built.initialize(specs), weights, weights)
     # A step of 5, or about that of Adam, from 1 against a gradient of 1.
     constrained, free = after[0], after[1]
     np.testing.assert_array_equal(constrained, np.zeros(constrained.shape))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tff_agnostic.settings import check_effective
 
 from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import arguments_of
@@ -18,13 +17,38 @@ from tff_agnostic.aggregations.aggregation import LimitedOptions, PlainSum
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS, named
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
+from tff_agnostic.algorithms.delta_fl import (
+    LaggedThreshold,
+    PaperBoundary,
+    RefinedThreshold,
+    SmoothBoundary,
+    SurveyThreshold,
+    TrackedThreshold,
+)
 from tff_agnostic.algorithms.saddle_point import drawn_by_lambda, one_drawn_loss
 from tff_agnostic.base.options import Options
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.computations import Algorithm
+from tff_agnostic.computations.schedules import (
+    Cosine,
+    Exponential,
+    InverseSqrt,
+    InverseTime,
+    Piecewise,
+)
+from tff_agnostic.computations.server import Adagrad, Adam, Momentum, Nesterov, Yogi
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
-from tff_agnostic.domain_weights.ascent import PESSIMISM, chi2
+from tff_agnostic.domain_weights.ascent import (
+    PESSIMISM,
+    Cvar,
+    ExponentiatedGradient,
+    Fixed,
+    ProjectedGradient,
+    chi2,
+)
+from tff_agnostic.domain_weights.sets import BallSet, BoxSet, HullSet
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.flags import flags_of
 
 ROUNDS, SEEDS_PER_GROUP = 2, 4
 _CLIENTS, _CLIENTS_PER_ROUND, _MOST_EXAMPLES = 10, 4, 6
@@ -36,7 +60,7 @@ _SECURE = make_options(
     secure_bits=40,
     secure_min_clients=1,
 )
-_MIXTURES = str(Path(__file__).with_name("mixtures.json"))
+_MIXTURES = Path(__file__).with_name("mixtures.json")
 # Algorithms with more settings are drawn more often.
 _ALGORITHMS = (
     *["agnostic_fed_avg"] * 5,
@@ -56,35 +80,30 @@ _SUMS = {
     "tff/compressed": 0.2,
     "tff/secure": 0.1,
 }
-# Values of settings and of arguments of builders, in addition to their defaults.
+# Values by flag and by argument of builders, in addition to their defaults.
 _POOL: Mapping[str, Sequence[Any]] = {
     "client_learning_rate": (0.05, 0.3),
     "client_epochs": (1, 2),
     "client_batch_size": (2, 3, 100),
     "client_normalizer": ("client", "batch"),
     "client_shuffle": (False, False, True),
-    "client_schedule": ("inverse_time", "inverse_sqrt", "exponential", "cosine"),
-    "client_schedule_rounds": ((1,), (3,)),
-    "client_schedule_factors": ((0.5,),),
-    "server_optimizer": ("momentum", "nesterov", "adagrad", "adam", "yogi"),
+    "client_schedule": (InverseTime(1), InverseSqrt(3), Exponential(3, 0.5), Cosine(3, 0.5)),
+    "server_optimizer": (Momentum(0.5), Nesterov(0.0), Adagrad(), Adam(), Yogi(0.5)),
     "server_learning_rate": (0.1, 0.5),
-    "server_momentum": (0.0, 0.5),
-    "server_schedule": ("piecewise", "inverse_time"),
-    "server_schedule_rounds": ((1,),),
-    "server_schedule_factors": ((0.3,),),
+    "server_schedule": (Piecewise((1,), (0.3,)), InverseTime(1)),
     "client_weighting": ("equal",),
     "measured_share": (0.4,),
-    "lambda_update": ("exponentiated_gradient", "projected_gradient", "cvar", "fixed"),
+    "lambda_update": (
+        *(ExponentiatedGradient(), ProjectedGradient(), Fixed()),
+        *(Cvar(0.4), Cvar(1.0, 1.0)),
+    ),
     "lambda_learning_rate": (0.1, 1.0),
-    "domain_conformity": (0.4, 1.0),
-    "cvar_rate": (1.0,),
     "lambda_absent": ("freeze", "zero"),
     "slope": (chi2(0.2), chi2(0.2, PESSIMISM)),
-    "lambda_set": ("box", "hull", "ball"),
-    "lambda_lower": ((0.1,), (0.3, 0.0, 0.1)),
-    "lambda_upper": ((0.6,), (0.5, 0.4, 0.9)),
-    "lambda_radius": (0.05, 0.5, 5.0),
-    "mixtures": (_MIXTURES,),
+    "lambda_set": (
+        *(BoxSet((0.1,)), BoxSet(None, (0.6,)), BoxSet((0.3, 0.0, 0.1), (0.5, 0.4, 0.9))),
+        *(BallSet(0.05), BallSet(0.5), BallSet(5.0), HullSet(_MIXTURES)),
+    ),
     "lambda_initial": ((0.5, 0.2, 0.3), (0.0, 0.4, 0.6)),
     "initial_counts": ((4.0, 1.0, 2.5),),
     "lambda_baselines": ((0.4, 1.0, 0.1),),
@@ -102,10 +121,11 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "cohort_share": (0.6, 1.0),
     "target_domain": ("0", "1"),
     "theta": ((1.0,), (0.3,), (0.6, 1.0, 0.1)),
-    "threshold": ("lagged", "tracked", "refined"),
-    "rounds_per_threshold": (2,),
-    "boundary": ("paper", "smooth"),
-    "smoothing": (0.5,),
+    "threshold": (
+        *(LaggedThreshold(), TrackedThreshold(), RefinedThreshold()),
+        *(SurveyThreshold(2), RefinedThreshold(2)),
+    ),
+    "boundary": (PaperBoundary(), SmoothBoundary(0.5)),
     "predictor_sampling": ("none", "uniform"),
     "budget": (1, 3),
     "predictor_draw": ("independent",),
@@ -115,11 +135,8 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "mean_first": (True,),
     "weighs_by_cohort": (True,),
 }
-_REQUIRED = ("client_shuffle", "target_domain", "mixtures", "q", "tilt", "theta")
-_PER_DOMAIN = (
-    *("lambda_lower", "lambda_upper", "lambda_initial", "initial_counts"),
-    *("lambda_baselines", "lambda_set"),
-)
+_REQUIRED = ("client_shuffle", "target_domain", "q", "tilt", "theta")
+_PER_DOMAIN = ("lambda_set", "lambda_initial", "lambda_baselines", "initial_counts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +181,7 @@ class Combination:
     @property
     def options(self) -> Any:
         """The algorithm's settings."""
-        return make_options(self.spec.options, **_of_fields(self.spec.options, self.settings))
+        return make_options(self.spec.options, **_by_flag(self.spec.options, self.settings))
 
     @property
     def is_private(self) -> bool:
@@ -245,10 +262,10 @@ class Combination:
         return private_sum(name, inner, 0.02, clients, least_clients=least, clip_norm=0.5)
 
 
-def _of_fields(options: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the settings that are fields of the options."""
-    fields = {field.name for field in dataclasses.fields(options)}
-    return {name: value for name, value in settings.items() if name in fields}
+def _by_flag(options: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the settings that are values of the options' flags."""
+    names = {flag.name for flag in flags_of(options)}
+    return {name: value for name, value in settings.items() if name in names}
 
 
 def _without(client: Mapping[str, np.ndarray], domains: Sequence[int]) -> dict[str, np.ndarray]:
@@ -306,10 +323,9 @@ def _with_clients(combination: Combination) -> Combination:
 
 def _settings(rng: np.random.Generator, spec: AlgorithmSpec, is_single: bool) -> dict[str, Any]:
     """Returns random settings that the package accepts together, and arguments of the builder."""
-    names = {*_of_fields(spec.options, _POOL), *arguments_of(spec.build, _POOL)}
+    names = {*_by_flag(spec.options, _POOL), *arguments_of(spec.build, _POOL)}
     likelihood = rng.choice([0.2, 0.5])
     settings: dict[str, Any] = {}
-    # A setting precedes those that have an effect with some of its values only.
     for name, values in _POOL.items():
         if name not in names or (name not in _REQUIRED and rng.random() > likelihood):
             continue
@@ -318,8 +334,7 @@ def _settings(rng: np.random.Generator, spec: AlgorithmSpec, is_single: bool) ->
             continue
         more = {**settings, name: "0" if is_single and name == "target_domain" else value}
         try:
-            fields = _of_fields(spec.options, more)
-            check_effective(make_options(spec.options, **fields), fields)
+            make_options(spec.options, **_by_flag(spec.options, more))
         except UserError:
             continue
         settings = more

@@ -19,7 +19,12 @@ from tests.computations.harness import assert_identical, to_numpy
 from tests.random_combinations.draws import Combination, draw
 from tests.runtimes.running import running_runtimes
 from tff_agnostic.algorithms import Trait
+from tff_agnostic.algorithms.delta_fl import RefinedThreshold, SmoothBoundary, SurveyThreshold
 from tff_agnostic.computations import Algorithm, as_tensors
+from tff_agnostic.computations.server import Adagrad, Adam, Yogi
+from tff_agnostic.domain_weights.ascent import Cvar, Fixed, LambdaPlayer
+from tff_agnostic.domain_weights.sets import BoxSet
+from tff_agnostic.program.options.flags import values_of
 from tff_agnostic.report_fields import ReportField, Role, paired
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
@@ -185,7 +190,9 @@ def _check_resumed(bench: Bench, run: Run, tolerance: float) -> None:
 def _check_shift(bench: Bench, run: Run, tolerance: float) -> None:
     combination = run.combination
     # Bins of the losses, and secure sums, are of losses of at least 0.
-    is_binned = getattr(combination.options, "threshold", "refined") != "refined"
+    is_binned = not isinstance(
+        getattr(combination.options, "threshold", RefinedThreshold()), RefinedThreshold
+    )
     shift = 2.0 if combination.sums == "secure" or is_binned else -3.0
     settings = dict(combination.settings)
     if "lambda_baselines" in settings:
@@ -209,16 +216,17 @@ def _measured(of_round: Mapping[str, tuple[ReportField, np.ndarray]]) -> np.ndar
 
 def _check_factor(bench: Bench, run: Run, tolerance: float) -> None:
     combination = run.combination
-    options, settings = combination.options, dict(combination.settings)
+    values, settings = values_of(combination.options), dict(combination.settings)
     divided = ["client_learning_rate", "lambda_learning_rate", "tilt"]
     if combination.algorithm == "stochastic_afl":
         divided.append("server_learning_rate")
     for name in divided:
-        if hasattr(options, name):
-            settings[name] = getattr(options, name) / _FACTOR
-    for name in ("mu", "smoothing"):
-        if name in settings:
-            settings[name] *= _FACTOR
+        if name in values:
+            settings[name] = values[name] / _FACTOR
+    if "mu" in settings:
+        settings["mu"] *= _FACTOR
+    if isinstance(boundary := settings.get("boundary"), SmoothBoundary):
+        settings["boundary"] = SmoothBoundary(_FACTOR * boundary.width)
     if slope := settings.get("slope"):
         settings["slope"] = lambda lambda_, mixture: _FACTOR * slope(lambda_, mixture)
     if "lambda_baselines" in settings:
@@ -236,10 +244,16 @@ def _check_factor(bench: Bench, run: Run, tolerance: float) -> None:
 def _check_domain_order(bench: Bench, run: Run, tolerance: float) -> None:
     combination = run.combination
     order, to_new = [2, 0, 1], np.array([1, 2, 0], np.int32)
+
+    def in_order(value: Any) -> Any:
+        if isinstance(value, BoxSet):
+            return BoxSet(in_order(value.lower), in_order(value.upper))
+        if isinstance(value, tuple) and len(value) == 3:
+            return tuple(value[k] for k in order)
+        return value
+
     settings = {
-        name: tuple(value[k] for k in order)
-        if isinstance(value, tuple) and len(value) == 3 and name != "theta"
-        else value
+        name: value if name == "theta" else in_order(value)
         for name, value in combination.settings.items()
     }
     reordered = dataclasses.replace(
@@ -280,8 +294,8 @@ def _check_other_mode(bench: Bench, run: Run, tolerance: float) -> None:
 
 def _check_fed_avg(bench: Bench, run: Run, tolerance: float) -> None:
     settings = run.combination.settings
-    fields = {field.name for field in dataclasses.fields(_FED_AVG.options)}
-    kept = {name: value for name, value in settings.items() if name in fields}
+    names = values_of(_FED_AVG.options)
+    kept = {name: value for name, value in settings.items() if name in names}
     other = dataclasses.replace(run.combination, algorithm="fed_avg", settings=kept)
     models, expected = run.models(), bench.run(other).models()
     for k, (name, weights) in enumerate(expected.items()):
@@ -292,9 +306,9 @@ def _check_fixed_weights(bench: Bench, run: Run, tolerance: float) -> None:
     settings = {
         name: value
         for name, value in run.combination.settings.items()
-        if name not in ("domain_conformity", "cvar_rate", "lambda_baselines")
+        if name != "lambda_baselines"
     }
-    settings["lambda_update"] = "fixed"
+    settings["lambda_update"] = Fixed()
     expected = run.combination.expected_counts()
     settings["lambda_initial"] = tuple((expected / expected.sum()).tolist())
     fixed = dataclasses.replace(run.combination, settings=settings)
@@ -321,12 +335,12 @@ def _is_mean(run: Run) -> bool:
 
 def _reads_no_order(run: Run) -> bool:
     """Whether nothing is drawn by a hash of a client's examples, which has the domains' ids."""
-    options = run.combination.options
+    values = values_of(run.combination.options)
     return not (
-        getattr(options, "client_shuffle", False)
-        or getattr(options, "measured_share", 0.0)
-        or getattr(options, "sample_size", None)
-        or getattr(options, "cohort_share", 1.0) < 1.0
+        values.get("client_shuffle", False)
+        or values.get("measured_share", 0.0)
+        or values.get("sample_size")
+        or values.get("cohort_share", 1.0) < 1.0
     )
 
 
@@ -339,9 +353,9 @@ def _tells_losses_apart(run: Run) -> bool:
     options = run.combination.options
     if options.theta == (1.0,):
         return True
-    if options.threshold not in ("survey", "refined"):
+    if not isinstance(options.threshold, SurveyThreshold):
         return False
-    if options.boundary == "smooth" or options.measured_share:
+    if options.is_smooth or options.measured_share:
         return False
     for state, cohort in zip(run.states, run.cohorts):
         for level in state.algorithm.levels:
@@ -369,7 +383,7 @@ def _ignores_shift(run: Run) -> bool:
         return _tells_losses_apart(run)
     if combination.algorithm == "q_ffl":
         return options.q == 0
-    if getattr(options, "lambda_update", "fixed") == "fixed":
+    if not (hasattr(options, "lambda_") and options.lambda_.moves):
         return True
     if combination.algorithm == "stochastic_afl" and (
         options.loss_estimate != "ratio" or "lambda_gradient" in combination.settings
@@ -377,7 +391,7 @@ def _ignores_shift(run: Run) -> bool:
         return False
     # An absent domain's loss of 0 is not shifted.
     is_everywhere = all(np.all(_measured(of_round) > 0) for of_round in run.columns)
-    return is_everywhere or options.lambda_absent == "freeze"
+    return is_everywhere or options.lambda_.absent == "freeze"
 
 
 def _ignores_factor(run: Run) -> bool:
@@ -386,8 +400,9 @@ def _ignores_factor(run: Run) -> bool:
         return False
     if combination.algorithm == "delta_fl":
         return _tells_losses_apart(run)
-    is_adaptive = getattr(options, "server_optimizer", "sgd") in ("adagrad", "adam", "yogi")
-    return combination.algorithm != "stochastic_afl" or not is_adaptive
+    if combination.algorithm != "stochastic_afl":
+        return True
+    return not isinstance(options.server.optimizer, (Adagrad, Adam, Yogi))
 
 
 def _is_fed_avg(run: Run) -> bool:
@@ -406,12 +421,8 @@ def _is_fed_avg(run: Run) -> bool:
 
 
 def _is_fixed(run: Run) -> bool:
-    options = run.combination.options
-    return (
-        getattr(options, "lambda_update", "") == "cvar"
-        and options.domain_conformity == 1.0
-        and options.lambda_initial is None
-    )
+    player = getattr(run.combination.options, "lambda_", LambdaPlayer())
+    return isinstance(player.update, Cvar) and player.update.level == 1.0 and player.initial is None
 
 
 def _runs_in_process(run: Run) -> bool:
