@@ -135,7 +135,7 @@ def test_number_that_is_not_finite_names_its_flag(flag, value):
 
 def test_ranges_with_an_upper_end():
     assert {flag for flag in _NUMBERS if _within(flag).below is not None} == {
-        *("measured_share", "delta", "update_share", "uniform_share", "evaluation_clients_share"),
+        *("measured_share", "delta", "update_share", "uniform_share"),
     }
     _made("secure_bits", 40)
     assert _error("secure_bits", 41).endswith(" at most 40, found 41")
