@@ -10,7 +10,7 @@ from tensorflow_privacy.privacy.dp_query import tree_aggregation
 from tests.computations.harness import linear_model
 from tff_agnostic.aggregations.noise import NoisedGroup, Release, TreeResidual, gaussian
 from tff_agnostic.aggregations.noise_generators import add_noise
-from tff_agnostic.computations.server import ServerUpdate
+from tff_agnostic.computations.server import Momentum, ServerUpdate
 
 _KEY = (5, -7, 2, 1)
 _ONE = tf.constant(1.0, tf.float64)
@@ -123,8 +123,7 @@ def test_momentum_on_rounds_with_tree_noise_is_dp_ftrl_with_momentum(draw):
     rng, gamma, eta = np.random.default_rng(0), 0.9, 0.5
     gradients = rng.normal(size=(11, 3)).astype(np.float32)
     residuals = [draw(_KINDS["tree"], t, (3,)) for t in range(11)]
-    options = ServerUpdate("momentum", eta, gamma)
-    optimizer = options.build_server_optimizer(linear_model())
+    optimizer = ServerUpdate(Momentum(gamma), eta).build(linear_model())
     start = np.float32([1.0, 2.0, 3.0])
     state = optimizer.initialize([tf.TensorSpec([3])])
     theta, momentum = tf.constant(start), np.zeros(3)

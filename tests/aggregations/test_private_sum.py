@@ -41,7 +41,7 @@ def test_without_noise_and_clipping_rounds_are_plain_ones(streaming_runtime, nam
     # domain as expected.
     counts = np.bincount(np.concatenate([client["domain_id"] for client in rounds[0]]))
     algorithm = build(name, initial_counts=tuple(map(float, counts)))
-    aggregation = private_sum(clip_norm=1e6, max_loss=1e3, clipping="adaptive")
+    aggregation = private_sum(clip_norm=1e6, limit_loss=1e3, clipping="adaptive")
     state, reports = run_rounds(streaming_runtime.training(algorithm, aggregation), rounds)
     plain = streaming_runtime.training(algorithm, PlainSum())
     expected, expected_reports = run_rounds(plain, rounds)

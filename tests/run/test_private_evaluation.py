@@ -276,9 +276,8 @@ def test_what_cannot_be_promised_is_one_line(task):
 
 
 def test_noisy_histograms_become_ones_that_could_be(task):
-    bounds = private_evaluation_bounds(
-        task.model, 1, make_options(ServerNoiseOptions, **_LIMITS), says_of_clients=True
-    )
+    limits = make_options(ServerNoiseOptions, **_LIMITS).limit
+    bounds = private_evaluation_bounds(task.model, 1, limits, says_of_clients=True)
     rng = np.random.default_rng(0)
     exact = rng.multinomial(5000, np.ones(201) / 201, size=2)
     noisy = np.rint(exact + rng.normal(scale=20.0, size=exact.shape)).astype(np.int64)

@@ -85,7 +85,7 @@ class IntegerCodec:
         num_words = skellam_words(self.variance, self.size)
         if num_words > _MAX_WORDS * self.size:
             raise OptionError(
-                "integer_clip",
+                "noise_multiplier",
                 f"noise that takes a client at most {_MAX_WORDS} random numbers for each value",
                 Verbatim(
                     f"{num_words / self.size:.4g}: with {self.noise_clients:g} clients and "
@@ -103,7 +103,7 @@ class IntegerCodec:
         total = bits + math.log2(self.noise_clients)
         if total > _MAX_BITS:
             raise OptionError(
-                "integer_clip",
+                "noise_multiplier",
                 f"sums of at most {_MAX_BITS} bits",
                 Verbatim(
                     f"{math.ceil(total)}, with {self.noise_clients:g} clients, {self.steps:g} steps"

@@ -146,8 +146,9 @@ def run_parts(
     runtime.check_clients_per_round(config.clients_per_round)
     if privacy is not None and saved is not None:
         saved.check_executed_alike(spec, runtime.execution())
-    training = runtime.training(algorithm, summed)
-    initial, quantities = training.initialize(), training.quantities
+    with flags_in_errors(spec.privacy):
+        training = runtime.training(algorithm, summed)
+        initial, quantities = training.initialize(), training.quantities
     if privacy is not None:
         quantities = privacy.account.quantities(quantities)
     return RunParts(
