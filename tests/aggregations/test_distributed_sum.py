@@ -286,7 +286,5 @@ def test_noise_that_takes_too_many_words_is_refused():
 def test_integers_that_are_too_fine_are_refused():
     exchange = _exchange(_distributed(integer_clip=2.0**60))
     params = exchange.aggregation.client_params(exchange.initialize())
-    with pytest.raises(
-        UserError, match=r"^noise_multiplier: expected sums of at most 62 bits"
-    ):
+    with pytest.raises(UserError, match=r"^noise_multiplier: expected sums of at most 62 bits"):
         exchange.aggregation.encode(params, _zeros(exchange.bounds, 3), exchange.bounds, _facts(0))

@@ -18,8 +18,8 @@ def _ray(options: RuntimeOptions) -> Runtime:
         from tff_agnostic.runtimes.ray import RayRuntime
     except ImportError as e:
         raise UserError(
-            f'the runtime ray needs Ray ({e}): pip install "ray>=2.40,<3", or this package with its '
-            "extra, tff-agnostic[ray]"
+            f'the runtime ray needs Ray ({e}): pip install "ray>=2.40,<3", or this package with '
+            "its extra, tff-agnostic[ray]"
         ) from e
     return RayRuntime(options)
 
