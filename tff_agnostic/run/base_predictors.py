@@ -13,6 +13,7 @@ from tff_agnostic.base_predictors.files import PredictorFile, write_predictors
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import check_can_be_made, make_folder
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
+from tff_agnostic.tasks.registry import TASKS
 
 _SETTINGS = (
     "seed",
@@ -30,20 +31,6 @@ class PredictorOptions(TaskOptions):
     """The flags of `base_predictors` that are no settings of runs.
 
     Attributes:
-        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
-            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
-            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
-            custom: your Keras model (--model, a Python file) on your client store (--data);
-            next_word: next word of any texts, LSTM or CIFG by flags; domains the store's (--data);
-            text_classifier: class of a text, mean of word vectors or LSTM; domains the store's
-            (--data); emnist: EMNIST characters, CNN; domains high-school or census writers (--data,
-            or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange site,
-            LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next word in
-            Spanish, CIFG with tied embeddings; domains the store's locales (--data); fashion_mnist:
-            three garments of Fashion-MNIST, logistic regression; every class a domain (--data);
-            two_domain_lm: next word in two kinds of text, two-layer LSTM; domains the store's
-            (--data); unigram: words of any texts, each by itself: a distribution; domains the
-            store's (--data)
         group_by: Whose examples each predictor is made from: domain, by counts that are summed over
             its clients; or client, by counts of its own, which the server sees.
         smoothing_share: s: a predictor is 1 - s times the shares of its outcomes, and s times the
@@ -52,7 +39,7 @@ class PredictorOptions(TaskOptions):
         output: File to write, .npz, for --base_predictors of train.
     """
 
-    task: str = "unigram"
+    task: Annotated[str, OneOf(TASKS)] = "unigram"
     group_by: Annotated[str, OneOf(GROUPINGS)] = "domain"
     smoothing_share: Annotated[float, Within(least=0.0, most=1.0)] = 0.01
     output: Path = dataclasses.field(kw_only=True)

@@ -14,10 +14,10 @@ import sys
 import types
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.base.options import Options
+from tff_agnostic.base.options import OneOf, Options
 from tff_agnostic.commands import own_flags as flags_of_commands
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import output_folder
@@ -94,23 +94,10 @@ class TaskOptions(DataOptions):
 
     Attributes:
         algorithm_options: Options that only a file's algorithm has, as NAME=VALUE,NAME=VALUE.
-        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
-            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
-            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
-            custom: your Keras model (--model, a Python file) on your client store (--data);
-            next_word: next word of any texts, LSTM or CIFG by flags; domains the store's (--data);
-            text_classifier: class of a text, mean of word vectors or LSTM; domains the store's
-            (--data); emnist: EMNIST characters, CNN; domains high-school or census writers (--data,
-            or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange site,
-            LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next word in
-            Spanish, CIFG with tied embeddings; domains the store's locales (--data); fashion_mnist:
-            three garments of Fashion-MNIST, logistic regression; every class a domain (--data);
-            two_domain_lm: next word in two kinds of text, two-layer LSTM; domains the store's
-            (--data); unigram: words of any texts, each by itself: a distribution; domains the
-            store's (--data).
+        task: Task to learn.
     """
 
-    task: Optional[str] = None
+    task: Optional[Annotated[str, OneOf(TASKS)]] = None
     algorithm_options: str = ""
 
 

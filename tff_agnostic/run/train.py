@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 import numpy as np
 
+from tff_agnostic.base.options import OneOf
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import read_json
 from tff_agnostic.later import tf
@@ -33,6 +34,7 @@ from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.saving.keras import read_keras
 from tff_agnostic.saving.save import FORMATS
+from tff_agnostic.tasks.registry import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,20 +92,6 @@ class TrainOptions(TaskOptions):
     """The flags of `train` that are no settings of runs.
 
     Attributes:
-        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
-            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
-            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
-            custom: your Keras model (--model, a Python file) on your client store (--data);
-            next_word: next word of any texts, LSTM or CIFG by flags; domains the store's (--data);
-            text_classifier: class of a text, mean of word vectors or LSTM; domains the store's
-            (--data); emnist: EMNIST characters, CNN; domains high-school or census writers (--data,
-            or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange site,
-            LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next word in
-            Spanish, CIFG with tied embeddings; domains the store's locales (--data); fashion_mnist:
-            three garments of Fashion-MNIST, logistic regression; every class a domain (--data);
-            two_domain_lm: next word in two kinds of text, two-layer LSTM; domains the store's
-            (--data); unigram: words of any texts, each by itself: a distribution; domains the
-            store's (--data)
         output_dir: Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]
         resume: Go on with the run in --output_dir, or with the newest one of its name. All settings
             are those of the folder; flags may give other values of runtime, rounds, evaluate_every,
@@ -111,7 +99,7 @@ class TrainOptions(TaskOptions):
             keep_checkpoints, of how rounds are executed, and say where files have moved to.
     """
 
-    task: str = "digits"
+    task: Annotated[str, OneOf(TASKS)] = "digits"
     output_dir: Optional[Path] = None
     resume: bool = False
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Optional, Union
 
-from tff_agnostic.base.options import Within
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.options.flags import REPEATED, assignments
@@ -17,6 +17,7 @@ from tff_agnostic.run.options import algorithm_of_flag
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere
 from tff_agnostic.studies.comparison import MAX_TRIALS
 from tff_agnostic.tasks.domain_input import EMBEDDING
+from tff_agnostic.tasks.registry import TASKS
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
 # Options that all rows of a comparison share, or it would compare something else.
@@ -235,20 +236,6 @@ class ArmOptions(TaskOptions):
     """What is compared; in Python `arms` are the settings of each row by its name.
 
     Attributes:
-        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
-            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
-            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
-            custom: your Keras model (--model, a Python file) on your client store (--data);
-            next_word: next word of any texts, LSTM or CIFG by flags; domains the store's (--data);
-            text_classifier: class of a text, mean of word vectors or LSTM; domains the store's
-            (--data); emnist: EMNIST characters, CNN; domains high-school or census writers (--data,
-            or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange site,
-            LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next word in
-            Spanish, CIFG with tied embeddings; domains the store's locales (--data); fashion_mnist:
-            three garments of Fashion-MNIST, logistic regression; every class a domain (--data);
-            two_domain_lm: next word in two kinds of text, two-layer LSTM; domains the store's
-            (--data); unigram: words of any texts, each by itself: a distribution; domains the
-            store's (--data)
         algorithms: What to compare: names (afl_boost, agnostic_fed_avg, delta_fl, fed_avg,
             fed_avg_sub, fed_avg_target_only, fed_boost, fed_prox, q_ffl, stochastic_afl, term),
             Python files of yours, or words of --arms such as uniform.
@@ -263,7 +250,7 @@ class ArmOptions(TaskOptions):
         override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
     """
 
-    task: str = "digits"
+    task: Annotated[str, OneOf(TASKS)] = "digits"
     algorithms: tuple[str, ...] = ("fed_avg", "agnostic_fed_avg")
     arms: Union[str, Mapping[str, Any], None] = None
     override: Annotated[tuple[str, ...], REPEATED] = ()

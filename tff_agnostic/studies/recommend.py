@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-from tff_agnostic.base.options import Within
+from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json
 from tff_agnostic.models.model import measures_of
@@ -31,6 +31,7 @@ from tff_agnostic.studies.recommendation import Recommended, shown, write_recomm
 from tff_agnostic.studies.report import write_recommendation_report
 from tff_agnostic.studies.search_space import Objective, parse_objective
 from tff_agnostic.studies.validation_clients import ValidationClients, check_judges
+from tff_agnostic.tasks.registry import TASKS
 
 _TRIALS, _MAX_TRIALS = 5, 100
 # In the folder: what is recommended for what.
@@ -42,20 +43,6 @@ class RecommendOptions(TaskOptions):
     """What is to be good, and how much may be tried.
 
     Attributes:
-        task: What to learn: digits: scikit-learn's handwritten digits; every class a domain, two of
-            them rare; toy_regression: the point nearest to the farthest of 5 domains; true answer
-            0; adult: UCI Adult census income; domains doctorate or not (files in --data_dir);
-            custom: your Keras model (--model, a Python file) on your client store (--data);
-            next_word: next word of any texts, LSTM or CIFG by flags; domains the store's (--data);
-            text_classifier: class of a text, mean of word vectors or LSTM; domains the store's
-            (--data); emnist: EMNIST characters, CNN; domains high-school or census writers (--data,
-            or TFF's own); stackoverflow: next word in Stack Overflow or any Stack Exchange site,
-            LSTM; domains question and answer (--data, or TFF's own); spanish_keyboard: next word in
-            Spanish, CIFG with tied embeddings; domains the store's locales (--data); fashion_mnist:
-            three garments of Fashion-MNIST, logistic regression; every class a domain (--data);
-            two_domain_lm: next word in two kinds of text, two-layer LSTM; domains the store's
-            (--data); unigram: words of any texts, each by itself: a distribution; domains the
-            store's (--data)
         portfolio: What to choose from, FedAvg always among it: words of fed_avg, uniform, frozen,
             excess_own, excess_trivial, last_layer, domain_input. domain_input is tried only if it
             is named: its model needs the domain wherever it is used.
@@ -73,7 +60,7 @@ class RecommendOptions(TaskOptions):
         resume: Go on in --output_dir, or join other processes that are at work there.
     """
 
-    task: str = "digits"
+    task: Annotated[str, OneOf(TASKS)] = "digits"
     portfolio: tuple[str, ...] = tuple(row for row in PORTFOLIO if row not in IF_NAMED)
     objective: str = "worst"
     average_may_lose: Optional[str] = None
