@@ -48,6 +48,8 @@ _NOT_HASHED = (
 )
 # Files without numbers of a result: settings, and digests.
 _WITHOUT_NUMBERS = ("*/config.json", "*/fingerprint.json", "*/resuming.json")
+# Numbers in JSON files that are no result: settings, and sizes of files with their names in them.
+_NO_RESULTS = re.compile(r"\.json: \.settings\.|\.num_bytes$")
 # Keys of JSON files that hold times or versions.
 _TIMES = re.compile(r"seconds|duration|created|^versions$|^time$|^command$|^date$")
 # Columns of CSV files that hold times.
@@ -603,6 +605,8 @@ def compare(before: Hashes, after: Hashes, tables: Sequence[str]) -> list[str]:
             continue
         pairs = [(before[name][table], after[name][table]) for table in tables]
         places = sorted(k for a, b in pairs for k in {*a, *b} if a.get(k) != b.get(k))
+        if tables == ("numbers",):
+            places = [place for place in places if not _NO_RESULTS.search(place)]
         if places:
             lines.append(f"{name}: {', '.join(dict.fromkeys(places))}")
     return lines
