@@ -113,12 +113,12 @@ def mending(algorithm: LambdaOptions) -> str:
     """Returns advice on how to keep a domain's lambda from vanishing in a run of these settings."""
     player = algorithm.lambda_
     if isinstance(player.update, Cvar):
-        rate, value = "lambda_update=cvar:rate=", player.update.rate
+        smaller = f"a rate of --lambda_update=cvar below {player.update.rate:g}"
     else:
-        rate, value = "lambda_learning_rate", player.learning_rate
+        smaller = f"a --lambda_learning_rate below {player.learning_rate:g}"
     ways = [
         *keeping_absent(algorithm),
-        f"a --{rate} below {value:g} moves it less",
+        f"{smaller} moves it less",
         "--lambda_update=fixed keeps lambda where it begins",
     ]
     return "; ".join(ways)
