@@ -31,9 +31,12 @@ _ATOL = 2e-5
 
 
 _SERVERS = {
-    "sgd": (ServerUpdate(learning_rate=0.7), reference.Sgd(0.7)),
+    "sgd": (ServerUpdate(learning_rate=0.7), lambda: reference.Sgd(0.7)),
     # Adam has a beta_2 of 0.999, which no option changes.
-    "adam": (ServerUpdate(Adam(0.8, 1e-3), 0.02), reference.Adam(0.02, 0.8, 0.999, 1e-3)),
+    "adam": (
+        ServerUpdate(Adam(0.8, 1e-3), 0.02),
+        lambda: reference.Adam(0.02, 0.8, 0.999, 1e-3),
+    ),
 }
 
 
@@ -62,7 +65,7 @@ def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:
         client_params=reference.ClientParams(
             client.learning_rate, client.epochs, client.batch_size, client.normalizer
         ),
-        optimizer=next(theirs for ours, theirs in _SERVERS.values() if ours == options.server),
+        optimizer=next(build() for ours, build in _SERVERS.values() if ours == options.server),
         lambda_update=values_of(options)["lambda_update"].partition(":")[0],
         freeze_absent=player.absent == "freeze",
         baselines=None if player.baselines is None else np.array(player.baselines),

@@ -158,7 +158,7 @@ def test_values_beyond_their_bounds_are_counted_by_field_and_scaled_with_their_r
         domain_losses=tf.constant([200.0, 3.0, 4.0]),
         domain_counts=tf.constant([20, 3, 20], tf.int64),
     )
-    _assert_within_quantization_error(decoded, [scaled, *outputs[1:]], bounds, _OPTIONS.bits)
+    _assert_within_quantization_error(decoded, [scaled, *outputs[1:]], bounds, _OPTIONS.secure_bits)
 
 
 def test_a_negative_loss_is_cut_to_zero_and_counted():

@@ -99,19 +99,14 @@ def make_request(
     algorithm: str = "agnostic_fed_avg",
     server_optimizer: str = "sgd",
     threshold: str = "lagged",
-    conformity: tuple[float, ...] = (0.5,),
+    theta: tuple[float, ...] = (0.5,),
     schedule: str = "constant",
     **changes: Any,
 ) -> ExportRequest:
     """Returns a request whose clients take several steps in batches that do not divide them.
 
-    `threshold` and `theta` are for Delta-FL: by default it has two steps a round. `schedule`
-    is of every learning rate that may have one.
+    `threshold` and `theta` are flags of Delta-FL. Both learning rates have the schedule.
     """
-    schedules: dict[str, Any] = {}
-    for whose in ("client", "server"):
-        schedules[f"{whose}_schedule"] = schedule
-        schedules[f"{whose}_schedule_rounds"] = (1,)
     model, ranges = KINDS[kind].model(), KINDS[kind].ranges
     built = build(
         algorithm,
@@ -120,8 +115,9 @@ def make_request(
         server_optimizer=server_optimizer,
         server_learning_rate=0.5,
         threshold=threshold,
-        theta=conformity,
-        **schedules,
+        theta=theta,
+        client_schedule=schedule,
+        server_schedule=schedule,
         initial_counts=(5.0,) * NUM_DOMAINS,
     )
     spec = AGGREGATIONS[PROFILES[profile].aggregation]
