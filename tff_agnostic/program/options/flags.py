@@ -474,7 +474,9 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
             arguments[name] = defaults[name]
         else:
             text = re.split(r"[.;](?: |$)", attribute_text(kind, name))[0]
-            raise UserError(f"--{prefix}{name}: expected {text[:1].lower()}{text[1:]}, found none")
+            if not text[1:2].isupper():  # An abbreviation stays.
+                text = f"{text[:1].lower()}{text[1:]}"
+            raise UserError(f"--{prefix}{name}: expected {text}, found none")
     try:
         return kind(**arguments)
     except OptionError as e:
