@@ -346,5 +346,5 @@ def test_a_model_that_is_no_ensemble_is_refused(name):
 def test_afl_boost_rejects_cvar():
     spec = ALGORITHMS["afl_boost"]
     problem = Problem.of_numbered_domains(_ensemble("log"), 3)
-    with pytest.raises(UserError, match=r"^--lambda_update: expected steps along estimates"):
+    with pytest.raises(UserError, match=r"^--lambda_update: expected a step along estimates"):
         spec.build(problem, make_options(spec.options, lambda_update="cvar"))

@@ -166,6 +166,6 @@ def test_rejects_cvar_in_other_sets():
 
 
 def test_stochastic_afl_rejects_cvar():
-    with pytest.raises(UserError, match=r"^update: expected steps along estimates of the losses"):
+    with pytest.raises(UserError, match=r"^update: expected a step along estimates of the losses"):
         StochasticAflOptions(lambda_=LambdaPlayer(update=Cvar()))
     StochasticAflOptions(lambda_=LambdaPlayer(update=ProjectedGradient()))
