@@ -18,12 +18,11 @@ _USERS = """
 import dataclasses
 
 from tff_agnostic.algorithms import fed_avg
-from tff_agnostic.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(fed_avg.FedAvgOptions):
-    shyness: float = setting(0.5, "How shy clients are.")
+    shyness: float = 0.5
 
 
 ALGORITHM = dataclasses.replace(fed_avg.ALGORITHM, options=Options)

@@ -10,9 +10,7 @@ from tests.algorithms.user_files import write_by_size
 from tests.binaries.harness import TOY, Caller
 
 _RUN = (*TOY, "--rounds=1", "--algorithm=mine.py", "--output_dir=run")
-_POWER = (
-    'size_power: float = setting(1.0, "Power of a client\'s size that it weighs.", at_least=0.0)'
-)
+_POWER = "size_power: Annotated[float, Within(least=0)] = 1.0"
 
 
 def _without_marks(message: str) -> str:
@@ -42,34 +40,28 @@ def test_settings_that_cannot_be_flags(folder, case):
     [
         "rounds",
         "secure_bits",
-        "lanes",
         "keep",
-        "data",
-        "output_dir",
-        "profile",
-        "output",
-        "v",
     ],
 )
 def test_a_setting_cannot_have_the_name_of_another_flag(folder, name):
-    """Of a run, an aggregation, a runtime, a task, a binary, another binary, or absl itself."""
-    write_by_size(folder / "mine.py", (_POWER, f'{name}: int = setting(1, "Help.")'))
+    """The flags are of a run, an aggregation and a task."""
+    write_by_size(folder / "mine.py", (_POWER, f"{name}: int = 1"))
     message = f"mine.py: options: expected names that no other flag has, found {name}"
     assert Caller(None).refused(folder, train, *_RUN) == message
 
 
 def test_a_setting_of_an_algorithms_name_has_its_type(folder):
-    write_by_size(folder / "mine.py", (_POWER, 'q: int = setting(1, "Help.")'))
-    message = "mine.py: options: expected q to be float, as that of q_ffl, found int"
+    write_by_size(folder / "mine.py", (_POWER, "q: int = 1"))
+    message = "mine.py: options: expected q to be float, as in q_ffl, found int"
     assert Caller(None).refused(folder, train, *_RUN) == message
 
 
 @pytest.mark.nightly
 def test_optional_settings_may_be_written_either_way(call, folder):
-    more = 'size_power: "float | None" = setting(1.0, "Help.")'
-    listed = 'parts: "tuple[int, ...]" = setting((1,), "Help.")'
+    more = 'size_power: "float | None" = 1.0'
+    listed = 'parts: "tuple[int, ...]" = (1,)'
     write_by_size(folder / "mine.py", (_POWER, f"{more}\n    {listed}"))
-    outcome = call(train, *_RUN, "--size_power=2", "--parts=1,2")
+    outcome = call(train, *_RUN, "--algorithm_options=size_power=2,parts=1,2")
     assert outcome.status == 0, outcome
 
 

@@ -14,7 +14,7 @@ from tests.binaries.harness import TOY
 _NAMES = ("center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0")
 _RUN = (*TOY, "--rounds=3", "--output_dir=run")
 _MIXTURES = {"low": {_NAMES[0]: 0.5, _NAMES[1]: 0.5}, "high": {_NAMES[4]: 1.0}}
-_HULL = ("--algorithm=stochastic_afl", "--lambda_set=hull", "--mixtures=mixtures.json")
+_HULL = ("--algorithm=stochastic_afl", "--lambda_set=hull:file=mixtures.json")
 
 
 def _worst(path) -> dict:
@@ -34,7 +34,7 @@ def _last_lambda(folder) -> np.ndarray:
 
 @pytest.mark.nightly
 def test_a_box_holds_lambda_and_its_worst_mixture_is_reported(call, folder):
-    box = ("--lambda_set=box", "--lambda_lower=0.1", "--lambda_upper=0.4")
+    box = "--lambda_set=box:lower=0.1,upper=0.4"
     outcome = call(train, *_RUN, *box, "--lambda_learning_rate=10")
     assert outcome.status == 0, outcome
     lambda_ = _last_lambda(folder / "run")

@@ -18,7 +18,7 @@ from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _SHORT = (*TOY, "--rounds=2", "--evaluate_every=1", "--checkpoint_every=1")
-_BY_SIZE = ("--algorithm=by_size.py", "--size_power=0.5")
+_BY_SIZE = ("--algorithm=by_size.py", "--algorithm_options=size_power=0.5")
 
 
 @pytest.fixture
@@ -32,7 +32,11 @@ def trained(call: Caller, tmp_path_factory) -> Path:
     """Two rounds of it; the folder is beside the file."""
     path = tmp_path_factory.mktemp("trained")
     file = write_by_size(path / "by_size.py")
-    flags = [f"--algorithm={file}", "--size_power=0.5", f"--output_dir={path / 'run'}"]
+    flags = [
+        f"--algorithm={file}",
+        "--algorithm_options=size_power=0.5",
+        f"--output_dir={path / 'run'}",
+    ]
     outcome = call(train, *_SHORT, *flags)
     assert outcome.status == 0, outcome
     assert outcome.out.startswith("by_size on toy_regression, 2 rounds: ")
@@ -82,7 +86,9 @@ def test_a_run_goes_on_with_the_same_file_only(call, algorithm, folder, trained)
     assert go_on(*short, "--rounds=1").status == 0
     (folder / "other").mkdir()
     # Of which algorithm that is a setting, the folder says.
-    message = call.refused(folder, train, "--output_dir=run", "--resume", "--size_power=0.25")
+    message = call.refused(
+        folder, train, "--output_dir=run", "--resume", "--algorithm_options=size_power=0.25"
+    )
     assert message.endswith("holds another run: --size_power is 0.5 there and 0.25 here")
     source = algorithm.read_text()
     algorithm.write_text(source.replace("factor * n", "1.0 * factor * n"))
@@ -139,7 +145,7 @@ def test_it_is_evaluated_by_the_folder_of_its_run(call, folder, trained):
 def test_it_is_compared_with_others(call, algorithm, folder, trained):
     outcome = call(
         *(compare, *_SHORT, "--trials=1", "--algorithms=fed_avg,by_size.py"),
-        *("--size_power=0.5", "--output_dir=runs"),
+        *("--algorithm_options=size_power=0.5", "--output_dir=runs"),
     )
     assert outcome.status == 0, outcome
     assert outcome.out.startswith("fed_avg, by_size on toy_regression, 1 trial: runs\n")
@@ -192,7 +198,7 @@ def test_its_settings_are_flags_beside_those_of_every_run_with_their_help(algori
     for name in ("task", "algorithm", "rounds", "keep", "output_dir", "client_epochs"):
         assert f"--{name}: " in completed.stdout
     assert "--[no]resume: " in completed.stdout
-    text = "--size_power: Power of a client's size that it weighs. [1.0]"
+    text = "size_power: Power of a client's size that it weighs. [1.0]"
     assert text in " ".join(completed.stdout.split())
     assert "size_power" not in defined_flags(train)
 

@@ -13,7 +13,7 @@ from tff_agnostic.text_ids import LONG_SENTENCES, SentenceEncoder
 
 
 def _cut(lengths, sequence_length):
-    return cut_words(lengths, sequence_length, "do so.", "train")
+    return cut_words(lengths, sequence_length, "do so.")
 
 
 def test_words_beyond_the_sequence_length():

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tff_agnostic import settings
 from tff_agnostic.commands import COMMANDS, command
+from tff_agnostic.program.options import flags
+from tff_agnostic.run.effects import NEEDS
 from tff_agnostic.run.options import options_of_runs, options_of_runtimes, options_of_tasks
 from tools.docs import api, commands, plain, sources
 
@@ -40,9 +41,10 @@ def defined(monkeypatch):
         names.append(name)
 
     monkeypatch.setattr("sys.argv", ["command"])
-    monkeypatch.setattr("absl.flags.DEFINE_multi_string", note)
-    for kind in settings._DEFINE:
-        monkeypatch.setitem(settings._DEFINE, kind, note)
+    for define in ("DEFINE_multi_string", "DEFINE_string"):
+        monkeypatch.setattr(f"absl.flags.{define}", note)
+    for kind in flags._DEFINE:
+        monkeypatch.setitem(flags._DEFINE, kind, note)
 
     def of_command(name):
         names.clear()
@@ -74,9 +76,9 @@ def test_every_entry_has_the_default_and_what_it_needs(pages):
         for flag, option in known.items():
             default = option.default_text()
             assert default == "" or f"Default: `{default}`" in shown[flag], flag
-            if option.needs:
-                assert f"unless `--{option.needs[0]}` is " in shown[flag]
-            assert all(f"`{owner}`" in shown[flag] for _, owner in option.owners)
+            if flag in NEEDS:
+                assert f"unless `--{NEEDS[flag][0]}` is " in shown[flag]
+            assert all(f"`{user}`" in shown[flag] for _, user in option.users)
     assert "Whole number, at least 1. Default: `100`; `200` for digits;" in found["rounds"]
     assert found["pooled"].startswith(", --nopooled\n")
 

@@ -14,9 +14,8 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models import Metric
 from tff_agnostic.run.build import data_remarks
 from tff_agnostic.run.evaluation import diverged, skipped_rounds
-from tff_agnostic.run.options import RunConfig
+from tff_agnostic.run.options import CHANGEABLE_ON_RESUME, RunConfig
 from tff_agnostic.run.spec import (
-    CHANGEABLE,
     RunSpec,
     changes_of_settings,
     differences,
@@ -168,9 +167,9 @@ _OTHER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("flag", list(CHANGEABLE))
+@pytest.mark.parametrize("flag", list(CHANGEABLE_ON_RESUME))
 def test_what_may_change_may_and_is_told_where_rows_stay_as_they_are(flag):
-    assert set(_OTHER) == set(CHANGEABLE)
+    assert set(_OTHER) == set(CHANGEABLE_ON_RESUME)
     other = _inheriting({flag: _OTHER[flag]})
     assert other != _EARLIER
     assert differences(_EARLIER, other, {}) == []

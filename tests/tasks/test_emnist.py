@@ -202,7 +202,7 @@ def test_images_of_another_size(tmp_path):
 
 
 def test_classes_that_are_none(tmp_path):
-    message = "--num_classes: expected at least 2, found 1"
+    message = "num_classes: expected at least 2, found 1"
     assert _error(_of_tff(tmp_path / "s.sqlite"), num_classes=1) == message
 
 
@@ -283,4 +283,4 @@ class TestTrainShare:
         assert _error(path, train_share=0.5, test_split="heldout").startswith(
             "--test_split has no effect with --train_share: "
         )
-        assert _error(path, train_share=1.0).startswith("--train_share: expected ")
+        assert _error(path, train_share=1.0).startswith("train_share: expected ")

@@ -175,7 +175,8 @@ def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path, sizes, task):
 @pytest.mark.parametrize("value", [0, -3])
 def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, task, option, value):
     message = _error(task, text_store(tmp_path / "s.sqlite"), **{option: value})
-    assert message == f"{option}: expected at least 1, found {value}"
+    expected = "at least 1" + " or a path" * (option == "vocabulary")
+    assert message == f"{option}: expected {expected}, found {value}"
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
@@ -314,7 +315,7 @@ def test_what_is_no_list_of_words_is_one_line(tmp_path, case):
 
 def test_a_cell_that_is_none(tmp_path):
     message = _error("next_word", text_store(tmp_path / "s.sqlite"), network="gru")
-    assert message == "--network: unknown recurrent cell 'gru': valid names: lstm, cifg"
+    assert message == "network: unknown recurrent cell 'gru': valid names: lstm, cifg"
 
 
 def test_a_word_list_of_windows_begins_with_its_first_word(tmp_path):

@@ -426,7 +426,10 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
         if name not in options:
             own = ", ".join(sorted({*options} - {*registered})) or "none, as no file is given"
             raise UserError(f"{where}: expected options of the file ({own}), found {name}")
-        values[name] = options[name].parsed(value)
+        try:
+            values[name] = options[name].parsed(value)
+        except UserError as e:
+            raise UserError(f"{where}: {str(e).removeprefix('--')}") from None
     return values
 
 

@@ -179,8 +179,19 @@ def options_of_runs(files: Iterable[str] = ()) -> FlagTable:
 
 @functools.cache
 def _options_of_runs(of_users: tuple[tuple[str, type], ...]) -> FlagTable:
+    parts = [("config", "", RunConfig), *settings_of_runs()]
+    if of_users:
+        # config.json has the values of all of them by name; of algorithms' a file may take some.
+        others = [kind for part, _, kind in parts if part != "algorithm"]
+        taken = {flag.name for kind in others for flag in flags_of(kind)} | {*options_of_tasks()}
+        for name, options in of_users:
+            strange = next((f.name for f in flags_of(options) if f.name in taken), None)
+            if strange is not None:
+                raise UserError(
+                    f"{name}: options: expected names that no other flag has, found {strange}"
+                )
     users = (("algorithm", name, options) for name, options in of_users)
-    return FlagTable.join([("config", "", RunConfig), *settings_of_runs(), *users])
+    return FlagTable.join([*parts, *users])
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""The reference of commands: a page for each, made of the options that the flags are made of.
+"""The reference of commands: a page for each, with the flags of its options.
 
-Settings that many commands have stand once, on pages of their own, and commands link to them. It
+Pages of their own have the flags that many commands have, and commands link to them. The script
 runs with the package's environment, loads no TensorFlow, and prints the pages as JSON.
 """
 
@@ -13,6 +13,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Optional
 
 from absl import flags
@@ -21,27 +22,32 @@ from plan_runner import cli as run_plan
 from plan_runner.fleet import cli as fleet
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.base.options import Within, alternatives
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
-from tff_agnostic.run.command import Group, groups_of, own_groups, without_repeated
+from tff_agnostic.program.options.flags import REPEATED, Flag, flag_text
+from tff_agnostic.program.options.help import Group, groups_of, own_groups, without_repeated
 from tff_agnostic.run.command_line import DataOptions, RunCommand, defaults_elsewhere
+from tff_agnostic.run.effects import NEEDS
 from tff_agnostic.run.options import (
     RunConfig,
     options_of_runs,
     options_of_runtimes,
     options_of_tasks,
 )
-from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.settings import Option, flag_text
+from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions
 from tff_agnostic.tasks.registry import TASKS
 
 FOLDER = "reference/commands"
 # They describe their arguments in ways of their own.
 OTHERS = ("fleet", "run_plan")
-_KINDS = {"bool": "true or false", "int": "whole number", "float": "number", "str": "text"}
-_ITEMS = {"int": "whole numbers", "float": "numbers", "str": "texts"}
+_KINDS = {
+    **{"bool": "true or false", "int": "whole number", "float": "number", "str": "text"},
+    "Path": "path",
+}
+_ITEMS = {"int": "whole numbers", "float": "numbers", "str": "texts", "Path": "paths"}
 _FLAG = re.compile(r"--[a-z][\w-]*(?:=[\w./:;,=*-]*[\w*/])?")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>{}|#~$])")
-_WORKED_OUT = re.compile(r"\s*\[([^\[\]]+)\]$")
+_COMPUTED = re.compile(r"\s*\[([^\[\]]+)\]$")
 _WIDTH = 100
 
 
@@ -102,42 +108,40 @@ def shared_pages() -> list[Shared]:
 
 
 def _merged(kinds: Iterable[type]) -> list[Group]:
-    """Returns the groups of several dataclasses, with all owners of each flag."""
+    """Returns the groups of several dataclasses, with all users of each flag."""
     runs = options_of_runs()
     groups = without_repeated(group for kind in kinds for group in groups_of(kind))
     by_name: dict[str, Group] = {}
     for group in groups:
-        options = [runs.get(option.flag, option) for option in group.options]
+        flags_ = [runs.get(flag.name, flag) for flag in group.flags]
         before = by_name.get(group.name)
-        by_name[group.name] = group._replace(
-            options=[*(before.options if before else ()), *options]
-        )
+        by_name[group.name] = group._replace(flags=[*(before.flags if before else ()), *flags_])
     return list(by_name.values())
 
 
-def shared_flags(name: str) -> dict[str, list[Option]]:
+def shared_flags(name: str) -> dict[str, list[Flag]]:
     """Returns the flags that a command shares with others, by the page that they are on."""
     described = command(name)
     if not isinstance(described, RunCommand):
         return {}
     own = set(described.options)
     found = {
-        "runs": [o for g in groups_of(RunConfig) for o in g.options if described.has_setting(o)],
+        "runs": [f for g in groups_of(RunConfig) for f in g.flags if described.has_setting(f)],
         "runtimes": list(options_of_runtimes().values()) if described.has_runtime else [],
         "tasks": list(options_of_tasks().values())
         if issubclass(described.own, DataOptions)
         else [],
     }
-    in_config = {option.flag for option in groups_of(RunConfig)[0].options}
-    rest = [o for f, o in options_of_runs().items() if f not in in_config]
-    for option in filter(described.has_setting, rest):
-        is_algorithms = {part for part, _ in option.owners} <= {"algorithm"}
-        found.setdefault("algorithms" if is_algorithms else "sums", []).append(option)
+    in_config = {flag.name for flag in groups_of(RunConfig)[0].flags}
+    others = [flag for name, flag in options_of_runs().items() if name not in in_config]
+    for flag in filter(described.has_setting, others):
+        is_algorithms = {part for part, _ in flag.users} <= {"algorithm"}
+        found.setdefault("algorithms" if is_algorithms else "sums", []).append(flag)
     pages = {page.name: page for page in shared_pages()}
     return {
-        name: [o for o in found[name] if o.flag not in own]
+        name: [flag for flag in found[name] if flag.name not in own]
         for name in pages
-        if any(o.flag not in own for o in found.get(name, ()))
+        if any(flag.name not in own for flag in found.get(name, ()))
     }
 
 
@@ -203,13 +207,13 @@ def _about(name: str) -> str:
 
 def _command_page(name: str, shared: Mapping[str, Shared]) -> str:
     described = command(name)
-    own = [g for g in own_groups(described.own) if g.options]
+    own = [g for g in own_groups(described.own) if g.flags]
     parts = [f"# {name}", _about(name), _groups(name, own)]
     of_others = shared_flags(name)
     if of_others:
         parts.append("## Flags that other commands have, too")
-    for page, options in of_others.items():
-        links = ", ".join(f"{{option}}`--{o.flag} <{page} --{o.flag}>`" for o in options)
+    for page, shown in of_others.items():
+        links = ", ".join(f"{{option}}`--{f.name} <{page} --{f.name}>`" for f in shown)
         parts.append(f"[{shared[page].title}](settings_{page}.md):\n\n{links}.")
     return "\n\n".join(part for part in parts if part)
 
@@ -219,29 +223,26 @@ def _groups(program: str, groups: Iterable[Group]) -> str:
     for group in groups:
         heading = "Flags of this command" if group.name == "command" else group.heading
         parts.append(f"## {_markdown(heading)}")
-        parts += [option_entry(option) for option in group.options]
+        parts += [flag_entry(flag) for flag in group.flags]
     return "\n\n".join(parts)
 
 
-def option_entry(option: Option) -> str:
+def flag_entry(flag: Flag) -> str:
     """Returns the entry of a flag: its value, what it does, its default, and when it applies."""
-    text = option.field.metadata["help"]
-    text = str(text() if callable(text) else text)
-    value = "" if option.kind is bool else f"={_value_name(option)}"
-    name = f"--[no]{option.flag}" if option.kind is bool else f"--{option.flag}"
-    known = option.default_text()
-    # A default that is worked out stands in brackets at the end of the text.
-    worked_out = None if known else _WORKED_OUT.search(text)
-    lines = [_markdown(_WORKED_OUT.sub("", text) if worked_out else text)]
-    choices = option.field.metadata.get("choices")
-    if option.flag == "task":
+    text = flag.text
+    value = "" if flag.kind is bool else f"={_value_name(flag)}"
+    name = f"--[no]{flag.name}" if flag.kind is bool else f"--{flag.name}"
+    known = flag.default_text()
+    # A default that a run computes is in brackets at the end of the text.
+    computed = None if known else _COMPUTED.search(text)
+    lines = [_markdown(_COMPUTED.sub("", text) if computed else text)]
+    choices = flag.choices
+    if flag.name == "task":
         lines = ["What to learn:", "\n".join(_choices({n: t.summary for n, t in TASKS.items()}))]
-    elif choices is not None and not all(re.search(rf"\b{n}\b", text) for n in choices):
-        lines.append("\n".join(_choices(choices)))
-    lines.append(
-        " ".join([f"{_kind(option)}.", *_conditions(option), _defaults(option, worked_out)])
-    )
-    return _entry(option.flag, name, value, lines)
+    elif not all(re.search(rf"\b{re.escape(name)}\b", text) for name in choices):
+        lines.append("\n".join(_choices(dict.fromkeys(choices))))
+    lines.append(" ".join([f"{_kind(flag)}.", *_conditions(flag), _defaults(flag, computed)]))
+    return _entry(flag.name, name, value, lines)
 
 
 def _entry(flag: str, name: str, value: str, lines: Iterable[str]) -> str:
@@ -256,71 +257,60 @@ def _choices(choices: Mapping[str, Any]) -> Iterator[str]:
         yield f"- `{name}`: {_markdown(str(meaning))}" if is_told else f"- `{name}`"
 
 
-def _value_name(option: Option) -> str:
-    metadata = option.field.metadata
-    is_path = metadata.get("is_path") and not metadata.get("or_text")
-    if is_path or option.kind.__name__ == "Path":
-        return "PATH"
-    if option.kind is tuple:
+def _value_name(flag: Flag) -> str:
+    if flag.kind is tuple:
         return "A,B,..."
-    return {"int": "INTEGER", "float": "NUMBER"}.get(option.kind.__name__, "TEXT")
+    if len(alternatives(flag.hint)) > 1:
+        return "TEXT"
+    names = {"int": "INTEGER", "float": "NUMBER", "Path": "PATH"}
+    return names.get(flag.kind.__name__, "TEXT")
 
 
-def _kind(option: Option) -> str:
+def _kind(flag: Flag) -> str:
     """Returns the type of a flag with its limits, in words."""
-    metadata = option.field.metadata
-    kind = _KINDS.get(option.kind.__name__, "path")
-    if option.kind is tuple:
-        kind = f"{_ITEMS.get(option.item.__name__, 'values')}, separated by commas"
-    elif metadata.get("is_path") and not metadata.get("or_text"):
-        kind = "path"
-    limits = [f"{words} {metadata[key]}" for key, words in _LIMITS.items() if key in metadata]
-    if metadata.get("positive"):
-        limits.append("more than 0")
-    if metadata.get("or_text"):
-        limits.append("or a path" if metadata.get("is_path") else "or a word")
-    if metadata.get("repeated"):
-        limits.append("may be given several times")
+    if flag.members:
+        return "One of these, with fields of its own"
+    kind = _KINDS[flag.kind.__name__] if flag.kind is not tuple else "values"
+    if flag.kind is tuple:
+        kind = f"{_ITEMS[flag.item.__name__]}, separated by commas"
+    members = alternatives(flag.hint)
+    extras = [extra for m in members for extra in getattr(m, "__metadata__", ())]
+    limits = [str(extra) for extra in extras if isinstance(extra, Within)]
+    if len(members) > 1:
+        limits.append("or a path" if Path in members else "or a word")
+    if REPEATED in extras:
+        return ", ".join(["Text", "may be given several times"])
     return ", ".join([kind.capitalize(), *limits])
 
 
-_LIMITS = {
-    "at_least": "at least",
-    "zero_or_at_least": "0 or at least",
-    "at_most": "at most",
-    "below": "less than",
-}
-
-
-def _conditions(option: Option) -> Iterator[str]:
-    if option.field.metadata.get("required"):
+def _conditions(flag: Flag) -> Iterator[str]:
+    if flag.default is dataclasses.MISSING:
         yield "Required."
-    if option.needs is not None:
-        other, values = option.needs
+    if flag.name in NEEDS:
+        other, values = NEEDS[flag.name]
         wanted = " or ".join(f"`{flag_text(value)}`" for value in values)
         yield f"Has no effect unless `--{other}` is {wanted}."
     by_part: dict[str, list[str]] = {}
-    for part, name in option.owners:
+    for part, name in flag.users:
         by_part.setdefault(part, []).append(f"`{name}`")
     if by_part:
         which = "; ".join(f"`--{part}` is {_any(names)}" for part, names in by_part.items())
         yield f"Applies where {which}."
-    runtimes = option.field.metadata.get("runtimes")
-    if runtimes:
-        yield f"Applies where `--runtime` is {_any([f'`{name}`' for name in runtimes])}."
+    if flag.owner is RuntimeOptions:
+        yield f"Applies where `--runtime` is {_any([f'`{n}`' for n in RUNTIMES_OF[flag.name]])}."
 
 
 def _any(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _defaults(option: Option, worked_out: Optional[re.Match[str]]) -> str:
+def _defaults(flag: Flag, computed: Optional[re.Match[str]]) -> str:
     """Returns a sentence with the default, and those that tasks and their algorithms have."""
-    default = option.default_text()
+    default = flag.default_text()
     known = f"Default: `{default}`" if default else "No default"
-    if worked_out:
-        known = f"Default: {_markdown(worked_out[1])}"
-    others = [f"`{text}` for {where}" for where, text in defaults_elsewhere(option)]
+    if computed:
+        known = f"Default: {_markdown(computed[1])}"
+    others = [f"`{text}` for {where}" for where, text in defaults_elsewhere(flag)]
     return f"{'; '.join([known, *map(_escaped_outside_code, others)])}."
 
 

@@ -40,7 +40,7 @@ def _studies(folder, first=_FIRST) -> Studies:
 
 
 def _value(claim: Claim) -> float:
-    rate, window = (claim.trial.params[of.setting.flag] for of in _DIMENSIONS)
+    rate, window = (claim.trial.params[of.setting.name] for of in _DIMENSIONS)
     return -abs(rate - 0.2) - 0.01 * window
 
 
@@ -241,7 +241,7 @@ def test_of_a_first_trial_the_rest_is_drawn(tmp_path):
     studies.add("one", {"window": 7})
     claims = [studies.taken({"one": _DIMENSIONS}, Budget(2, None)) for _ in range(2)]
     rates, windows = (
-        [claim.trial.params[of.setting.flag] for claim in claims] for of in _DIMENSIONS
+        [claim.trial.params[of.setting.name] for claim in claims] for of in _DIMENSIONS
     )
     assert windows[0] == 7 and rates[0] != rates[1]
     assert all(0.01 <= rate <= 1 for rate in rates)

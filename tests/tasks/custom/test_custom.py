@@ -216,8 +216,8 @@ def test_numbers_that_are_not_finite(tmp_path):
             {"long_sentences": "chunk"},
             "--long_sentences has no effect: labels are of whole texts",
         ),
-        (reviews, {"predict": "topic"}, "--predict: unknown thing to predict 'topic': "),
-        (people, {"categories": "hot"}, "--categories: unknown encoding of categories "),
+        (reviews, {"predict": "topic"}, "predict: unknown thing to predict 'topic': "),
+        (people, {"categories": "hot"}, "categories: unknown encoding of categories "),
         (text_store, {"predict": "label"}, "{data}: expected examples with a label, found "),
     ],
 )
@@ -370,4 +370,4 @@ def test_texts_with_labels_that_are_numbers(tmp_path):
 def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, option):
     data = text_store(tmp_path / "s.sqlite")
     message = error_of(model_file(tmp_path, NEXT_WORD), data, **{option: 0})
-    assert message == f"--{option}: expected at least 1, found 0"
+    assert message == f"{option}: expected at least 1, found 0"

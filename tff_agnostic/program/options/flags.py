@@ -97,12 +97,13 @@ class Flag:
         """Type of a tuple's items; the kind itself of other flags."""
         if self.kind is not tuple:
             return self.kind
-        return _plain_type(typing.get_args(_unannotated(_simple(self.hint)))[0])
+        items = typing.get_args(_unannotated(_simple(self.hint)))
+        return _plain_type(items[0]) if items else object
 
     @property
     def expected(self) -> str:
         """Values that it takes, in words."""
-        choices = self._choices()
+        choices = self.choices
         return f"one of {', '.join(choices)}" if choices else _EXPECTED.get(self.kind, "values")
 
     @property
@@ -136,8 +137,8 @@ class Flag:
 
     def help(self, default: str) -> str:
         """Returns the text of the help: meaning, choices, what has the flag, and its default."""
-        text = attribute_text(self.owner, self.path[-1])
-        choices = self._choices()
+        text = self.text
+        choices = self.choices
         # A text that explains every choice names them all.
         if choices and not all(re.search(rf"\b{re.escape(c)}\b", text) for c in choices):
             listed = ", ".join(choices)
@@ -146,7 +147,14 @@ class Flag:
             text += f" Of: {self.user_names}."
         return f"{text} [{default}]" if default else text
 
-    def _choices(self) -> tuple[str, ...]:
+    @property
+    def text(self) -> str:
+        """Text of the field in the docstring of its class."""
+        return attribute_text(self.owner, self.path[-1])
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Names that it takes, and the forms of a union's members; empty for other flags."""
         if self.members:
             none = (NONE,) if is_optional(self.hint) else ()
             return (*none, *(_form(name, kind) for name, kind in self.members.items()))
