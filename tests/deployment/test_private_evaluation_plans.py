@@ -26,7 +26,7 @@ from tff_agnostic.run.private_evaluation import PrivateEvaluation, consistent
 pytestmark = pytest.mark.slow
 
 _KEY = (0x0F1E2D3C4B5A6978, 0x7766554433, -0x1E2D3C4B5A69780F, 0x66554433778899)
-_LIMITS = {"max_examples": 20, "max_loss": 5.0}
+_LIMITS = {"limit_examples": 20, "limit_loss": 5.0}
 _INNER = {
     "daf": PlainSum(),
     "secure": SecureSum(
