@@ -34,7 +34,16 @@ _FLAG = re.compile(r"(^|[\s`(\"'=])--[a-z]")
 _READS_JSON = ("files", "data", "saving", "deployment", "importing", "models")
 
 # Faults that later work mends, by folder: each number may only fall.
-NOT_YET: dict[str, int] = {}
+NOT_YET: dict[str, int] = {
+    "data": 8,
+    "deployment": 13,
+    "importing": 92,
+    "metrics": 2,
+    "runtimes": 27,
+    "saving": 8,
+    "tasks": 38,
+    "user_code": 1,
+}
 
 
 def _faults(source: str, folder: str) -> Iterator[str]:

@@ -21,7 +21,6 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from tff_agnostic.base.options import OptionError
 from tff_agnostic.errors import UserCodeError, UserError
 from tff_agnostic.files import digest, read_file
 
@@ -134,7 +133,7 @@ class UserFile:
             try:
                 yield
             except UserError as e:
-                kind = UserError if isinstance(e, OptionError) else type(e)
+                kind = UserCodeError if isinstance(e, UserCodeError) else UserError
                 raise kind(f"{self._place_of(made_by)}: {e}") from e
             except KeyboardInterrupt:
                 # Ctrl-C, which is no mistake of the file.

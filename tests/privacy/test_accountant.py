@@ -40,9 +40,9 @@ from tff_agnostic.privacy.mechanisms import (
     TreeNoise,
     effective_noise_multiplier,
 )
-from tff_agnostic.privacy.options import AccountingOptions
 from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts, SecretCohorts
 from tff_agnostic.privacy.tree import Participations, noise_covariance
+from tff_agnostic.studies.privacy_options import AccountingOptions
 
 # Clients, of a round, z, T, delta, and epsilon by PLD and by RDP, computed with dp-accounting 0.4.3
 # at intervals of 1e-4. Settings: MNIST by writer, Stack Overflow's users, McMahan et al. 2018.

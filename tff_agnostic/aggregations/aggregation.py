@@ -268,5 +268,5 @@ def require_enough_clients(aggregation: Aggregation, num_clients: int) -> None:
     if 0 < num_clients < aggregation.min_clients:
         raise UserError(
             f"{aggregation.name} sums: expected at least {aggregation.min_clients} clients in a "
-            f"sum, found {num_clients}: use more clients, or lower --secure_min_clients"
+            f"sum, found {num_clients}: use more clients, or lower secure_min_clients"
         )

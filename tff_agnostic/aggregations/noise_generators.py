@@ -48,7 +48,7 @@ import numpy as np
 from tff_agnostic.aggregations import chacha20
 from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, pieces_of
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, alias_columns
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 
@@ -238,10 +238,8 @@ def check_multipliers(multipliers: Sequence[float]) -> None:
         multipliers: Noise multiplier of each group of a sum.
     """
     if max(multipliers) > MAX_MULTIPLIER:
-        raise UserError(
-            f"--noise_multiplier: expected at most {MAX_MULTIPLIER:g} a group of values, "
-            f"found {max(multipliers):g}"
-        )
+        expected = f"at most {MAX_MULTIPLIER:g} a group of values"
+        raise OptionError("noise_multiplier", expected, Verbatim(f"{max(multipliers):g}"))
 
 
 def add_noise(

@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.later import dp_accounting, scipy
@@ -113,10 +114,8 @@ def accountant_name(mechanisms: Sequence[Mechanism], wanted: Optional[str] = Non
         _ = ACCOUNTANTS[wanted]
     common = [name for name in first.accountants if all(name in m.accountants for m in others)]
     if not common or (wanted is not None and wanted not in common):
-        raise UserError(
-            f"--privacy_accountant: expected {' or '.join(common) or 'another'} for these "
-            f"mechanisms and cohorts, found {wanted}"
-        )
+        expected = f"{' or '.join(common) or 'another'} for these mechanisms and cohorts"
+        raise OptionError("privacy_accountant", expected, Verbatim(wanted))
     return wanted or common[0]
 
 
@@ -180,34 +179,31 @@ def check_delta(delta: float, clients: int) -> None:
     With delta of one over the clients, publishing all data of one random client would be private.
     """
     if not 0 < delta < 1 / clients:
-        raise UserError(
-            f"--delta: expected more than 0 and less than {1 / clients:.3g}, one over the number "
-            f"of clients, found {delta:g}"
-        )
+        expected = f"more than 0 and less than {1 / clients:.3g}, one over the number of clients"
+        raise OptionError("delta", expected, Verbatim(f"{delta:g}"))
 
 
-def check_tail(tail: float, delta: float, flag: str = "--delta") -> None:
+def check_tail(tail: float, delta: float, field: str = "delta") -> None:
     """Raises a `UserError` if noise may lie beyond its generator's tail with too much probability.
 
     Args:
         tail: Bound of the probability over the whole run.
         delta: The delta that epsilon is for.
-        flag: Flag that sets delta.
+        field: Name of the option that sets delta.
     """
     if tail > _TAIL_SHARE * delta:
-        raise UserError(
-            f"{flag}: expected at least {tail / _TAIL_SHARE:.3g}, {1 / _TAIL_SHARE:g} times the "
-            "probability of noise beyond the tail of its generator over the whole run, found "
-            f"{delta:.3g}: fewer --rounds make it less"
+        raise OptionError(
+            field,
+            f"at least {tail / _TAIL_SHARE:.3g}, {1 / _TAIL_SHARE:g} times the probability of "
+            "noise beyond the tail of its generator over the whole run",
+            Verbatim(f"{delta:.3g}: fewer rounds make it less"),
         )
 
 
 def check_rounds(rounds: int) -> None:
     """Raises a `UserError` if there are more rounds than an account is worked out for."""
     if rounds > MAX_ROUNDS:
-        raise UserError(
-            f"--rounds: expected at most {MAX_ROUNDS} with differential privacy, found {rounds}"
-        )
+        raise OptionError("rounds", f"at most {MAX_ROUNDS} with differential privacy", rounds)
 
 
 def noise_for_epsilon(
@@ -241,17 +237,14 @@ def noise_for_epsilon(
     # Of very small epsilons the rough account may know none.
     cheap = next((e for e in (rough, epsilon) if e(_MOST_NOISE) <= target_epsilon), None)
     if cheap is None:
-        raise UserError(
-            f"--target_epsilon: expected one that some noise reaches, found {target_epsilon:g}: "
-            f"{epsilon(_MOST_NOISE):.6g} is left with a noise multiplier of {_MOST_NOISE:g}"
-        )
+        left = f"{epsilon(_MOST_NOISE):.6g} is left with a noise multiplier of {_MOST_NOISE:g}"
+        found = Verbatim(f"{target_epsilon:g}: {left}")
+        raise OptionError("target_epsilon", "one that some noise reaches", found)
     high = _first_power(lambda z: cheap(z) <= target_epsilon)
     noise = _calibrated(epsilon, cheap, high, target_epsilon)
     if noise <= LEAST_NOISE:
-        raise UserError(
-            f"--target_epsilon: expected less than {epsilon(noise):.6g}, which a noise "
-            f"multiplier of {noise:g} has already, found {target_epsilon:g}"
-        )
+        spent = f"{epsilon(noise):.6g}, which a noise multiplier of {noise:g} has already"
+        raise OptionError("target_epsilon", f"less than {spent}", Verbatim(f"{target_epsilon:g}"))
     return noise
 
 
@@ -302,18 +295,16 @@ def rounds_for_budget(
     known = PrivacyAccountant([mechanism], delta, accountant)
     first = known.epsilon(1)
     if first > target_epsilon:
-        raise UserError(
-            f"--target_epsilon: expected at least {first:.6g}, which one round costs with a noise "
-            f"multiplier of {mechanism.noise_multiplier:g}, found {target_epsilon:g}"
-        )
+        cost = f"one round costs with a noise multiplier of {mechanism.noise_multiplier:g}"
+        expected = f"at least {first:.6g}, which {cost}"
+        raise OptionError("target_epsilon", expected, Verbatim(f"{target_epsilon:g}"))
     low, high = 1, 2
     while high <= MAX_ROUNDS and known.epsilon(high) <= target_epsilon:
         low, high = high, 2 * high
     if high > MAX_ROUNDS:
-        raise UserError(
-            f"--target_epsilon: expected a budget that rounds exhaust, found {target_epsilon:g}: "
-            f"{low} rounds cost {known.epsilon(low):.6g}"
-        )
+        cost = f"{low} rounds cost {known.epsilon(low):.6g}"
+        found = Verbatim(f"{target_epsilon:g}: {cost}")
+        raise OptionError("target_epsilon", "a budget that rounds exhaust", found)
     while high - low > 1:
         middle = (low + high) // 2
         if known.epsilon(middle) <= target_epsilon:

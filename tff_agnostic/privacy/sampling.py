@@ -8,7 +8,7 @@ from typing import Annotated, Any, Callable, NamedTuple, Optional, Protocol, Uni
 
 import numpy as np
 
-from tff_agnostic.base.options import OptionError, Options, Within
+from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import dp_accounting, scipy
 from tff_agnostic.privacy.amplification import (
@@ -513,10 +513,8 @@ def check_answering(clients: int, answering: int, expected_clients: float) -> No
 
 def _check_cohort(drawn: float, clients: int) -> None:
     if not (math.isfinite(drawn) and 0 < drawn <= clients):
-        raise UserError(
-            f"--clients_per_round: expected more than 0 and at most {clients}, the number of "
-            f"clients, found {drawn:g}"
-        )
+        expected = f"more than 0 and at most {clients}, the number of clients"
+        raise OptionError("clients_per_round", expected, Verbatim(f"{drawn:g}"))
 
 
 # The schemes that the numbers of clients and of clients per round determine.

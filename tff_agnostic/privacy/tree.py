@@ -14,7 +14,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from tff_agnostic.errors import UserError, counted
+from tff_agnostic.base.options import OptionError, Verbatim
+from tff_agnostic.errors import counted
 
 # More participations than a run has rounds.
 _UNBOUNDED = 2**31
@@ -47,12 +48,10 @@ class Participations:
             ("tree_restart_every", self.restart_every),
         ):
             if value is not None and value < 1:
-                raise UserError(f"--{flag}: expected at least 1, found {value}")
+                raise OptionError(flag, "at least 1", value)
         if self.max_participations is None and self.min_separation == 1:
-            raise UserError(
-                "--privacy=tree: expected a bound on how often a client takes part, found none; "
-                "give --max_participations or --min_separation"
-            )
+            expected = "a bound on how often a client takes part, or a min_separation above 1"
+            raise OptionError("max_participations", expected, Verbatim("none"))
 
     @property
     def assumption(self) -> str:
@@ -96,11 +95,9 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
         return float(num_whole * _with_all_rounds(per_tree) + _with_all_rounds(rest))
     times = min(most, -(-rounds // separation))
     if times**2 * separation > _MAX_STEPS:
-        raise UserError(
-            f"--rounds: expected fewer with --privacy=tree, found {rounds}, in which a client may "
-            f"take part {times} times, {separation} rounds apart: the worst pattern of so many is "
-            "not searched for"
-        )
+        pattern = f"take part {times} times, {separation} rounds apart"
+        found = f"{rounds}, in which a client may {pattern}: too many to find the worst pattern"
+        raise OptionError("rounds", "fewer with noise on a tree", Verbatim(found))
     known = _Forest(per_tree, most, separation).after(num_whole)
     for size in _block_sizes(rest):
         known = _with_block(known, size, most, separation)

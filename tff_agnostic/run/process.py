@@ -27,6 +27,7 @@ from typing import Any, Callable, NoReturn, Optional
 from absl import app, flags, logging
 
 from plan_runner.terminal import escape_output
+from tff_agnostic.base.options import OptionError
 from tff_agnostic.errors import ExecutionError, UserCodeError, UserError
 from tff_agnostic.files import named_path, read_text
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
@@ -303,6 +304,8 @@ def _in_words(error: Exception) -> Exception:
 
 def _failed(error: Exception) -> int:
     lines = str(error).splitlines()
+    if isinstance(error, OptionError) and error.field in flags.FLAGS:
+        lines[0] = f"--{lines[0]}"
     if not isinstance(error, UserCodeError):
         lines = [" ".join(lines)]
     print("error:", "\n".join(lines), file=sys.stderr)

@@ -29,7 +29,6 @@ from tff_agnostic.models import logistic_regression
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise
 from tff_agnostic.privacy.mechanisms import CentralNoise, TreeNoise
-from tff_agnostic.privacy.options import AuditOptions
 from tff_agnostic.privacy.sampling import (
     CountedCohorts,
     FixedSizeCohorts,
@@ -48,6 +47,7 @@ from tff_agnostic.studies.attacks import (
     attack,
     most_that_is_proved,
 )
+from tff_agnostic.studies.privacy_options import AuditOptions
 from tff_agnostic.studies.privacy_planning import Answer
 
 # What can be audited.

@@ -24,10 +24,10 @@ from tff_agnostic.privacy.accountant import (
     rounds_for_budget,
     statement,
 )
-from tff_agnostic.privacy.options import AccountingOptions, AuditOptions
 from tff_agnostic.program.options.flags import Needs, check_needs, values_of
 from tff_agnostic.reports.figures import draw_grid, look, new_figure, save
 from tff_agnostic.run.command import Command, Given
+from tff_agnostic.studies.privacy_options import AccountingOptions, AuditOptions
 
 # Flags that have an effect with some values of another one only.
 NEEDS: Needs = {
