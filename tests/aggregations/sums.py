@@ -35,5 +35,5 @@ def private_sum(
         noise_key = KEYS[getattr(options, "noise_generator", "secure")]
     of_clients = (least_clients, noise_clients)
     facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, *of_clients)
-    release = spec.build(name, inner, options, facts)
+    release: Any = spec.build(name, inner, options, facts)
     return release if integer_clip is None else replace(release, integer_clip=integer_clip)
