@@ -255,7 +255,7 @@ def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
             if dtype != "float32":
                 raise ValueError(
                     f"layer {module.name!r} keeps its weights in {dtype}: expected float32, for "
-                    "the sums of updates; a run's precision is that of what layers compute"
+                    "the sums of updates; a run's precision sets the type in which layers compute"
                 )
 
 
