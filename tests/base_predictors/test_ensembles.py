@@ -61,7 +61,7 @@ def _file(task: Task, path: Path, names: tuple[str, ...] = ("a", "b"), **changes
 
 def _mixed(task: Task, *paths: Path) -> Task:
     mixing = MixingTask(task, "unigram", {}, TaskContext(0))
-    return with_base_predictors(mixing, EnsembleOptions(tuple(map(str, paths)) or None))
+    return with_base_predictors(mixing, EnsembleOptions(paths or None))
 
 
 def _error(task: Task, *paths: Path) -> str:

@@ -15,6 +15,7 @@ from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.predictor_store import OneArchitecture
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.run.options import task_options
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import FORMAT, load_task
@@ -40,7 +41,7 @@ def _save(path: Path, *stack: Any, features: Any = 64) -> tf.keras.Model:
 
 
 def _mixed(mixing: MixingTask, *paths: Path) -> Task:
-    return with_base_predictors(mixing, EnsembleOptions(tuple(map(str, paths))))
+    return with_base_predictors(mixing, EnsembleOptions(paths))
 
 
 def _error(mixing: MixingTask, *paths: Path) -> str:
@@ -131,8 +132,8 @@ def _copy(source: Path, target: Path) -> Path:
 
 def _mixing(name: str, data: Path, **options: Any) -> MixingTask:
     spec = resolve(name, {}, options, data=data)
-    context = TaskContext(0, None, data)
-    return MixingTask(load_task(name, spec.task_options, context), name, spec.task_options, context)
+    task = load_task(name, task_options(name, spec.task_options), TaskContext(0, None, data))
+    return MixingTask(task, name, spec.task_options, TaskContext(0, None, data))
 
 
 def _run(folder: Path, mixing: MixingTask, seed: int = 0) -> Path:
@@ -189,7 +190,7 @@ def test_runs_that_do_not_fit_are_refused_in_a_line(tmp_path):
         f"--base_predictors: {longer}: expected a model of the task's examples, x [n, 3] int32, "
         "found one of x [n, 4] int32"
     )
-    fewer = _run(tmp_path / "b", _mixing("next_word", data, **_NEXT_WORD, vocabulary_size=2))
+    fewer = _run(tmp_path / "b", _mixing("next_word", data, **_NEXT_WORD, vocabulary=2))
     assert f"{fewer}: expected the vocabulary of this task" in _error(own, fewer)
     mixture = _run(tmp_path / "c", own)
     config = json.loads((mixture / "config.json").read_text())

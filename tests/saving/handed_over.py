@@ -54,7 +54,7 @@ def shoppers(folder: Path, **options: Any) -> Task:
     job("csv", folder / "shoppers.csv", store, **{**COLUMNS, **options}).run(ReadLog())
     model.parent.mkdir()
     model.write_text(block("# my_shoppers.py"))
-    return CUSTOM.load(CustomOptions(model=str(model)), TaskContext(seed=0, data=store))
+    return CUSTOM.load(CustomOptions(model=model), TaskContext(seed=0, data=store))
 
 
 def trained(task: Task) -> TrainedModel:

@@ -22,7 +22,7 @@ _SMALL: dict[str, dict[str, Any]] = {
     "next_word": {"network": CifgNetwork(2, 3, layers=2)},
     "stackoverflow": {"network": LstmNetwork(2, 3)},
     "spanish_keyboard": {"network": CifgNetwork(2, 3)},
-    "two_domain_lm": {"network": LstmNetwork(2, 3)},
+    "two_domain_lm": {"network": LstmNetwork(2, 3, layers=2)},
 }
 # What these mean: the papers' tasks are settings of the general one.
 _NETWORKS = {
@@ -315,11 +315,11 @@ def test_what_is_no_list_of_words_is_one_line(tmp_path, case):
 
 def test_a_cell_that_is_none(tmp_path):
     message = _error("next_word", text_store(tmp_path / "s.sqlite"), network="gru")
-    assert message == "network: unknown recurrent cell 'gru': valid names: lstm, cifg"
+    assert message == "network: expected LstmNetwork or CifgNetwork, found 'gru'"
 
 
 def test_a_word_list_of_windows_begins_with_its_first_word(tmp_path):
     path = tmp_path / "words.txt"
     path.write_bytes(b"\xef\xbb\xbfthe 5\r\ncat 2\r\n")
-    options = TextOptions(vocabulary=str(path))
+    options = TextOptions(vocabulary=path)
     assert known_words(options, lambda size: []) == ["the", "cat"]

@@ -27,8 +27,6 @@ from tff_agnostic.tasks.task import (
 
 # Format of config.json, and of the settings in the manifest of an export.
 FORMAT = 1
-# Format of the stored flags of a run.
-FORMAT = 1
 _TRAINED_ON = "train_clients"
 TASKS: Registry[TaskSpec] = Registry(
     "task",

@@ -370,4 +370,5 @@ def test_texts_with_labels_that_are_numbers(tmp_path):
 def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, option):
     data = text_store(tmp_path / "s.sqlite")
     message = error_of(model_file(tmp_path, NEXT_WORD), data, **{option: 0})
-    assert message == f"{option}: expected at least 1, found 0"
+    expected = "at least 1" + " or a path" * (option == "vocabulary")
+    assert message == f"{option}: expected {expected}, found 0"
