@@ -314,7 +314,7 @@ def test_a_report_takes_the_place_of_nothing_that_is_read_or_written(tmp_path):
     source.write_text("who,where,a,y\nann,x,1,0\n")
     given = {"client_column": "who", "domain_column": "where", "feature_columns": ("a",)}
     for report in (tmp_path / "s.sqlite", source):
-        options = {**given, "label_column": "y", "report": str(report)}
+        options = {**given, "label_column": "y", "report": report}
         message = golden.refusal(job, "csv", source, tmp_path / "s.sqlite", **options)
         assert message.startswith("--report: expected a file of its own, found ")
     assert source.read_text().startswith("who") and not (tmp_path / "s.sqlite").exists()

@@ -12,7 +12,9 @@ from pyarrow import parquet
 
 from tests import golden
 from tests.importing.harness import job, read, refused
+from tests.options import make_options
 from tff_agnostic.data.store import Store
+from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 
 _COLUMNS: dict[str, Any] = {
@@ -182,13 +184,12 @@ def test_inputs_that_cannot_be(tmp_path, case):
     return found.replace(f"{tmp_path}/", "")
 
 
-def test_values_of_flags_that_cannot_be(tmp_path):
+def test_values_out_of_range_name_the_flag():
     for options, message in (
         ({"max_categories": 0}, "--max_categories: expected at least 1, found 0"),
         ({"missing_values": "mean"}, "--missing_values: unknown treatment of missing values 'mean"),
     ):
-        found = refused("csv", _csv(tmp_path), categorical_columns=("job",), **_COLUMNS, **options)
-        assert found.startswith(message)
+        assert golden.refusal(make_options, ImportOptions, **options).startswith(message)
 
 
 # --- Images

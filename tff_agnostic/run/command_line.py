@@ -518,7 +518,8 @@ def _flag_texts(flags: Mapping[str, Any]) -> list[str]:
 def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
     """Returns texts by flag, in which options of a user's algorithm are in one flag."""
     others = {*options_of_tasks(), *options_of_runtimes(), *flags_of_commands()}
-    known = {*options_of_runs(), *others}
+    # absl has undefok, which names flags that a command may not have.
+    known = {*options_of_runs(), *others, "undefok"}
     own = ",".join(f"{name}={text}" for name, text in texts.items() if name not in known)
     rest = {name: text for name, text in texts.items() if name in known}
     return {**rest, "algorithm_options": own} if own else rest

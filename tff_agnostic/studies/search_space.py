@@ -198,7 +198,9 @@ def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> S
         try:
             found[flag] = dimension(settings[flag], where)
         except UserError as e:
-            raise UserError(f"--search: {flag}: {e}") from None
+            # An error about a value names the flag too.
+            message = str(e).removeprefix(f"--{flag}: ")
+            raise UserError(f"--search: {flag}: {message}") from None
     if not shared and not any(own.values()):
         raise UserError(f"--search: expected {_ENTRY}, with a range of {FORM}, found none")
     return Space(shared, own)

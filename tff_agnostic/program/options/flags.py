@@ -230,7 +230,8 @@ class Flag:
                 return _parse(where, hint, value, separator)
             except UserError as e:
                 errors.append(e)
-        raise errors[0]
+        # Of an empty text the path says most.
+        raise errors[-1 if value == "" else 0]
 
 
 @functools.cache
