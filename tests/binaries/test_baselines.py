@@ -370,7 +370,7 @@ def test_a_store_without_held_out_clients_is_told_what_mends_it(call: Caller, tm
         (("--lambda_baselines=nowhere",), "expected numbers, own, trivial, a baselines.json or"),
         (("--lambda_baselines=nan,1",), "--lambda_baselines: expected a finite number, found nan"),
         (
-            ("--lambda_baselines=1,2", "--baseline_losses=heldout"),
+            ("--lambda_baselines=1,2", "--lambda_baseline_losses=heldout"),
             "has no effect with numbers in --lambda_baselines",
         ),
         (

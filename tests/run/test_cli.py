@@ -185,13 +185,14 @@ def test_every_command_has_a_page_whose_groups_print_one_by_one(page, name):
 
 
 def test_a_flag_that_needs_anothers_value_is_shown_with_it(page):
-    assert not {"client_schedule_rounds", "lambda_radius"} & _flags(page("train"))
-    shown = _flags(page("train", "--client_schedule=cosine", "--lambda_set", "ball"))
-    assert {"client_schedule_rounds", "client_schedule_factors", "lambda_radius"} <= shown
-    assert "lambda_lower" not in shown
-    assert "lambda_lower" in _flags(page("train", "--lambda_lower=0.1"))
-    # Of a task's own default.
-    assert "server_momentum" in _flags(page("train", "--task=stackoverflow"))
+    learned = {"lambda_learning_rate", "lambda_absent"}
+    assert learned <= _flags(page("train"))
+    assert not learned & _flags(page("train", "--lambda_update=fixed"))
+    shown = _flags(page("train", "--lambda_update", "cvar:level=0.5"))
+    assert learned & shown == {"lambda_absent"}
+    hull = ("train", "--lambda_set=hull:file=mixtures.json")
+    assert "lambda_initial" not in _flags(page(*hull))
+    assert "lambda_initial" in _flags(page(*hull, "--lambda_initial=0.5,0.5"))
 
 
 def test_flags_of_what_is_not_chosen_are_not_shown(page):
@@ -241,11 +242,11 @@ def test_a_users_algorithm_brings_its_flags(page, tmp_path):
 
 
 def test_a_group_says_all_that_there_is_of_its_flags(page):
-    text = page("train", group="lambda")
+    text = page("train", group="lambda_player")
     assert "Of: afl_boost, agnostic_fed_avg, stochastic_afl." in " ".join(text.split())
     assert "otherwise" in text
-    with pytest.raises(UserError, match=r"unknown group of flags 'lamda': did you mean lambda"):
-        page("train", group="lamda")
+    with pytest.raises(UserError, match=r"unknown group of flags 'lambda_plyer': did you mean lambda_player"):
+        page("train", group="lambda_plyer")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_a_group_says_all_that_there_is_of_its_flags(page):
         (["--rounds=3"], None),
         (["--help"], ""),
         (["--rounds=3", "-help"], ""),
-        (["--help=lambda"], "lambda"),
+        (["--help=lambda_player"], "lambda_player"),
         (["--", "--help"], None),
         (["--helpfull"], None),
         (["--nohelp"], None),

@@ -228,7 +228,7 @@ def test_what_a_run_starts_from_is_kept_for_when_it_goes_on(tmp_path, model):
     assert copy.read_text() == "weights"
     model.unlink()
     found = with_kept_model(folder.read(), folder.spec())
-    assert found.config.initial_model == str(copy)
+    assert found.config.initial_model == copy
     # Its settings name what was given.
     assert folder.spec() == spec
     with folder.locked():

@@ -277,7 +277,7 @@ def _check_help() -> None:
     assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")
     assert "Of: secure." in text("secure_bits")
     assert text("num_clients").endswith("[50]")
-    assert "toy_regression: " in text("task")
+    assert f"One of: {', '.join(TASKS)}." in text("task")
 
 
 # --- Keys are as long as their generators want them, and cohorts are drawn as the account assumes

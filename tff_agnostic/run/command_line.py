@@ -250,8 +250,8 @@ class RunCommand(Command):
 
         shown_groups = [g._replace(flags=list(filter(applies, g.flags))) for g in groups]
         last = [
-            "Flags that need another one's value are shown with it, as in "
-            "--lambda_set=box --help, and by --help=GROUP.",
+            "Flags that another one's value makes useless are hidden, as in "
+            "--lambda_update=fixed --help; --help=GROUP shows them.",
             f"Other tasks: --task=NAME --help, of {', '.join(TASKS)}.",
             f"Other algorithms: --algorithm=NAME --help, of {', '.join(ALGORITHMS)}.",
             "Likewise: --preset, --aggregation, --update_aggregator, --privacy and --runtime.",
@@ -526,11 +526,15 @@ def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
 
 def flags_without_folders(spec: RunSpec) -> dict[str, Any]:
     """Returns all flags of a run, with the names of files instead of where they lay."""
-    paths = path_flags(spec)
-    named = {
-        name: _names(value) if name in paths else value for name, value in spec.flags().items()
+    flags, paths = spec.flags(), spec.paths()
+    named = {name: _names(flags[name]) for name in path_flags(spec)}
+    # A member of a union names its file in a field.
+    named |= {
+        name: flags[name].replace(str(path), path.name)
+        for name, path in paths.items()
+        if isinstance(path, Path)
     }
-    return {**named, "algorithm": algorithm_label(spec.config.algorithm)}
+    return {**flags, **named, "algorithm": algorithm_label(spec.config.algorithm)}
 
 
 def _names(value: Any) -> Any:
