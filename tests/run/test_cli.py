@@ -245,7 +245,9 @@ def test_a_group_says_all_that_there_is_of_its_flags(page):
     text = page("train", group="lambda_player")
     assert "Of: afl_boost, agnostic_fed_avg, stochastic_afl." in " ".join(text.split())
     assert "otherwise" in text
-    with pytest.raises(UserError, match=r"unknown group of flags 'lambda_plyer': did you mean lambda_player"):
+    with pytest.raises(
+        UserError, match=r"unknown group of flags 'lambda_plyer': did you mean lambda_player"
+    ):
         page("train", group="lambda_plyer")
 
 

@@ -6,6 +6,7 @@ from binaries import compare, train
 from tests.binaries.harness import compared_specs, given
 from tff_agnostic.run.command_line import (
     compare_command,
+    flags_without_folders,
     own_flags,
     train_command,
 )
@@ -40,6 +41,12 @@ def test_files_are_named_without_their_folders(tmp_path):
     command = train_command(spec)
     assert {"--model=my_model.py", "--data=clients.sqlite"} <= set(command)
     assert not any(str(tmp_path) in argument for argument in command)
+
+
+def test_file_within_a_member_has_no_folder():
+    spec = _spec("--task=digits", "--lambda_set=hull:file=/a/b/mixtures.json")
+    assert flags_without_folders(spec)["lambda_set"] == "hull:file=mixtures.json"
+    assert "--lambda_set=hull:file=mixtures.json" in train_command(spec)
 
 
 def test_what_has_no_effect_on_a_run_is_left_out():

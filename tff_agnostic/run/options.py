@@ -302,11 +302,9 @@ def paths_in(options: Any) -> dict[str, Any]:
     """Returns the values of the flags that name files: a path, a tuple of paths, or None."""
     paths = {}
     for flag in flags_of(type(options)):
-        value = flag.value_in(options)
-        if isinstance(value, Options):
-            inner = [v for v in vars(value).values() if isinstance(v, Path)]
-            if inner:
-                paths[flag.name] = inner[0]
+        value, files = flag.value_in(options), flag.files_in(options)
+        if isinstance(value, Options) and files:
+            paths[flag.name] = files[0]
         elif flag.is_path:
             paths[flag.name] = value
     return paths

@@ -117,6 +117,15 @@ class Flag:
             options = getattr(options, name)
         return options
 
+    def files_in(self, options: Any) -> tuple[Path, ...]:
+        """Returns the paths in the field of options, or in the member of a union there."""
+        value = self.value_in(options)
+        if isinstance(value, Options):
+            value = tuple(vars(value).values())
+        return tuple(
+            v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Path)
+        )
+
     @property
     def user_names(self) -> str:
         """Names of what has the flag."""
@@ -526,12 +535,14 @@ def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -
 
 @contextlib.contextmanager
 def flags_in_errors(*options: Any) -> Iterator[None]:
-    """While entered, errors about a field of these options name its flag."""
+    """While entered, errors about a field of these options, or a file there, name the flag."""
     mistake: Optional[UserError] = None
     try:
         yield
     except OptionError as e:
         mistake = _with_flag(e, options)
+    except UserError as e:
+        mistake = _with_flag_of_file(e, options)
     # Raised here, it has no trace of the error before.
     if mistake is not None:
         raise mistake
@@ -547,6 +558,14 @@ def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
         named = _named(error, flags_of(type(one)))
         if named is not None:
             return named
+    return error
+
+
+def _with_flag_of_file(error: UserError, options: Iterable[Any]) -> UserError:
+    for one in options:
+        for flag in flags_of(type(one)):
+            if any(str(error).startswith(f"{path}:") for path in flag.files_in(one)):
+                return UserError(f"--{flag.name}: {error}")
     return error
 
 
