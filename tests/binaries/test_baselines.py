@@ -272,7 +272,7 @@ def test_trivial_baselines_are_made_in_a_new_folder_and_fixed_weights_take_none(
         ids = [name for name in train_clients.client_ids if name.startswith(domain)]
         ones = np.concatenate([train_clients.read(name)["y"] for name in ids]).mean()
         expected.append(-(ones * np.log(ones) + (1 - ones) * np.log(1 - ones)))
-    assert found.algorithm.lambda_baselines == pytest.approx(expected)
+    assert found.algorithm.lambda_.baselines == pytest.approx(expected)
     assert json.loads((path / "baselines" / "baselines.json").read_text())["task"] == "custom"
     with pytest.raises(UserError, match=r"^--lambda_baselines has no effect with --lambda_update"):
         resolve("custom", {**given, "lambda_update": "fixed"}, options, data=store)
@@ -368,7 +368,10 @@ def test_a_store_without_held_out_clients_is_told_what_mends_it(call: Caller, tm
     [
         (("--lambda_baselines=1,2",), "expected 10 numbers, one per domain, found 2"),
         (("--lambda_baselines=nowhere",), "expected numbers, own, trivial, a baselines.json or"),
-        (("--lambda_baselines=nan,1",), "--lambda_baselines: expected a finite number, found nan"),
+        (
+            ("--lambda_baselines=nan,1",),
+            "--lambda_baselines: expected a finite number, found nan,1.0",
+        ),
         (
             ("--lambda_baselines=1,2", "--lambda_baseline_losses=heldout"),
             "has no effect with numbers in --lambda_baselines",

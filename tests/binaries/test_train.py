@@ -1,6 +1,5 @@
 """`train`: two rounds, and what they leave in the output folder."""
 
-import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -9,13 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.util import event_pb2
-from tff_agnostic.settings import flag_of
 
 from binaries import import_data, reproduce, train
 from tests.binaries.harness import ROOT, TOY, Caller, defined_flags
 from tests.run.harness import is_png
 from tff_agnostic.commands import COMMANDS, own_flags
 from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.program.options.flags import flags_of
 from tff_agnostic.run.options import RunConfig, settings_of_runs
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -174,13 +173,13 @@ def _settings() -> set[str]:
     options = {name for spec in TASKS.values() for name in spec.option_names}
     assert {"keep", "test_split", "model"} < options
     of_runs = [RunConfig, RuntimeOptions, *(settings for _, _, settings in settings_of_runs())]
-    settings = {name for part in of_runs for name in _names(part)}
+    settings = {flag.name for part in of_runs for flag in flags_of(part)}
     assert {"rounds", "window", "q", "mu", "secure_min_clients", "lanes"} < settings
     return options | settings
 
 
 def test_every_flag_can_be_given():
-    others = {"task", "data_dir", "data", "output_dir", "resume", "title"}
+    others = {"task", "data_dir", "data", "algorithm_options", "output_dir", "resume"}
     assert defined_flags(train) == {*others, *_settings()}
     # All but what makes the table.
     missing = _settings() - defined_flags(reproduce)
@@ -196,10 +195,6 @@ def test_flags_of_commands_that_are_no_settings_are_known():
     names = set().union(*map(defined_flags, commands))
     assert names - _settings() == own_flags() - _settings()
     assert {"output_dir", "trials", "grid", "max_memory_gb"} < own_flags()
-
-
-def _names(settings: type) -> list[str]:
-    return [flag_of(field) for field in dataclasses.fields(settings)]
 
 
 @pytest.mark.nightly
@@ -271,10 +266,10 @@ def test_the_toy_task_draws_its_figure(call_that_draws, folder):
         ["--algorithm=fed_avg"],
         ["--algorithm=fed_avg_target_only", "--target_domain=center -1.0"],
         ["--lambda_update=projected_gradient", "--lambda_absent=zero"],
-        ["--lambda_update=cvar", "--domain_conformity=0.4", "--lambda_absent=zero"],
-        ["--lambda_update=cvar", "--cvar_rate=0.5", "--aggregation=secure", "--runtime=tff"],
+        ["--lambda_update=cvar:level=0.4,rate=0.2", "--lambda_absent=zero"],
+        ["--lambda_update=cvar:level=0.5,rate=0.5", "--aggregation=secure", "--runtime=tff"],
         ["--lambda_initial=0.5,0.2,0.1,0.1,0.1", "--noclient_shuffle", "--window=2"],
-        ["--server_optimizer=yogi", "--server_epsilon=0.1", "--client_normalizer=batch"],
+        ["--server_optimizer=yogi:beta_1=0.8,epsilon=0.1", "--client_normalizer=batch"],
         ["--aggregation=secure", "--secure_bits=30"],
         ["--max_examples=3"],
         ["--runtime=tff"],
@@ -288,7 +283,7 @@ def test_settings_reach_the_run(call, folder, arguments):
     config = json.loads((folder / "run" / "config.json").read_text())
     for argument in arguments:
         name, _, value = argument.lstrip("-").partition("=")
-        if name == "noshuffle":
+        if name == "noclient_shuffle":
             assert config["client_shuffle"] is False
         elif value:
             found = config[name]

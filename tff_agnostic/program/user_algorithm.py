@@ -153,11 +153,13 @@ def _check_paper_settings(spec: core.AlgorithmSpec) -> None:
         raise UserError(
             f"paper_settings: expected values by flag, found {_shown(spec.paper_settings)}"
         )
-    names = {flag.name for flag in flags_of(spec.options)}
-    strange = next((name for name in spec.paper_settings if name not in names), None)
+    known = {flag.name: flag for flag in flags_of(spec.options)}
+    strange = next((name for name in spec.paper_settings if name not in known), None)
     if strange is not None:
         raise UserError(f"paper_settings: expected flags of its options, found {strange!r}")
     try:
+        for name, value in spec.paper_settings.items():
+            known[name].check_type(value)
         build_options(spec.options, spec.paper_settings)
     except UserError as e:
         raise UserError(f"paper_settings: {e}") from None

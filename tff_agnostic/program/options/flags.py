@@ -232,8 +232,8 @@ class Flag:
             Registry(_words(self.name), {**none, **self.members}).given(where, value)
         errors: list[UserError] = []
         for hint in simple:
-            # A number out of range is not the name of a file.
-            if _plain_type(hint) is Path and any(isinstance(e, OptionError) for e in errors):
+            # A number out of range is not a name.
+            if _plain_type(hint) in (Path, str) and any(isinstance(e, OptionError) for e in errors):
                 continue
             try:
                 return _parse(where, hint, value, separator)
