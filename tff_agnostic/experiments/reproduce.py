@@ -55,7 +55,7 @@ class ReproduceOptions(DataOptions):
     """The flags of `reproduce` that are no settings of runs.
 
     Attributes:
-        experiment: What to reproduce. emnist: EMNIST-62 with TFF's data; table 6 of Ro et al. 2021;
+        experiment: Experiment to reproduce. emnist: EMNIST-62 with TFF's data; table 6 of Ro et al. 2021;
             mnist_by_writer: EMNIST's digits alone, from mnist_by_writer.npz; beside table 6 of Ro
             et al. 2021; delta_fl: MNIST from mnist_by_writer.npz, half of the writers tested;
             beside table I of Laguel et al. 2021, which is of EMNIST-62; stackoverflow: Stack
