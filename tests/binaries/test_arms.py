@@ -9,6 +9,7 @@ import pytest
 from binaries import compare, export
 from tests import golden
 from tests.binaries.harness import TOY, Caller, compared_specs, tree
+from tff_agnostic.domain_weights.ascent import Fixed
 from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.studies.methods import Arm
 
@@ -125,14 +126,14 @@ def test_words_are_rows_of_their_own():
     assert dataclasses.replace(plain, config=config) == told
     uniform, frozen = specs["uniform"][0], specs["slow"][0]
     assert {run.config.algorithm for run in (uniform, frozen)} == {"agnostic_fed_avg"}
-    assert uniform.algorithm.lambda_update == "fixed"
-    assert uniform.algorithm.lambda_initial is None
-    assert frozen.algorithm.lambda_absent == "freeze"
-    assert frozen.algorithm.lambda_learning_rate == 0.001
+    assert uniform.algorithm.lambda_.update == Fixed()
+    assert uniform.algorithm.lambda_.initial is None
+    assert frozen.algorithm.lambda_.absent == "freeze"
+    assert frozen.algorithm.lambda_.learning_rate == 0.001
     # It stays uniform where the others start elsewhere.
     specs = compared_specs(*flags, "--lambda_initial=0.2,0.1,0.3,0.2,0.2")
-    assert specs["uniform"][0].algorithm.lambda_initial is None
-    assert specs["slow"][0].algorithm.lambda_initial == (0.2, 0.1, 0.3, 0.2, 0.2)
+    assert specs["uniform"][0].algorithm.lambda_.initial is None
+    assert specs["slow"][0].algorithm.lambda_.initial == (0.2, 0.1, 0.3, 0.2, 0.2)
     # By --algorithms, too.
     (uniform_again,) = compared_specs(*_SHORT, "--algorithms=uniform")["uniform"]
     assert uniform_again == uniform

@@ -309,7 +309,7 @@ def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tm
         (spec,) = compared_specs(
             *short, "--arms=agnostic_fed_avg", f"--lambda_baselines={name}", "--trials=1"
         )["agnostic_fed_avg"]
-        assert len(spec.algorithm.lambda_baselines) == 2
+        assert len(spec.algorithm.lambda_.baselines) == 2
         build_algorithm(spec, spec.load_task())
     renamed = {name.upper(): of for name, of in found.items()}
     content = {**json.loads(file.read_text()), "domains": renamed}
