@@ -117,7 +117,7 @@ class TestChoice:
             (["--models="], "--models: expected some of conformity_0.3, conformity_1, found none"),
             (
                 ["--adaptation_share=1"],
-                "--adaptation_share: expected less than 1, found 1",
+                "--adaptation_share: expected above 0 and below 1, found 1.0",
             ),
             (
                 ["--models=conformity_1", "--adaptation_share=0.5"],

@@ -170,7 +170,7 @@ def test_a_row_whose_runs_diverge_is_told(call: Caller, data, tmp_path):
         (("--average_may_lose=much",), "--average_may_lose: expected a share from 0 to 1"),
         (("--average_may_lose=",), "--average_may_lose: expected a share from 0 to 1"),
         (("--privacy=central", "--noise_multiplier=1"), "--privacy=central: expected none"),
-        (("--lanes=0",), "--lanes: expected at least 1, found 0"),
+        (("--lanes=0",), "--lanes: expected at least 1 and at most 1024, found 0"),
         (("--test_split=test",), "expected the held-out split, found the test split"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_report_that_cannot_be_written_leaves_the_results(call, folder):
 
 
 def test_what_is_no_run_is_refused(call, folder):
-    assert call.refused(folder, report).startswith("--run: expected the folder of a run, a comp")
+    assert call.refused(folder, report).startswith("--run: expected folder of a complete run, comp")
     (folder / "empty").mkdir()
     message = call.refused(folder, report, "--run=empty")
     assert message == "empty/result.json: expected the result of a complete run, found none"

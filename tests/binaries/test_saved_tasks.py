@@ -371,10 +371,11 @@ def test_folders_that_are_missing_or_not_free(call, folder, three_rounds):
         return call.refused(folder, save_model, *arguments)
 
     assert refused("--output_dir=saved") == (
-        "--checkpoint: expected the folder of a run or a checkpoint file, found none"
+        "--checkpoint: expected folder of a run (its newest checkpoint), or one checkpoint file in "
+        "it, found none"
     )
     assert refused(f"--checkpoint={three_rounds}") == (
-        "--output_dir: expected the folder to write, found none"
+        "--output_dir: expected folder to write, found none"
     )
     (folder / "empty").mkdir()
     assert refused("--checkpoint=empty", "--output_dir=saved") == (
