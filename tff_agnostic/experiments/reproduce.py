@@ -55,9 +55,9 @@ class ReproduceOptions(DataOptions):
     """The flags of `reproduce` that are no settings of runs.
 
     Attributes:
-        experiment: Experiment to reproduce. emnist: EMNIST-62 with TFF's data; table 6 of Ro et al. 2021;
-            mnist_by_writer: EMNIST's digits alone, from mnist_by_writer.npz; beside table 6 of Ro
-            et al. 2021; delta_fl: MNIST from mnist_by_writer.npz, half of the writers tested;
+        experiment: Experiment to reproduce. emnist: EMNIST-62 with TFF's data; table 6 of Ro et al.
+            2021; mnist_by_writer: EMNIST's digits alone, from mnist_by_writer.npz; beside table 6
+            of Ro et al. 2021; delta_fl: MNIST from mnist_by_writer.npz, half of the writers tested;
             beside table I of Laguel et al. 2021, which is of EMNIST-62; stackoverflow: Stack
             Overflow (TFF's data) or Stack Exchange dumps; table 2 of Ro et al. 2021;
             spanish_keyboard: folders of Spanish texts by country; beside table 3 of Ro et al. 2021;
