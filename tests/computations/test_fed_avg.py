@@ -142,9 +142,9 @@ def test_a_round_without_the_target_domain_leaves_weights_and_optimizer():
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (None, r"--target_domain: expected one of south, north with .*, found none"),
-        ("nort", r"--target_domain.*nort.*did you mean north"),
-        ("1", r"--target_domain"),
+        (None, "target_domain: expected one of south, north, found none"),
+        ("nort", "target_domain: expected one of south, north, found 'nort'"),
+        ("1", "target_domain: expected one of south, north, found '1'"),
     ],
 )
 def test_target_only_needs_the_name_of_a_domain(target, message):

@@ -273,7 +273,7 @@ def test_every_algorithm_of_one_step_takes_models_and_aggregators(
 
 def test_other_runtimes_name_the_one_that_it_takes(cohort_runtime):
     aggregation = aggregations.from_tff(tff.learning.robust_aggregator())
-    with pytest.raises(UserError, match="--runtime=tff"):
+    with pytest.raises(UserError, match="expected the runtime tff, found"):
         cohort_runtime.training(build("agnostic_fed_avg", _softmax()), aggregation)
 
 

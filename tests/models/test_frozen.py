@@ -96,5 +96,5 @@ def test_what_cannot_be_frozen_is_one_line(case):
 
 
 def test_a_model_without_keras_has_no_layers():
-    with pytest.raises(UserError, match="--frozen_layers: expected a task with a Keras model"):
+    with pytest.raises(UserError, match=r"^frozen_layers: expected a task with a Keras model"):
         freeze(linear_model(), ["dense"])

@@ -571,7 +571,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         columns=(*columns, *of_levels),
         models=models,
         with_weights=with_weights,
-        single_step_options="--threshold=lagged or --threshold=tracked" if surveys else "",
+        single_step_options=("threshold=lagged", "threshold=tracked") if surveys else (),
         check_report=functools.partial(_check_thresholds, options),
     )
 

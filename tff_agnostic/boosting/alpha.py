@@ -349,7 +349,7 @@ def boost_algorithm(
         models=models,
         with_weights=_start_from,
         lambda_set=lambda_set,
-        single_step_options="" if repetitions == 1 else "--repetitions=1",
+        single_step_options=() if repetitions == 1 else ("repetitions=1",),
     )
 
 

@@ -192,7 +192,8 @@ class Algorithm:
         with_weights: (state, weights) -> state with other weights of the main model.
         lambda_set: The mixtures of domains whose worst the algorithm minimises; None if it has no
             such set.
-        single_step_options: Flags that give it one step a round; "" if it has one, or no flags do.
+        single_step_options: Options that give it one step a round, each as NAME=VALUE; none if
+            it has one, or if no option does.
         check_report: Raises a `UserError` if the report of a round without noise shows that the
             algorithm does not apply.
     """
@@ -206,7 +207,7 @@ class Algorithm:
     models: Callable[[Any], Models] = lambda state: {MAIN_MODEL: state.weights}
     with_weights: Callable[[Any, ModelWeights], Any] = _replace_weights
     lambda_set: Optional[LambdaSet] = None
-    single_step_options: str = ""
+    single_step_options: tuple[str, ...] = ()
     check_report: Callable[[Report], None] = lambda report: None
 
     @property

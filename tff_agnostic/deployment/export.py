@@ -258,7 +258,7 @@ def check_single_step(algorithm: Algorithm) -> None:
     """Checks that an algorithm can be a plan of the platform, which has one step a round."""
     names = [step.name for step in algorithm.steps]
     if len(names) > 1:
-        options = algorithm.single_step_options
+        options = " or ".join(f"--{option}" for option in algorithm.single_step_options)
         advice = f"; it has one with {options}" if options else ""
         raise UserError(
             f"--algorithm: a plan of the platform has one step between server and devices in a "

@@ -110,7 +110,7 @@ def _measurement(request: ExportRequest) -> Measurement:
 def _evaluated(request: ExportRequest) -> Algorithm:
     """Returns the algorithm with rounds of one step, an evaluation."""
     step = _measurement(request).step
-    return dataclasses.replace(request.algorithm, steps=(step,), single_step_options="")
+    return dataclasses.replace(request.algorithm, steps=(step,), single_step_options=())
 
 
 class EvaluationRounds:
