@@ -296,7 +296,7 @@ def test_noisy_sums_may_be_sent_in_a_later_exchange(streaming_runtime, name):
 
 def test_noise_that_is_too_wide_for_the_grid_is_refused():
     aggregation = private_sum(noise_multiplier=1e6)
-    with pytest.raises(UserError, match=r"^--noise_multiplier: expected at most "):
+    with pytest.raises(UserError, match=r"^noise_multiplier: expected at most "):
         Round(build("agnostic_fed_avg"), aggregation).initialize()
 
 

@@ -262,7 +262,7 @@ def test_what_does_not_fit_together_is_refused():
     poisson = CentralNoise(1.0, _COHORTS)
     with pytest.raises(UserError, match=r"one kind of neighbours.*'add or remove.*'replace one"):
         PrivacyAccountant([poisson, fixed], _DELTA)
-    with pytest.raises(UserError, match=r"--privacy_accountant: expected rdp for .*, found pld"):
+    with pytest.raises(UserError, match=r"privacy_accountant: expected rdp for .*, found pld"):
         PrivacyAccountant([fixed], _DELTA, "pld")
     with pytest.raises(UserError, match="unknown privacy accountant 'prv'"):
         PrivacyAccountant([fixed], _DELTA, "prv")
@@ -383,9 +383,9 @@ def test_what_no_noise_reaches_is_refused():
         group = IntegerGroup(z, narrow.clip, narrow.dimension)
         return [DistributedNoise((group,), "discrete_gaussian", _SECRET, 50, 50)]
 
-    with pytest.raises(UserError, match="--target_epsilon: expected one that some noise reaches"):
+    with pytest.raises(UserError, match="target_epsilon: expected one that some noise reaches"):
         noise_for_epsilon(mechanisms, [120], 1e-4, 1e-6)
-    with pytest.raises(UserError, match=r"--target_epsilon: expected less than .* has already"):
+    with pytest.raises(UserError, match=r"target_epsilon: expected less than .* has already"):
         noise_for_epsilon(lambda z: [TreeNoise(z, Participations(1))], [1], 1e9, 1e-3)
 
 
@@ -404,9 +404,7 @@ def test_the_next_round_would_be_too_much(mechanism, epsilon):
 
 
 def test_budgets_of_no_rounds_and_of_all_are_refused():
-    with pytest.raises(
-        UserError, match=r"--target_epsilon: expected at least 0\.599.*, found 0\.1"
-    ):
+    with pytest.raises(UserError, match=r"target_epsilon: expected at least 0\.599.*, found 0\.1"):
         rounds_for_budget(CentralNoise(1.0, _WRITERS), 0.1, 1e-3)
     with pytest.raises(UserError, match="expected a budget that rounds exhaust, found 6"):
         rounds_for_budget(TreeNoise(4.0, Participations(1, 1, 8)), 6.0, 1e-3)
@@ -416,7 +414,7 @@ def test_delta():
     assert default_delta(1000) == pytest.approx(1e-4)
     check_delta(0.9e-3, 1000)
     for delta in (1e-3, 0.5, 0.0, -1.0, float("nan")):
-        with pytest.raises(UserError, match=r"--delta: expected more than 0 and less than 0\.001"):
+        with pytest.raises(UserError, match=r"delta: expected more than 0 and less than 0\.001"):
             check_delta(delta, 1000)
 
 

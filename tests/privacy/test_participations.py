@@ -89,7 +89,7 @@ def test_what_bounds_nothing_is_refused(case):
     ],
 )
 def test_patterns_that_are_too_many_to_search_are_refused(participations, rounds):
-    with pytest.raises(UserError, match=r"^--rounds: expected fewer with --privacy=tree, found 10"):
+    with pytest.raises(UserError, match="^rounds: expected fewer with noise on a tree, found 10"):
         squared_sensitivity(participations, rounds)
 
 
@@ -146,7 +146,7 @@ def test_a_stratum_that_is_always_drawn_has_no_amplification():
     ],
 )
 def test_cohorts_larger_than_the_fleet_are_refused(make):
-    with pytest.raises(UserError, match="--clients_per_round: expected more than 0 and at most 10"):
+    with pytest.raises(UserError, match="clients_per_round: expected more than 0 and at most 10"):
         make()
 
 

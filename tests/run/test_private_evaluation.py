@@ -266,7 +266,7 @@ def test_clients_of_both_splits_are_counted(task):
 
 
 def test_what_cannot_be_promised_is_one_line(task):
-    with pytest.raises(UserError, match=r"^--delta: expected more than 0 and less than 0.025"):
+    with pytest.raises(UserError, match=r"^delta: expected more than 0 and less than 0\.025"):
         _private(task, 1.0, delta=0.1)
     (accuracy,) = task.model.metrics
     unbounded = dataclasses.replace(accuracy, max_numerator=math.inf)
