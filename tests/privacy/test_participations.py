@@ -89,7 +89,7 @@ def test_what_bounds_nothing_is_refused(case):
     ],
 )
 def test_patterns_that_are_too_many_to_search_are_refused(participations, rounds):
-    with pytest.raises(UserError, match="^rounds: expected fewer with noise on a tree, found 10"):
+    with pytest.raises(UserError, match=r"^rounds: expected fewer with noise on a tree, found 10"):
         squared_sensitivity(participations, rounds)
 
 
