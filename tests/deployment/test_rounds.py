@@ -181,7 +181,7 @@ def test_server_optimizers_with_state(exported, server_optimizer):
     ("algorithm", "schedule"),
     usually(
         [("agnostic_fed_avg", "exponential:rounds=1")],
-        itertools.product(("agnostic_fed_avg", "q_ffl", "fed_boost"), _FALLING),
+        itertools.product(("agnostic_fed_avg", "q_ffl"), _FALLING),
     ),
 )
 def test_learning_rates_that_fall(exported, algorithm, schedule):
