@@ -258,7 +258,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             ("activ_es",),
             "ACTIV-ES, texts by country",
             settings={**_TRAINED_ON_WORDS, "clients_per_round": 20, "client_batch_size": 16},
-            of_task=_WORDS,
+            of_task={**_WORDS, "network": "cifg:embedding=24,units=48"},
             raw=EXPERIMENTS["spanish_keyboard"].raw_data,
         ),
         "languages": DataSet(
