@@ -233,7 +233,7 @@ def test_a_node_that_leaves_changes_no_bit():
 def test_without_ray_there_is_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "tff_agnostic.runtimes.ray", raising=False)
-    with pytest.raises(UserError, match=r"--runtime=ray needs Ray .*pip install") as error:
+    with pytest.raises(UserError, match=r"runtime ray needs Ray .*pip install") as error:
         RUNTIMES["ray"](RuntimeOptions())
     assert "\n" not in str(error.value)
 
