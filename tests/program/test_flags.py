@@ -17,14 +17,12 @@ from tests.binaries.harness import defined_flags
 from tff_agnostic.base.options import OneOf, OptionError, Options, Within, alternatives, hints
 from tff_agnostic.commands import COMMANDS, command
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.flag_table import FlagTable, check_needs, flags_in_errors
 from tff_agnostic.program.options.flags import (
     REPEATED,
     Flag,
-    FlagTable,
     build,
-    check_needs,
     flag_text,
-    flags_in_errors,
     flags_of,
     members_of,
     values_of,

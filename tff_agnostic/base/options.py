@@ -33,14 +33,15 @@ from tff_agnostic.registry import Registry
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MIN_FLOAT = float(np.finfo(np.float32).tiny)
-_NOUNS: Mapping[Any, str] = {
+# Values of a type, in words, and of a tuple of them.
+NOUNS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "a text",
     Path: "a path",
 }
-_PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 
 
 class OptionError(UserError):
@@ -180,6 +181,7 @@ def hints(kind: Any) -> Mapping[str, Any]:
     return _hints(kind)
 
 
+# Apart from `hints`, as mypy takes classes for unhashable.
 @functools.cache
 def _hints(kind: Any) -> Mapping[str, Any]:
     annotations = typing.get_type_hints(kind, include_extras=True)
@@ -219,7 +221,7 @@ def mismatch(hint: Any, value: Any) -> str:
         return "" if is_member else f"one of {', '.join(map(str, arguments))}"
     if origin is tuple:
         if not isinstance(value, tuple):
-            return f"a tuple of {_PLURALS.get(arguments[0], 'values')}"
+            return f"a tuple of {PLURALS.get(arguments[0], 'values')}"
         return next(filter(None, (mismatch(arguments[0], v) for v in value)), "")
     if is_options(hint):
         return "" if isinstance(value, hint) else hint.__name__
@@ -227,7 +229,7 @@ def mismatch(hint: Any, value: Any) -> str:
         return _mismatch_of_float(value)
     plain = origin or hint
     if not isinstance(value, plain) or isinstance(value, bool) != (hint is bool):
-        return _NOUNS.get(hint, getattr(plain, "__name__", str(hint)))
+        return NOUNS.get(hint, getattr(plain, "__name__", str(hint)))
     return f"at most {_MAX_INT}" if hint is int and value > _MAX_INT else ""
 
 
@@ -241,7 +243,7 @@ def _outside(limits: tuple[Any, ...], value: Any) -> str:
 
 def _mismatch_of_float(value: Any) -> str:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return _NOUNS[float]
+        return NOUNS[float]
     if not math.isfinite(value):
         return "a finite number"
     if abs(value) > _MAX_FLOAT:

@@ -45,7 +45,7 @@ from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.keras_platform import classes_of, keras_platform, plain_keras
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.program.options.flags import flags_in_errors
+from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.user_algorithm import algorithm_named
 from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.run.baseline_files import check_baselines_of

@@ -16,7 +16,8 @@ from typing import Any, NoReturn, Optional
 
 from plan_runner.terminal import escaped_output
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.options.flags import Flag, FlagTable, build
+from tff_agnostic.program.options.flag_table import FlagTable
+from tff_agnostic.program.options.flags import Flag, build
 from tff_agnostic.program.options.help import group_page, help_page, own_groups
 from tff_agnostic.registry import did_you_mean
 from tff_agnostic.run.process import resume_command, run_app

@@ -21,7 +21,8 @@ from tff_agnostic.base.options import OneOf, Options
 from tff_agnostic.commands import own_flags as flags_of_commands
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import output_folder
-from tff_agnostic.program.options.flags import Flag, FlagTable, assignments, flag_text, flags_of
+from tff_agnostic.program.options.flag_table import FlagTable, assignments
+from tff_agnostic.program.options.flags import Flag, flag_text, flags_of
 from tff_agnostic.program.options.help import (
     Group,
     group_page,

@@ -8,7 +8,7 @@ from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
 from tff_agnostic.domain_weights.ascent import Cvar, LambdaOptions
 from tff_agnostic.domain_weights.excess import OWN
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.options.flags import Needs, check_needs
+from tff_agnostic.program.options.flag_table import Needs, check_needs
 from tff_agnostic.program.user_algorithm import is_user_file
 from tff_agnostic.run.options import RunConfig
 

@@ -22,7 +22,8 @@ from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, percentile_name
 from tff_agnostic.models.keras import PRECISIONS
-from tff_agnostic.program.options.flags import FlagTable, build, flags_of, values_of
+from tff_agnostic.program.options.flag_table import FlagTable
+from tff_agnostic.program.options.flags import build, flags_of, values_of
 from tff_agnostic.program.user_algorithm import algorithm_named, is_user_file, making_options_of
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions

@@ -37,7 +37,7 @@ from tff_agnostic.privacy.sampling import (
     noise_of_clients,
 )
 from tff_agnostic.privacy.tree import Participations
-from tff_agnostic.program.options.flags import flags_in_errors
+from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, ReportFields, Role
 from tff_agnostic.run.evaluation import RunEvaluations, num_evaluations

@@ -23,14 +23,8 @@ from tff_agnostic.data.sampling import SIZES_BY_CHANCE
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.keras import computing_in, freeze
-from tff_agnostic.program.options.flags import (
-    NONE,
-    build,
-    flag_text,
-    flags_in_errors,
-    flags_of,
-    values_of,
-)
+from tff_agnostic.program.options.flag_table import flags_in_errors
+from tff_agnostic.program.options.flags import NONE, build, flag_text, flags_of, values_of
 from tff_agnostic.program.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.run.baseline_files import with_known_baselines
 from tff_agnostic.run.effects import check_effect

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Optional, Union
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.options.flags import REPEATED, assignments
+from tff_agnostic.program.options.flag_table import assignments
+from tff_agnostic.program.options.flags import REPEATED
 from tff_agnostic.program.user_algorithm import algorithm_label, algorithm_named, is_user_file
 from tff_agnostic.run.command_line import GivenRun, TaskOptions
 from tff_agnostic.run.options import algorithm_of_flag

@@ -24,7 +24,8 @@ from tff_agnostic.privacy.accountant import (
     rounds_for_budget,
     statement,
 )
-from tff_agnostic.program.options.flags import Needs, check_needs, values_of
+from tff_agnostic.program.options.flag_table import Needs, check_needs
+from tff_agnostic.program.options.flags import values_of
 from tff_agnostic.reports.figures import draw_grid, look, new_figure, save
 from tff_agnostic.run.command import Command, Given
 from tff_agnostic.studies.privacy_options import AccountingOptions, AuditOptions

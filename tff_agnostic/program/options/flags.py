@@ -11,20 +11,21 @@ them, `values_of` is its inverse.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import os
 import re
 import typing
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal, Optional
 
 from absl import flags as absl_flags
 
 from tff_agnostic.base.options import (
+    NOUNS,
+    PLURALS,
     OneOf,
     OptionError,
     Options,
@@ -52,14 +53,6 @@ NONE = "none"
 # Between numbers within a member of a union, whose fields are separated by commas.
 _SLASH = "/"
 _SEPARATORS: Mapping[str, str] = {",": "commas", _SLASH: "slashes"}
-_EXPECTED: Mapping[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    Path: "a path",
-}
-_ITEMS: Mapping[type, str] = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,21 +83,21 @@ class Flag:
     @property
     def kind(self) -> type:
         """Type of its values: bool, int, float, str, Path or tuple; str for a union."""
-        return str if self.members else _plain_type(_simple(self.hint))
+        return str if self.members else plain_type(_simple(self.hint))
 
     @property
     def item(self) -> type:
         """Type of a tuple's items; the kind itself of other flags."""
         if self.kind is not tuple:
             return self.kind
-        items = typing.get_args(_unannotated(_simple(self.hint)))
-        return _plain_type(items[0]) if items else object
+        items = typing.get_args(unannotated(_simple(self.hint)))
+        return plain_type(items[0]) if items else object
 
     @property
     def expected(self) -> str:
         """Values that it takes, in words."""
         choices = self.choices
-        return f"one of {', '.join(choices)}" if choices else _EXPECTED.get(self.kind, "values")
+        return f"one of {', '.join(choices)}" if choices else NOUNS.get(self.kind, "values")
 
     @property
     def is_path(self) -> bool:
@@ -233,7 +226,7 @@ class Flag:
         errors: list[UserError] = []
         for hint in simple:
             # A number out of range is not a name.
-            if _plain_type(hint) in (Path, str) and any(isinstance(e, OptionError) for e in errors):
+            if plain_type(hint) in (Path, str) and any(isinstance(e, OptionError) for e in errors):
                 continue
             try:
                 return _parse(where, hint, value, separator)
@@ -292,15 +285,15 @@ def _member(where: str, member: str, kind: type[Options], text: str) -> Options:
 
 
 def _parse(where: str, hint: Any, value: Any, separator: Optional[str]) -> Any:
-    kind = _plain_type(hint)
+    kind = plain_type(hint)
     if kind is tuple:
-        item = _plain_type(typing.get_args(_unannotated(hint))[0])
+        item = plain_type(typing.get_args(unannotated(hint))[0])
         items = value
         if isinstance(value, str) and separator:
             items = value.split(separator) if value else []
-        expected = f"a list of {_ITEMS[item]}"
+        expected = f"a list of {PLURALS[item]}"
         if separator is not None:
-            expected = f"{_ITEMS[item]} separated by {_SEPARATORS[separator]}"
+            expected = f"{PLURALS[item]} separated by {_SEPARATORS[separator]}"
         shown = value
         if separator is not None and isinstance(value, (list, tuple)):
             shown = separator.join(map(str, value))
@@ -317,7 +310,7 @@ def _parse(where: str, hint: Any, value: Any, separator: Optional[str]) -> Any:
         except ValueError as e:
             if isinstance(e, UserError):
                 raise
-            raise UserError(f"{where}: expected {_EXPECTED[kind]}, found {value!r:.100}") from None
+            raise UserError(f"{where}: expected {NOUNS[kind]}, found {value!r:.100}") from None
     if hint is not kind:
         check(where, hint, parsed)
     return parsed
@@ -351,78 +344,22 @@ def _simple(hint: Any) -> Any:
     return next(m for m in alternatives(hint) if not is_options(m))
 
 
-def _unannotated(hint: Any) -> Any:
+def unannotated(hint: Any) -> Any:
+    """Returns an annotation without the ranges and choices of `Annotated`."""
     return typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
 
 
-def _plain_type(hint: Any) -> type:
-    hint = _unannotated(hint)
+def plain_type(hint: Any) -> type:
+    """Returns the type of the values that an annotation takes: tuple for tuples of anything."""
+    hint = unannotated(hint)
     if typing.get_origin(hint) is Literal:
         return type(typing.get_args(hint)[0])
     plain: type = typing.get_origin(hint) or hint
     return plain
 
 
-def _joined(hint: Any, other: Any) -> Any:
-    """Returns an annotation that takes the values of two; ranges and names that differ are open."""
-    if hint == other:
-        return hint
-    members = [_unannotated(m) for m in (*alternatives(hint), *alternatives(other))]
-    opened = [_plain_type(m) if typing.get_origin(m) is Literal else m for m in members]
-    return Union[tuple(opened)]
-
-
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def assignments(where: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yields the names and values of NAME=VALUE,NAME=VALUE; a value may have commas.
-
-    Args:
-        where: Flag with the text.
-        text: The text.
-    """
-    name = ""
-    values: list[str] = []
-    for part in text.split(",") if text else ():
-        before, equals, value = part.partition("=")
-        if not part.strip():
-            raise UserError(f"{where}: expected no comma without a setting, found {text!r}")
-        if equals and not _is_field(before, values):
-            if name:
-                yield name, ",".join(values)
-            name, values = before.strip(), [value]
-        elif name:
-            # A part without a name belongs to a value with commas.
-            values.append(part)
-        else:
-            raise UserError(f"{where}: expected NAME=VALUE, found {part!r}")
-    if name:
-        yield name, ",".join(values)
-
-
-def _is_field(name: str, values: Sequence[str]) -> bool:
-    """Returns whether a name is a field of the member that a value has begun."""
-    member, colon, _ = values[0].partition(":") if values else ("", "", "")
-    return bool(colon) and name.strip() in _fields_by_member().get(member, ())
-
-
-def _fields_by_member() -> Mapping[str, frozenset[str]]:
-    """Returns the names of the fields of all members of unions, by the members' names."""
-    fields: dict[str, frozenset[str]] = {}
-    for kind in _subclasses(Options):
-        for flag in flags_of(kind):
-            for name, member in flag.members.items():
-                inner = {one.name for one in flags_of(member)}
-                fields[name] = fields.get(name, frozenset()) | inner
-    return fields
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    for subclass in kind.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
 
 
 def flag_text(value: Any) -> str:
@@ -439,7 +376,7 @@ def flags_of(kind: Any, prefix: str = "") -> tuple[Flag, ...]:
     return _all_flags_of(kind, prefix)
 
 
-# Made once for a class: a command asks for them several times.
+# Made once for a class: a command asks for them several times. mypy takes classes for unhashable.
 @functools.cache
 def _all_flags_of(kind: Any, prefix: str) -> tuple[Flag, ...]:
     return tuple(_flags_of(kind, prefix, (), _defaults(kind)))
@@ -501,7 +438,7 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
         # A member of a union may not go with the other fields.
         member = next((name for name, value in arguments.items() if type(value) is e.kind), "")
         error = UserError(f"--{prefix}{member}{': ' * bool(member)}{e}")
-        raise _named(e, flags_of(kind, prefix)) or error from None
+        raise error_of_flag(e, flags_of(kind, prefix)) or error from None
 
 
 def values_of(options: Any) -> dict[str, Any]:
@@ -509,68 +446,7 @@ def values_of(options: Any) -> dict[str, Any]:
     return {flag.name: flag.to_value(flag.value_in(options)) for flag in flags_of(type(options))}
 
 
-# From a flag to another one and the values of it with which the first has an effect.
-Needs = Mapping[str, tuple[str, tuple[Any, ...]]]
-
-
-def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -> None:
-    """Refuses given flags without effect.
-
-    Args:
-        needs: Flags that need others.
-        values: Values by flag.
-        given: Names of the flags that a user gave.
-    """
-    for name in given:
-        if name not in needs:
-            continue
-        other, wanted = needs[name]
-        value = values[other]
-        # A member of a union may have fields.
-        if (value.partition(":")[0] if isinstance(value, str) else value) not in wanted:
-            raise UserError(
-                f"--{name} has no effect with --{other}={flag_text(value)}: it needs "
-                f"--{other}={' or '.join(map(flag_text, wanted))}"
-            )
-
-
-@contextlib.contextmanager
-def flags_in_errors(*options: Any) -> Iterator[None]:
-    """While entered, errors about a field of these options, or a file there, name the flag."""
-    mistake: Optional[UserError] = None
-    try:
-        yield
-    except OptionError as e:
-        mistake = _with_flag(e, options)
-    except UserError as e:
-        mistake = _with_flag_of_file(e, options)
-    # Raised here, it has no trace of the error before.
-    if mistake is not None:
-        raise mistake
-
-
-def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
-    for one in options:
-        for flag in flags_of(type(one)):
-            value = flag.value_in(one)
-            if error.kind is not None and type(value) is error.kind:
-                # A field of a member of a union.
-                return UserError(f"--{flag.name}: {error}")
-        named = _named(error, flags_of(type(one)))
-        if named is not None:
-            return named
-    return error
-
-
-def _with_flag_of_file(error: UserError, options: Iterable[Any]) -> UserError:
-    for one in options:
-        for flag in flags_of(type(one)):
-            if any(str(error).startswith(f"{path}:") for path in flag.files_in(one)):
-                return UserError(f"--{flag.name}: {error}")
-    return error
-
-
-def _named(error: OptionError, flags: Iterable[Flag]) -> Optional[UserError]:
+def error_of_flag(error: OptionError, flags: Iterable[Flag]) -> Optional[UserError]:
     """Returns an error about a field as one about its flag; None if no flag has the field."""
     for flag in flags:
         is_owner = error.kind is None or issubclass(error.kind, flag.owner)
@@ -607,70 +483,3 @@ def attribute_text(kind: type, field: str) -> str:
         if field in _attributes(base):
             return _attributes(base)[field].replace("`", "")
     return ""
-
-
-class FlagTable(Registry[Flag]):
-    """Flags by name: defined for absl, and read from the command line or from Python."""
-
-    @classmethod
-    def join(cls, users: Iterable[tuple[str, str, type]]) -> FlagTable:
-        """Joins the flags of several classes of options; those of one name are one flag.
-
-        Args:
-            users: Kind and name of what has the options, and their class; every run has them if
-                the name is "".
-        """
-        table: dict[str, Flag] = {}
-        for kind, name, options in users:
-            for flag in flags_of(options):
-                known = table.get(flag.name, flag)
-                if (known.kind, known.item) != (flag.kind, flag.item):
-                    raise UserError(
-                        f"{name}: options: expected {flag.name} to be {known.item.__name__}, as "
-                        f"in {known.user_names}, found {flag.item.__name__}"
-                    )
-                user = ((kind, name),) if name else ()
-                table[flag.name] = dataclasses.replace(
-                    known, hint=_joined(known.hint, flag.hint), users=(*known.users, *user)
-                )
-        return cls("flag", table)
-
-    def define(
-        self,
-        names: Optional[Container[str]] = None,
-        without: Container[str] = (),
-        default_text: Callable[[Flag], str] = Flag.default_text,
-    ) -> None:
-        """Defines flags for absl.
-
-        Args:
-            names: Names of the flags to define; all if None.
-            without: Names of those not to define.
-            default_text: From a flag to the text of its default.
-        """
-        for name, flag in self.items():
-            if (names is not None and name not in names) or name in without:
-                continue
-            if name in absl_flags.FLAGS:
-                raise UserError(
-                    f"{flag.user_names}: options: expected names that no other flag has, found "
-                    f"{name}"
-                )
-            flag.define(default_text(flag))
-
-    def from_flags(self) -> dict[str, Any]:
-        """Returns the values that the command line gives, by flag."""
-        defined = absl_flags.FLAGS
-        return {
-            name: flag.parsed(defined[name].value)
-            for name, flag in self.items()
-            if name in defined and defined[name].present
-        }
-
-    def from_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values that a caller in Python gives, by flag; None is no value."""
-        return {
-            name: self[name].checked(value)
-            for name, value in arguments.items()
-            if value is not None
-        }

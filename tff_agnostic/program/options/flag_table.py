@@ -1,0 +1,209 @@
+"""Flags of a command: read together, refused where they have no effect, and named in errors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import typing
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Optional, Union
+
+from absl import flags as absl_flags
+
+from tff_agnostic.base.options import OptionError, Options, alternatives
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.flags import (
+    Flag,
+    error_of_flag,
+    flag_text,
+    flags_of,
+    plain_type,
+    unannotated,
+)
+from tff_agnostic.registry import Registry
+
+
+class FlagTable(Registry[Flag]):
+    """Flags by name: defined for absl, and read from the command line or from Python."""
+
+    @classmethod
+    def join(cls, users: Iterable[tuple[str, str, type]]) -> FlagTable:
+        """Joins the flags of several classes of options; those of one name are one flag.
+
+        Args:
+            users: Kind and name of what has the options, and their class; every run has them if
+                the name is "".
+        """
+        table: dict[str, Flag] = {}
+        for kind, name, options in users:
+            for flag in flags_of(options):
+                known = table.get(flag.name, flag)
+                if (known.kind, known.item) != (flag.kind, flag.item):
+                    raise UserError(
+                        f"{name}: options: expected {flag.name} to be {known.item.__name__}, as "
+                        f"in {known.user_names}, found {flag.item.__name__}"
+                    )
+                user = ((kind, name),) if name else ()
+                table[flag.name] = dataclasses.replace(
+                    known, hint=_joined(known.hint, flag.hint), users=(*known.users, *user)
+                )
+        return cls("flag", table)
+
+    def define(
+        self,
+        names: Optional[Container[str]] = None,
+        without: Container[str] = (),
+        default_text: Callable[[Flag], str] = Flag.default_text,
+    ) -> None:
+        """Defines flags for absl.
+
+        Args:
+            names: Names of the flags to define; all if None.
+            without: Names of those not to define.
+            default_text: From a flag to the text of its default.
+        """
+        for name, flag in self.items():
+            if (names is not None and name not in names) or name in without:
+                continue
+            if name in absl_flags.FLAGS:
+                raise UserError(
+                    f"{flag.user_names}: options: expected names that no other flag has, found "
+                    f"{name}"
+                )
+            flag.define(default_text(flag))
+
+    def from_flags(self) -> dict[str, Any]:
+        """Returns the values that the command line gives, by flag."""
+        defined = absl_flags.FLAGS
+        return {
+            name: flag.parsed(defined[name].value)
+            for name, flag in self.items()
+            if name in defined and defined[name].present
+        }
+
+    def from_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values that a caller in Python gives, by flag; None is no value."""
+        return {
+            name: self[name].checked(value)
+            for name, value in arguments.items()
+            if value is not None
+        }
+
+
+def _joined(hint: Any, other: Any) -> Any:
+    """Returns an annotation that takes the values of two; ranges and names that differ are open."""
+    if hint == other:
+        return hint
+    members = [unannotated(m) for m in (*alternatives(hint), *alternatives(other))]
+    opened = [plain_type(m) if typing.get_origin(m) is Literal else m for m in members]
+    return Union[tuple(opened)]
+
+
+def assignments(where: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yields the names and values of NAME=VALUE,NAME=VALUE; a value may have commas.
+
+    Args:
+        where: Flag with the text.
+        text: The text.
+    """
+    name = ""
+    values: list[str] = []
+    for part in text.split(",") if text else ():
+        before, equals, value = part.partition("=")
+        if not part.strip():
+            raise UserError(f"{where}: expected no comma without a setting, found {text!r}")
+        if equals and not _is_field(before, values):
+            if name:
+                yield name, ",".join(values)
+            name, values = before.strip(), [value]
+        elif name:
+            # A part without a name belongs to a value with commas.
+            values.append(part)
+        else:
+            raise UserError(f"{where}: expected NAME=VALUE, found {part!r}")
+    if name:
+        yield name, ",".join(values)
+
+
+def _is_field(name: str, values: Sequence[str]) -> bool:
+    """Returns whether a name is a field of the member that a value has begun."""
+    member, colon, _ = values[0].partition(":") if values else ("", "", "")
+    return bool(colon) and name.strip() in _fields_by_member().get(member, ())
+
+
+def _fields_by_member() -> Mapping[str, frozenset[str]]:
+    """Returns the names of the fields of all members of unions, by the members' names."""
+    fields: dict[str, frozenset[str]] = {}
+    for kind in _subclasses(Options):
+        for flag in flags_of(kind):
+            for name, member in flag.members.items():
+                inner = {one.name for one in flags_of(member)}
+                fields[name] = fields.get(name, frozenset()) | inner
+    return fields
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+# From a flag to another one and the values of it with which the first has an effect.
+Needs = Mapping[str, tuple[str, tuple[Any, ...]]]
+
+
+def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -> None:
+    """Refuses given flags without effect.
+
+    Args:
+        needs: Flags that need others.
+        values: Values by flag.
+        given: Names of the flags that a user gave.
+    """
+    for name in given:
+        if name not in needs:
+            continue
+        other, wanted = needs[name]
+        value = values[other]
+        # A member of a union may have fields.
+        if (value.partition(":")[0] if isinstance(value, str) else value) not in wanted:
+            raise UserError(
+                f"--{name} has no effect with --{other}={flag_text(value)}: it needs "
+                f"--{other}={' or '.join(map(flag_text, wanted))}"
+            )
+
+
+@contextlib.contextmanager
+def flags_in_errors(*options: Any) -> Iterator[None]:
+    """While entered, errors about a field of these options, or a file there, name the flag."""
+    mistake: Optional[UserError] = None
+    try:
+        yield
+    except OptionError as e:
+        mistake = _with_flag(e, options)
+    except UserError as e:
+        mistake = _with_flag_of_file(e, options)
+    # Raised here, it has no trace of the error before.
+    if mistake is not None:
+        raise mistake
+
+
+def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
+    for one in options:
+        for flag in flags_of(type(one)):
+            value = flag.value_in(one)
+            if error.kind is not None and type(value) is error.kind:
+                # A field of a member of a union.
+                return UserError(f"--{flag.name}: {error}")
+        named = error_of_flag(error, flags_of(type(one)))
+        if named is not None:
+            return named
+    return error
+
+
+def _with_flag_of_file(error: UserError, options: Iterable[Any]) -> UserError:
+    for one in options:
+        for flag in flags_of(type(one)):
+            if any(str(error).startswith(f"{path}:") for path in flag.files_in(one)):
+                return UserError(f"--{flag.name}: {error}")
+    return error
