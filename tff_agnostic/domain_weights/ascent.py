@@ -334,7 +334,7 @@ class LambdaAscent:
         lambda_set: Lambda.
         training_mixture: m_bar, the domains' shares of the training examples, p positive numbers.
         initial: The coordinates of lambda_0.
-        slope: Slope of a term of the objective besides the losses; None of no such term.
+        slope: Slope of a term of the objective besides the losses; None if there is none.
     """
 
     options: LambdaPlayer
