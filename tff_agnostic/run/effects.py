@@ -15,7 +15,8 @@ from tff_agnostic.run.options import RunConfig
 if TYPE_CHECKING:
     from tff_agnostic.run.spec import RunSpec
 
-_MOVING = ("exponentiated_gradient", "projected_gradient", "cvar")
+_STEPS = ("exponentiated_gradient", "projected_gradient")
+_MOVING = (*_STEPS, "cvar")
 # Settings that have an effect with some values of another one only.
 NEEDS: Needs = {
     "boundary": ("threshold", ("survey", "refined", "lagged")),
@@ -23,14 +24,11 @@ NEEDS: Needs = {
     "budget": ("predictor_sampling", ("uniform", "weighted")),
     "uniform_share": ("predictor_sampling", ("weighted",)),
     "predictor_draw": ("predictor_sampling", ("uniform", "weighted")),
-    "lambda_learning_rate": ("lambda_update", ("exponentiated_gradient", "projected_gradient")),
+    "lambda_learning_rate": ("lambda_update", _STEPS),
     "lambda_initial": ("lambda_set", ("simplex", "box", "ball")),
     "lambda_absent": ("lambda_update", _MOVING),
     "lambda_baselines": ("lambda_update", _MOVING),
-    "lambda_baseline_losses": (
-        "lambda_update",
-        ("exponentiated_gradient", "projected_gradient", "cvar"),
-    ),
+    "lambda_baseline_losses": ("lambda_update", _MOVING),
 }
 # At level 1 every client trains.
 _OF_THRESHOLDS = ("boundary", "threshold")
