@@ -79,7 +79,7 @@ class LossEstimatorOptions(LambdaOptions):
         return ZERO if self.loss_estimate == "unbiased" else FREEZE
 
     def __post_init__(self) -> None:
-        """Refuses CVaR, which needs the losses, and baselines of means with losses that are none."""
+        """Refuses CVaR, which needs the losses, and baselines of estimates that are no means."""
         super().__post_init__()
         if isinstance(self.lambda_.update, Cvar):
             expected = "a step along estimates of the losses"
