@@ -222,5 +222,5 @@ def test_rejects_losses_without_order(streaming_runtime, constant, settings):
     if not constant:
         run()
         return
-    with pytest.raises(UserError, match="use --threshold=refined, which orders all losses"):
+    with pytest.raises(UserError, match=r"^threshold: .*: use refined, which orders all losses"):
         run()

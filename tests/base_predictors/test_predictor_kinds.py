@@ -15,7 +15,7 @@ from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.predictor_store import OneArchitecture
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.run.options import task_options
+from tff_agnostic.program.options.tasks import task_options
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import FORMAT, load_task

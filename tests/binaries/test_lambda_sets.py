@@ -66,7 +66,7 @@ def test_a_hull_is_evaluated_and_resumed_with_its_file(call, folder):
 
     mixtures.write_text(json.dumps({"all": dict.fromkeys(_NAMES, 0.2)}))
     resumed = call(train, *_RUN, *_HULL, "--resume")
-    assert "expected the mixtures that the run there was trained with" in resumed.error
+    assert "expected the lambda_set that the run there was trained with" in resumed.error
 
     mixtures.unlink()
     outcome = call(evaluate, "--checkpoint=run", "--output=e.json")

@@ -90,12 +90,11 @@ def test_runs_print_escaped_names_and_take_long_domains(tmp_path):
         "--rounds=2",
         "--clients_per_round=4",
         "--evaluate_every=1",
-        f"--title=title{_BAD}",
     )
     outcomes = [
         _run(tmp_path, "train", *common, "--output_dir=run"),
         _run(tmp_path, "evaluate", "--checkpoint=run"),
-        _run(tmp_path, "report", "--run=run"),
+        _run(tmp_path, "report", "--run=run", f"--title=title{_BAD}"),
     ]
     for outcome in outcomes:
         assert outcome.status == 0, outcome

@@ -23,8 +23,8 @@ from tff_agnostic.experiments.scoreboard_page import (
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.metrics.intervals import Resampled
 from tff_agnostic.models.model import Measure
+from tff_agnostic.program.options.tasks import check_task_options
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.run.options import check_task_options
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
 from tff_agnostic.studies.methods import WORDS

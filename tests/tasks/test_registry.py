@@ -14,12 +14,11 @@ from tests.run.harness import make_task
 from tff_agnostic.commands import own_flags
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.options.tasks import check_task_options, options_of_tasks
 from tff_agnostic.run.options import (
     RunConfig,
-    check_task_options,
     options_of_runs,
     options_of_runtimes,
-    options_of_tasks,
     settings_of_runs,
 )
 from tff_agnostic.run.spec import from_flags, resolve

@@ -26,7 +26,7 @@ from tff_agnostic.models.keras_platform import classes_of, layers_of
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.user_model import NUM_ROWS, described
-from tff_agnostic.run.options import task_in, task_options
+from tff_agnostic.program.options.tasks import task_in, task_options
 from tff_agnostic.saving.checkpoints import (
     CHECKPOINTS,
     Checkpoint,

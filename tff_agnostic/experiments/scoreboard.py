@@ -30,9 +30,9 @@ from tff_agnostic.experiments.scoreboard_page import (
 from tff_agnostic.files import folder_lock, make_folder, read_json, write_json, write_text
 from tff_agnostic.metrics.formatting import points, shown
 from tff_agnostic.program.options.flags import flag_text
+from tff_agnostic.program.options.tasks import options_of_tasks
 from tff_agnostic.run.command_line import GivenRun, Session, default_for_task, session
 from tff_agnostic.run.evaluation import Diverged
-from tff_agnostic.run.options import options_of_tasks
 from tff_agnostic.run.process import StopRequest, flag_parts
 from tff_agnostic.studies.choice import chosen
 from tff_agnostic.studies.comparison import Comparison, trial_folder

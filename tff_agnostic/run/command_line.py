@@ -31,6 +31,7 @@ from tff_agnostic.program.options.help import (
     own_groups,
     without_repeated,
 )
+from tff_agnostic.program.options.tasks import check_task_options, options_of_tasks
 from tff_agnostic.program.user_algorithm import (
     algorithm_label,
     is_user_file,
@@ -44,10 +45,8 @@ from tff_agnostic.run.options import (
     PARTS_OF_RUNS,
     RunConfig,
     algorithm_of_flag,
-    check_task_options,
     options_of_runs,
     options_of_runtimes,
-    options_of_tasks,
     path_of,
 )
 from tff_agnostic.run.process import Interrupted, StopRequest, flag_parts, with_flag_files

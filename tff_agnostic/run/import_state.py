@@ -24,13 +24,13 @@ from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.program.options.flags import build, values_of
+from tff_agnostic.program.options.tasks import task_options as task_options_of
 from tff_agnostic.program.user_algorithm import algorithm_label
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
 from tff_agnostic.run.folder import RunFolder, trained_with
 from tff_agnostic.run.options import RunConfig, stored_values
-from tff_agnostic.run.options import task_options as task_options_of
 from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import TASKS, check_format

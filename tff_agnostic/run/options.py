@@ -24,13 +24,13 @@ from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, percenti
 from tff_agnostic.models.keras import PRECISIONS
 from tff_agnostic.program.options.flag_table import FlagTable
 from tff_agnostic.program.options.flags import build, flags_of, values_of
+from tff_agnostic.program.options.tasks import options_of_tasks
 from tff_agnostic.program.user_algorithm import algorithm_named, is_user_file, making_options_of
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
 from tff_agnostic.tasks.domain_input import DOMAIN_INPUTS, NO_DOMAIN_INPUT
-from tff_agnostic.tasks.registry import TASKS
 
 NO_PRESET, PAPER = "none", "paper"
 PRESETS: Registry[str] = Registry(
@@ -51,8 +51,8 @@ CHANGEABLE_ON_RESUME: Mapping[str, str] = {
     "checkpoint_every": "",
     "keep_checkpoints": "",
 }
-# Options that no folder keeps: they are given each time.
-NOT_STORED = frozenset({"trust"})
+# Options that no folder keeps, and their values in a run that was read: they are given each time.
+NOT_STORED: Mapping[str, Any] = {"trust": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,22 +201,6 @@ def options_of_runtimes() -> FlagTable:
     return FlagTable.join([("runtime", "", RuntimeOptions)])
 
 
-@functools.cache
-def options_of_tasks() -> FlagTable:
-    """Returns the options of all tasks by flag."""
-    return FlagTable.join(("task", name, spec.options) for name, spec in TASKS.items())
-
-
-def check_task_options(task: str, names: Iterable[str]) -> None:
-    """Refuses options of tasks, by their flags, that a task does not have."""
-    for name in names:
-        if name not in TASKS[task].option_names:
-            users = [user for _, user in options_of_tasks()[name].users]
-            raise UserError(
-                f"--{name} has no effect with --task={task}: it needs --task={' or '.join(users)}"
-            )
-
-
 def without_effect(flag: str, config: RunConfig) -> str:
     """Returns why a setting that was given does nothing in a run, and what it needs."""
     option = options_of_runs().get(flag)
@@ -254,44 +238,6 @@ def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
     options = algorithm_of_flag(name).options
     with making_options_of(name):
         return build(options, values)
-
-
-def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values of options that were read from a file, with those that no folder keeps.
-
-    Args:
-        kind: The class of options.
-        values: Values by flag, as the file has them.
-
-    Raises:
-        KeyError: If a value is missing.
-    """
-    read = {}
-    for flag in flags_of(kind):
-        if flag.name in NOT_STORED:
-            # Whatever the file says.
-            read[flag.name] = flag.to_value(flag.default)
-        else:
-            flag.check_type(values[flag.name])
-            read[flag.name] = values[flag.name]
-    return read
-
-
-def task_in(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the name of a run's task and the values of its options, of values by flag."""
-    kind = TASKS[values["task"]].options
-    return values["task"], values_of(build(kind, checked(kind, values)))
-
-
-def task_options(task: str, values: Mapping[str, Any]) -> Any:
-    """Returns the options of a task.
-
-    Args:
-        task: Name of the task.
-        values: Values by flag that differ from the task's defaults.
-    """
-    spec = TASKS[task]
-    return build(spec.options, values, spec.make_options())
 
 
 def stored_values(options: Any) -> dict[str, Any]:

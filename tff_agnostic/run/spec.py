@@ -24,30 +24,28 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.keras import computing_in, freeze
 from tff_agnostic.program.options.flag_table import flags_in_errors
-from tff_agnostic.program.options.flags import NONE, build, flag_text, flags_of, values_of
+from tff_agnostic.program.options.flags import NONE, build, checked, flag_text, flags_of, values_of
+from tff_agnostic.program.options.tasks import task_in
+from tff_agnostic.program.options.tasks import task_options as task_options_of
 from tff_agnostic.program.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.run.baseline_files import with_known_baselines
 from tff_agnostic.run.effects import check_effect
 from tff_agnostic.run.options import (
     CHANGEABLE_ON_RESUME,
     NO_PRESET,
+    NOT_STORED,
     RunConfig,
     absolute,
     algorithm_of_flag,
     algorithm_options,
-    checked,
     initial_file,
     limits_of_updates,
     path_of,
     paths_in,
     preset_settings,
     stored_values,
-    task_in,
     with_absolute_paths,
     without_effect,
-)
-from tff_agnostic.run.options import (
-    task_options as task_options_of,
 )
 from tff_agnostic.tasks.domain_input import with_domain_input
 from tff_agnostic.tasks.registry import TASKS, load_task
@@ -256,7 +254,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
             raise UserError(f"--{flag}: expected a text, found {flags[flag]!r:.100}")
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
     task, options = task_in(values)
-    config = build(RunConfig, checked(RunConfig, values))
+    config = build(RunConfig, checked(RunConfig, {**values, **NOT_STORED}))
     algorithm = algorithm_of_flag(config.algorithm).options
     aggregation = AGGREGATIONS[config.aggregation].options
     privacy = PRIVACIES[config.privacy].options

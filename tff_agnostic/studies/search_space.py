@@ -16,9 +16,10 @@ from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationRepo
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure, main_measure
 from tff_agnostic.program.options.flags import Flag
+from tff_agnostic.program.options.tasks import options_of_tasks
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.run.options import options_of_runs, options_of_tasks
+from tff_agnostic.run.options import options_of_runs
 from tff_agnostic.tasks.registry import what_decides_the_split
 
 FORM = "LOW..HIGH, LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,..."

@@ -26,14 +26,10 @@ from tff_agnostic.base.options import Within, alternatives
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
 from tff_agnostic.program.options.flags import REPEATED, Flag, flag_text
 from tff_agnostic.program.options.help import Group, groups_of, own_groups, without_repeated
+from tff_agnostic.program.options.tasks import options_of_tasks
 from tff_agnostic.run.command_line import DataOptions, RunCommand, defaults_elsewhere
 from tff_agnostic.run.effects import NEEDS
-from tff_agnostic.run.options import (
-    RunConfig,
-    options_of_runs,
-    options_of_runtimes,
-    options_of_tasks,
-)
+from tff_agnostic.run.options import RunConfig, options_of_runs, options_of_runtimes
 from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions
 from tff_agnostic.tasks.registry import TASKS
 

@@ -446,6 +446,21 @@ def values_of(options: Any) -> dict[str, Any]:
     return {flag.name: flag.to_value(flag.value_in(options)) for flag in flags_of(type(options))}
 
 
+def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a class of options that were read from a file, by flag.
+
+    Args:
+        kind: The class of options.
+        values: Values by flag, as the file has them; others than those of `kind` are ignored.
+
+    Raises:
+        KeyError: If a value is missing.
+    """
+    for flag in flags_of(kind):
+        flag.check_type(values[flag.name])
+    return {flag.name: values[flag.name] for flag in flags_of(kind)}
+
+
 def error_of_flag(error: OptionError, flags: Iterable[Flag]) -> Optional[UserError]:
     """Returns an error about a field as one about its flag; None if no flag has the field."""
     for flag in flags:
