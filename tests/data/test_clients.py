@@ -18,7 +18,7 @@ from tff_agnostic.data.clients import (
     domain_counts,
     even_partition,
 )
-from tff_agnostic.data.sampling import CohortReader, sample_cohort
+from tff_agnostic.data.sampling import CohortReader, Cohorts, sample_cohort
 from tff_agnostic.errors import UserError
 
 _SPEC = OrderedDict(
@@ -187,14 +187,14 @@ def _ids(cohort) -> list[str]:
 
 
 def test_a_run_may_go_on_after_any_round():
-    with CohortReader(_Clients(), _sampled, last_round=9) as reader:
+    with CohortReader(_Clients(), Cohorts(_sampled), last_round=9) as reader:
         for t in (7, 8, 3):
             assert _ids(reader.read(t)) == _sampled(t)
 
 
 def test_the_next_cohort_is_read_before_it_is_asked_for():
     clients = _Clients()
-    with CohortReader(clients, _sampled, last_round=2) as reader:
+    with CohortReader(clients, Cohorts(_sampled), last_round=2) as reader:
         reader.read(1)
         assert clients.all_read.wait(timeout=30)
     assert clients.read_ids == _sampled(1) + _sampled(2)
@@ -202,7 +202,7 @@ def test_the_next_cohort_is_read_before_it_is_asked_for():
 
 def test_nothing_is_read_after_the_last_round():
     clients = _Clients()
-    with CohortReader(clients, _sampled, last_round=2) as reader:
+    with CohortReader(clients, Cohorts(_sampled), last_round=2) as reader:
         reader.read(1)
         reader.read(2)
     assert clients.read_ids == _sampled(1) + _sampled(2)
@@ -210,7 +210,7 @@ def test_nothing_is_read_after_the_last_round():
 
 def test_a_damaged_client_is_an_error_of_its_own_round():
     damaged = next(k for k in _sampled(2) if k not in _sampled(1))
-    with CohortReader(_Clients(damaged), _sampled, last_round=9) as reader:
+    with CohortReader(_Clients(damaged), Cohorts(_sampled), last_round=9) as reader:
         assert _ids(reader.read(1)) == _sampled(1)
         with pytest.raises(UserError, match=f"{damaged}: damaged"):
             reader.read(2)

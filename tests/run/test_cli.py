@@ -9,16 +9,20 @@ import sys
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from absl.testing import flagsaver
 
 from tests.algorithms.user_files import write_by_size
 from tests.run.harness import QUANTITIES, make_report
 from tff_agnostic.commands import COMMANDS, command
+from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.files import claimed_folder, output_folder
 from tff_agnostic.report_fields import ReportField
+from tff_agnostic.run.observers import Progress, round_in_short
 from tff_agnostic.run.process import (
     Interrupted,
     StopRequest,
@@ -27,8 +31,8 @@ from tff_agnostic.run.process import (
     parse_flags,
     resume_command,
 )
-from tff_agnostic.run.training import Progress, round_in_short
 from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.training.loop import FinishedRound
 
 
 def _raise(error: BaseException):
@@ -363,15 +367,23 @@ def test_a_run_without_weights_or_without_losses():
 
 def test_lines_where_there_is_no_terminal(capsys):
     assert not sys.stderr.isatty()
-    quantities = OrderedDict(count=ReportField("clients", "clients"))
-    with Progress(quantities, _NAMES, completed=1, total=40, visible=True) as progress:
-        for round_num in range(2, 6):
-            progress.show(round_num, OrderedDict(count=10))
-        progress.note("a worker was started again")
+    quantities = OrderedDict(
+        count=ReportField("clients", "clients"), skipped=ReportField("skipped", "skipped")
+    )
+    algorithm = Algorithm("none", None, dict, (), lambda state: state)
+    events = [[], ["a worker was started again"], [], []]
+    runtime = SimpleNamespace(take_events=lambda: events.pop(0))
+    progress = Progress(quantities, _NAMES, runtime, "skipped", visible=True)
+    progress.begin(None, RunState((), (), np.int32(1)), 40)
+    for num in range(2, 6):
+        report = OrderedDict(count=10, skipped=num == 5)
+        progress.after_round(FinishedRound(algorithm, num, 40, RunState((), (), num), report))
+    progress.end(RunState((), (), np.int32(5)), None)
     assert capsys.readouterr().err.splitlines() == [
         "round 2/40, clients 10",
+        "round 3: a worker was started again",
         "round 4/40, clients 10",
-        "a worker was started again",
+        "round 5: skipped",
     ]
 
 

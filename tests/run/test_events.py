@@ -13,8 +13,8 @@ from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Metric
 from tff_agnostic.run.build import data_remarks
-from tff_agnostic.run.evaluation import diverged, skipped_rounds
 from tff_agnostic.run.options import CHANGEABLE_ON_RESUME, RunConfig
+from tff_agnostic.run.results import skipped_rounds
 from tff_agnostic.run.spec import (
     RunSpec,
     changes_of_settings,
@@ -23,6 +23,7 @@ from tff_agnostic.run.spec import (
     resolve,
 )
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.divergence import diverged
 
 _TASK = make_task(("a", "b"), clients=3)
 _CLIENTS = [_TASK.train.read(client_id) for client_id in _TASK.train.client_ids]
@@ -41,7 +42,7 @@ def _mean(predictions: tf.Tensor) -> tf.Tensor:
 def test_a_model_that_was_finite_before_training_has_diverged():
     assert _message() == (
         "round 3: the model has diverged: no client's numbers could be used (those of 4 "
-        "of 5 clients are not finite); lower --client_learning_rate or --server_learning_rate"
+        "of 5 clients are not finite); lower the learning rate of the clients or of the server"
     )
 
 

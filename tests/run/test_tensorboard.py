@@ -1,18 +1,24 @@
 """TensorBoard's event files: one run per domain, with tags in common."""
 
 import errno
+from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorflow.core.util import event_pb2
 
 from tests.run.harness import AWKWARD_NAMES
+from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.errors import UserError
-from tff_agnostic.metrics.metrics_file import Column
+from tff_agnostic.metrics.metrics_file import Column, History
 from tff_agnostic.report_fields import ReportField
-from tff_agnostic.run.training import TensorBoardSink
+from tff_agnostic.run.observers import TensorBoard
+from tff_agnostic.training.loop import FinishedRound
+
+_ALGORITHM = Algorithm("none", None, dict, (), lambda state: state)
 
 
 def _read(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
@@ -46,10 +52,27 @@ def _row(round_num: int, names: tuple[str, ...]) -> dict[str, float]:
     return {**row, "test/worst loss": 9.5, "update_norm": 0.125}
 
 
+def _history(folder: Path, names: tuple[str, ...], rounds: int) -> History:
+    """Returns a history of some rounds, in a file next to the log folder's own parent."""
+    columns = _columns(names)
+    history = History(folder.parent.with_suffix(".csv"), columns)
+    for t in range(1, rounds + 1):
+        row = _row(t, names)
+        history.append(t, {column.name: row.get(column.name) for column in columns})
+    return history
+
+
+def _round(num: int) -> FinishedRound:
+    return FinishedRound(_ALGORITHM, num, 9, RunState((), (), np.int32(num)), OrderedDict())
+
+
 def _write(folder: Path, names: tuple[str, ...], rounds: int) -> None:
-    with TensorBoardSink(folder, _columns(names)) as sink:
-        for t in range(1, rounds + 1):
-            sink.write(t, _row(t, names))
+    board = TensorBoard(folder, _history(folder, names, rounds))
+    state = RunState((), (), np.int32(0))
+    board.begin(None, state, rounds)
+    for t in range(1, rounds + 1):
+        board.after_round(_round(t))
+    board.end(state, None)
 
 
 def test_long_domains_have_short_distinct_folders(tmp_path):
@@ -102,21 +125,30 @@ def test_what_an_earlier_part_of_the_run_wrote_is_replaced(tmp_path):
     assert _read(tmp_path)["phone"]["train/loss"] == [(1, 0.0), (2, 0.0)]
 
 
+def test_rows_of_earlier_rounds_are_written_at_the_beginning(tmp_path):
+    board = TensorBoard(tmp_path / "logs", _history(tmp_path / "logs", ("phone",), 3))
+    board.begin(None, RunState((), (), np.int32(3)), 4)
+    board.end(_round(3).state, None)
+    assert _read(tmp_path / "logs")["phone"]["train/loss"] == [(1, 0.0), (2, 0.0), (3, 0.0)]
+
+
 def test_a_file_in_the_way_is_one_line(tmp_path):
     path = tmp_path / "tensorboard"
     path.write_text("")
-    with pytest.raises(UserError, match=r"tensorboard: cannot write: "), TensorBoardSink(path, []):
-        pass
+    with pytest.raises(UserError, match=r"tensorboard: cannot write: "):
+        _write(path, ("phone",), rounds=1)
 
 
 class _FullDisk:
-    """A writer whose disk is full."""
+    """A writer whose disk is full after the first record."""
 
     def __init__(self, path: str) -> None:
-        pass
+        self._is_empty = True
 
     def write(self, record: bytes) -> None:
-        self._fail()
+        if not self._is_empty:
+            self._fail()
+        self._is_empty = False
 
     def close(self) -> None:
         self._fail()
@@ -128,17 +160,17 @@ class _FullDisk:
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.io, "TFRecordWriter", _FullDisk)
-    with (
-        pytest.raises(UserError) as error,
-        TensorBoardSink(tmp_path / "logs", _columns(("phone",))) as sink,
-    ):
-        sink.write(1, _row(1, ("phone",)))
+    with pytest.raises(UserError) as error:
+        _write(tmp_path / "logs", ("phone",), rounds=1)
     assert str(error.value) == f"{tmp_path / 'logs'}: cannot write: No space left on device"
 
 
-def test_closing_does_not_hide_what_went_wrong_before(tmp_path, monkeypatch):
+def test_closing_does_not_hide_an_earlier_error(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.io, "TFRecordWriter", _FullDisk)
-    with pytest.raises(KeyError), TensorBoardSink(tmp_path, _columns(("phone",))) as sink:
-        with pytest.raises(UserError):
-            sink.write(1, _row(1, ("phone",)))
-        raise KeyError
+    board = TensorBoard(tmp_path / "logs", _history(tmp_path / "logs", ("phone",), 1))
+    board.begin(None, RunState((), (), np.int32(0)), 1)
+    with pytest.raises(UserError):
+        board.after_round(_round(1))
+    board.end(_round(1).state, KeyError())
+    with pytest.raises(UserError):
+        board.end(_round(1).state, None)

@@ -229,7 +229,7 @@ COHORT_SAMPLINGS: Registry[Sampling] = Registry(
     },
 )
 
-# From the number of a round, and how many clients were drawn, to entries of silent clients.
+# From the number of a round and the number of drawn clients to entries of silent clients.
 Silent = Callable[[int, int], list[Examples]]
 
 
@@ -239,25 +239,31 @@ def nobody_silent(round_num: int, num_drawn: int) -> list[Examples]:
     return []
 
 
+@dataclasses.dataclass(frozen=True)
+class Cohorts:
+    """The cohorts of a run.
+
+    Attributes:
+        draw: Returns the ids of the clients that take part in a round, from its number.
+        silent: Returns the entries of clients that report in a round but were not drawn.
+    """
+
+    draw: Draw
+    silent: Silent = nobody_silent
+
+
 class CohortReader:
     """Samples and reads cohorts, one round ahead; a context manager that owns a thread.
 
     Args:
-        draw: Says which of them take part; see `data.sampling`.
-        last_round: The run's last round, after which there is nothing to read.
-        silent: Returns the entries of a cohort for clients that report but were not drawn.
+        clients: The training clients.
+        cohorts: The cohorts of the run.
+        last_round: Number of the last round, after which nothing is read.
     """
 
-    def __init__(
-        self,
-        clients: ClientDataset,
-        draw: Draw,
-        last_round: int,
-        silent: Silent = nobody_silent,
-    ) -> None:
+    def __init__(self, clients: ClientDataset, cohorts: Cohorts, last_round: int) -> None:
         self._clients = clients
-        self._draw = draw
-        self._silent = silent
+        self._cohorts = cohorts
         self._last_round = last_round
         self._pool = ThreadPoolExecutor(1, "cohort-reader")
         self._next: dict[int, Future[list[Examples]]] = {}
@@ -278,8 +284,8 @@ class CohortReader:
         return current.result()
 
     def _read(self, round_num: int) -> list[Examples]:
-        cohort = [self._clients.read(client_id) for client_id in self._draw(round_num)]
-        return [*cohort, *self._silent(round_num, len(cohort))]
+        cohort = [self._clients.read(client_id) for client_id in self._cohorts.draw(round_num)]
+        return [*cohort, *self._cohorts.silent(round_num, len(cohort))]
 
 
 def dealt(num_examples: int, size: int, round_num: int, seed: int) -> np.ndarray:

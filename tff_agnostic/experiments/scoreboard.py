@@ -32,7 +32,6 @@ from tff_agnostic.metrics.formatting import points, shown
 from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.program.options.tasks import options_of_tasks
 from tff_agnostic.run.command_line import GivenRun, Session, default_for_task, session
-from tff_agnostic.run.evaluation import Diverged
 from tff_agnostic.run.process import StopRequest, flag_parts
 from tff_agnostic.studies.choice import chosen
 from tff_agnostic.studies.comparison import Comparison, trial_folder
@@ -42,6 +41,7 @@ from tff_agnostic.studies.portfolio_search import Search
 from tff_agnostic.studies.recommend import RecommendOptions, ask, claim
 from tff_agnostic.studies.recommendation import FINAL, Found, sentences
 from tff_agnostic.studies.search_space import Objective
+from tff_agnostic.training.divergence import Diverged
 
 NAME = "scoreboard"
 SUMMARY = (

@@ -33,6 +33,7 @@ from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baseline_files import BASELINES, FILE_NAME, file_content, read_baselines
 from tff_agnostic.run.evaluation import Evaluator, prepared_evaluation
 from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.observers import RoundCount
 from tff_agnostic.run.options import path_of
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, resolve
@@ -265,7 +266,7 @@ def _reference_losses(
     run = TrainingRun(spec, folder, runtime, resume=True, load_task=lambda _: task, draws=False)
     if not run.is_complete():
         was_done = folder.result.exists()
-        run.run(stop, show_progress=False, after_round=work.within)
+        run.run(stop, show_progress=False, observers=[RoundCount(work.within)])
         work.update(not was_done)
     name = task.domain_names[domain]
     columns = read_history(path / "metrics.csv")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -15,7 +14,7 @@ from tabulate import tabulate
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.class_sums import class_counting
-from tff_agnostic.computations.domain_losses import Holdout, example_measures
+from tff_agnostic.computations.domain_losses import Holdout
 from tff_agnostic.computations.evaluation import (
     ChoiceOutput,
     measurement_of_choice,
@@ -35,7 +34,7 @@ from tff_agnostic.metrics.evaluation_report import (
     statistic_names,
 )
 from tff_agnostic.metrics.formatting import cell, with_percent
-from tff_agnostic.models.model import Examples, Measure, Model, ModelWeights
+from tff_agnostic.models.model import Examples, Measure, ModelWeights
 from tff_agnostic.reports.evaluation_table import clipped_lines
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.private_evaluation import (
@@ -46,14 +45,12 @@ from tff_agnostic.run.private_evaluation import (
 )
 from tff_agnostic.runtimes.runtime import Evaluated, Evaluation, Runtime
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.divergence import diverged
 
 # Keeps the draw of clients apart from others that use the run's seed.
 _STREAM = 11
-# Of so many clients the untrained model's numbers are looked at.
-_MAX_CLIENTS = 10
 # Of models that are evaluated in one pass: an ensemble has all its predictors in its weights.
 _MAX_BYTES_AT_ONCE = 2**28
-_RATE = "learning_rate"
 CHOSEN = "each client's choice"
 IN_HINDSIGHT = "best in hindsight"
 
@@ -343,99 +340,6 @@ def _sample(client_ids: Sequence[str], size: Optional[int], seed: int) -> Sequen
         return client_ids
     rng = np.random.default_rng([seed, _STREAM])
     return [client_ids[i] for i in np.sort(rng.choice(len(client_ids), size, replace=False))]
-
-
-class Diverged(UserError):
-    """The settings made every client's numbers infinite; with others they may stay finite."""
-
-
-def diverged(
-    round_num: int,
-    num_non_finite: int,
-    num_clients: int,
-    model: Model,
-    clients: Iterable[Examples],
-) -> UserError:
-    """Returns the error of a round or an evaluation in which no client's numbers were finite.
-
-    It is a `Diverged` unless the model was so before any training.
-
-    Args:
-        num_non_finite: How many clients had numbers that are not finite.
-        num_clients: Of how many.
-        model: The model, of which it is found out whether it was so before any training.
-        clients: Some of these clients; few of them are used.
-    """
-    of_all = f"{num_non_finite} of {counted(num_clients, 'client')}"
-    found = f"no client's numbers could be used (those of {of_all} are not finite)"
-    never_finite = _never_finite(model, itertools.islice(clients, _MAX_CLIENTS))
-    if never_finite is not None:
-        return UserError(
-            f"round {round_num}: {found}: with the weights before any training, {never_finite} is "
-            "not finite either; look at the model, its loss and the data: no learning rate mends it"
-        )
-    return Diverged(
-        f"round {round_num}: the model has diverged: {found}; lower --client_learning_rate or "
-        "--server_learning_rate"
-    )
-
-
-def skipped_rounds(settings: Iterable[str]) -> str:
-    """Returns what is said of rounds whose sums or next state were not finite.
-
-    Args:
-        settings: Names of the run's settings, among them its learning rates.
-    """
-    rates = [f"--{name}" for name in settings if name.endswith(_RATE)]
-    advice = f"; lower {' or '.join(rates)}" if rates else ""
-    return (
-        "skipped, as if no client had taken part: the numbers of each client were finite, but "
-        f"their sum or the server's update was not{advice}"
-    )
-
-
-def _never_finite(model: Model, clients: Iterable[Examples]) -> Optional[str]:
-    """Returns what of an untrained model is finite for none of some clients; None if nothing."""
-    spec = tf.nest.map_structure(
-        lambda w: tf.TensorSpec(np.shape(w), np.asarray(w).dtype), model.initial_weights
-    )
-    are_finite = tf.function(
-        lambda weights, examples: _are_finite(model, weights, examples),
-        input_signature=[spec, {key: model.example_spec[key] for key in ("x", "y")}],
-        autograph=False,
-    )
-    found = [
-        are_finite(model.initial_weights, {key: client[key] for key in ("x", "y")})
-        for client in clients
-        if len(client["domain_id"])
-    ]
-    names = found[0] if found else {}
-    return next((name for name in names if not any(client[name] for client in found)), None)
-
-
-def _are_finite(model: Model, weights: ModelWeights, examples: Examples) -> Mapping[str, Any]:
-    """Returns whether each thing that a client computes is finite, by what it is called."""
-    trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
-    with tf.GradientTape() as tape:
-        tape.watch(trainable)
-        losses, predictions = model.example_losses(
-            ModelWeights(trainable, weights.non_trainable),
-            examples,
-            training=True,
-            seed=tf.zeros([2], tf.int32),
-        )
-        loss = tf.reduce_mean(losses)
-    gradient = tape.gradient(loss, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    measures = example_measures(model, examples, losses, predictions)
-    values = {
-        "the loss": [loss],
-        **{f"the metric {name}": list(sums) for name, sums in measures.metrics.items()},
-        "the gradient of the loss": [tf.convert_to_tensor(g) for g in gradient],
-    }
-    return {
-        name: tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in of_name])
-        for name, of_name in values.items()
-    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,11 +19,9 @@ from tff_agnostic.computations.clients import SilentClients
 from tff_agnostic.computations.round import Round
 from tff_agnostic.data.sampling import (
     COHORT_SAMPLINGS,
-    Draw,
+    Cohorts,
     SecretCoins,
-    Silent,
     mean_cohort_size,
-    nobody_silent,
 )
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.privacy.accountant import (
@@ -146,8 +144,8 @@ class RunPrivacy:
         assert build is not None
         return build(name, self._spec.build_aggregation(), options, facts)
 
-    def cohorts(self, state: RunState, summed: Aggregation) -> tuple[Draw, Silent]:
-        """Returns which clients train in a round, and which others answer in silence.
+    def cohorts(self, state: RunState, summed: Aggregation) -> Cohorts:
+        """Returns the cohorts of the rounds.
 
         Args:
             state: A state of the run, with the key of its noise.
@@ -158,7 +156,7 @@ class RunPrivacy:
         if whose is None or not isinstance(whose.sampling, SecretCohorts):
             sampling = COHORT_SAMPLINGS[config.cohort_sampling]
             num_domains = self._task.num_domains
-            return sampling(clients, num_domains, config.clients_per_round, secret), nobody_silent
+            return Cohorts(sampling(clients, num_domains, config.clients_per_round, secret))
         coins = SecretCoins(
             clients.client_ids,
             whose.noise_clients,
@@ -175,7 +173,7 @@ class RunPrivacy:
             counts = [bundle] * bundles + [1] * single
             return [SilentClients(spec, count) for count in counts]
 
-        return coins.drawn, silent
+        return Cohorts(coins.drawn, silent)
 
     def go_on_from(self, state: RunState, evaluations: Optional[RunEvaluations] = None) -> None:
         """Accounts for the noise that a state has, which may be worked out for fewer rounds.

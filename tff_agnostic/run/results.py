@@ -42,7 +42,7 @@ from tff_agnostic.reports.figures import (
 )
 from tff_agnostic.run.build import evaluation_counts, training_counts
 from tff_agnostic.run.command_line import flags_without_folders
-from tff_agnostic.run.evaluation import Reports, skipped_rounds
+from tff_agnostic.run.evaluation import Reports
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.saving.save import SavedFile, save_for_keras
@@ -117,6 +117,20 @@ def leave_results(
     about = run_facts(spec, task, rows.columns, remarks, security, num_skipped, privacy)
     write_json(folder.result, {**result, "about": about})
     return left_out
+
+
+def skipped_rounds(settings: Iterable[str]) -> str:
+    """Returns a text about rounds whose sums or next state were not finite.
+
+    Args:
+        settings: Names of the run's settings, among them its learning rates.
+    """
+    rates = [f"--{name}" for name in settings if name.endswith("learning_rate")]
+    advice = f"; lower {' or '.join(rates)}" if rates else ""
+    return (
+        "skipped, as if no client had taken part: the numbers of each client were finite, but "
+        f"their sum or the server's update was not{advice}"
+    )
 
 
 def leave_models(

@@ -1,77 +1,47 @@
-"""The training loop: rounds, evaluations, checkpoints, and what a run leaves behind.
-
-Meanwhile a person sees a bar or lines of progress, and TensorBoard.
-"""
+"""A training run: the state from which it begins or resumes, its observers, and its result."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
-import re
-import shutil
-import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
-import numpy as np
-from tqdm.auto import tqdm
-
-from plan_runner.terminal import printable, unescaped
-from tff_agnostic.computations.algorithm import Report, RunState
+from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.data.clients import clients_digest
 from tff_agnostic.data.data_warnings import Remark
-from tff_agnostic.data.sampling import (
-    COHORT_SAMPLINGS,
-    CohortReader,
-    Draw,
-    PooledExamples,
-    Silent,
-    nobody_silent,
-)
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Cohorts, PooledExamples
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import (
-    is_keyed_digest,
-    make_folder,
-    read_json,
-    tensorflow_writes,
-    write_errors,
-)
-from tff_agnostic.later import tf
-from tff_agnostic.metrics.columns import example_counts
+from tff_agnostic.files import is_keyed_digest, read_json
 from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport, statistic_names
-from tff_agnostic.metrics.metrics_file import Column, Numbers
-from tff_agnostic.models.model import Examples
-from tff_agnostic.progress import is_shown
-from tff_agnostic.report_fields import ReportField, ReportFields, Role, paired
 from tff_agnostic.reports.evaluation_table import evaluation_table
 from tff_agnostic.run.build import run_parts
-from tff_agnostic.run.evaluation import Reports, diverged, skipped_rounds
+from tff_agnostic.run.evaluation import Reports
 from tff_agnostic.run.folder import RunFolder, changes, trained_with
 from tff_agnostic.run.harm import remarks_at_end
+from tff_agnostic.run.observers import (
+    Checkpoints,
+    Evaluations,
+    MetricsFile,
+    Opening,
+    PrivacyAccount,
+    Progress,
+    StopOnSignal,
+    TensorBoard,
+)
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.privacy import RunPrivacy
 from tff_agnostic.run.process import StopRequest
-from tff_agnostic.run.results import leave_results
+from tff_agnostic.run.results import leave_results, skipped_rounds
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import Checkpoint, CheckpointFolder
 from tff_agnostic.tasks.task import DATA, Task
+from tff_agnostic.training.divergence import LEARNING_RATES, Diverged
+from tff_agnostic.training.loop import FinishedRound, Observer, run_rounds
 
-# Is told the round and the evaluation of the main model after it.
-Watch = Callable[[int, EvaluationReport], None]
-# Is told the rounds that are done, and how many there are.
-AfterRound = Callable[[int, int], None]
-# Of a whole run, where there is no terminal to draw a bar on.
-_NUM_LINES = 20
-_OVERALL = "all"
-# Bytes of a folder's name, with space for a number: file systems allow 255.
-_MAX_RUN_NAME_BYTES = 200
-
-
-def _only_goes_on(round_num: int, report: EvaluationReport) -> None:
-    del round_num, report
+_FLAGS_OF_RATES = "--client_learning_rate or --server_learning_rate"
 
 
 def has_result_of(path: Path, config: RunConfig) -> bool:
@@ -97,21 +67,21 @@ def has_result_of(path: Path, config: RunConfig) -> bool:
 
 
 class TrainingRun:
-    """One run from its first round, or the newest checkpoint, to its result.
+    """A run from its first round, or the newest checkpoint, to its result.
 
     Args:
-        spec: What to run.
-        folder: Where its files are; see `RunFolder`.
+        spec: Settings of the run.
+        folder: Folder of the run.
         runtime: Executes the rounds; entered by the caller.
-        resume: Go on with the run in `folder`, if there is one.
+        resume: Whether to resume the run in `folder`, if it holds one.
         load_task: Returns the task of a run.
-        draws: Whether it leaves figures, which may take longer than short training.
+        draws: Whether the run leaves figures, which may take longer than short training.
 
     Attributes:
         spec: The run.
-        parts: What it is made of.
-        left_out: A line for each model of which the run, at its end, has left no Keras file.
-        harm: What is to be said first of the run at its end; see `harm.remarks_at_end`.
+        parts: Data, algorithm, sums, noise, rows and evaluations of the run.
+        left_out: A line for each model without a Keras file at the end of the run.
+        harm: Remarks of `harm.remarks_at_end`.
     """
 
     def __init__(
@@ -146,19 +116,15 @@ class TrainingRun:
             self._check_same_data(self._checkpoints.load_latest())
 
     def run(
-        self,
-        stop: StopRequest,
-        show_progress: bool = True,
-        watch: Watch = _only_goes_on,
-        after_round: Optional[AfterRound] = None,
+        self, stop: StopRequest, show_progress: bool = True, observers: Sequence[Observer] = ()
     ) -> EvaluationReport:
         """Trains, evaluates, and writes everything that a run leaves in its folder.
 
         Args:
+            stop: Notes the signals that ask to stop.
             show_progress: Whether to show a bar on a terminal, or lines elsewhere.
-            watch: Is called after every evaluation, before a checkpoint of its round; what it
-                raises ends the run there.
-            after_round: Is called after every round.
+            observers: Further observers, which see a round before it has a checkpoint. An exception
+                of theirs ends the run there.
 
         Returns:
             The evaluation of the main model after the last round.
@@ -166,84 +132,73 @@ class TrainingRun:
         Raises:
             Interrupted: If a signal asked to stop; the run was saved.
         """
-        with self._folder.locked():
+        with self._folder.locked(), _flags_of_rates():
             # Again: another process may have been faster.
             self._saved = self._folder.check(self.spec, self._resume)
-            state, reports = self._start()
-            if len(self.parts.rows.history):
-                # Before the config, which says that rows of a shorter run fit this one by now.
-                self.parts.rows.history.write()
-            for line in changes(self._saved, self.spec, self._runtime.execution()):
-                print(line)
-            self._folder.write_config(self.spec, self.parts.fingerprint, self._runtime.execution())
-            if self.parts.privacy is not None:
-                self._begin_private(self.parts.privacy, state)
-            state, reports = self._rounds(state, reports, stop, show_progress, watch, after_round)
-            self._finish(state, reports)
+            state = self._start()
+            reports = self._evaluate_as_in_one_run(state)
+            parts, rounds = self.parts, self.spec.config.rounds
+            latest = _LatestEvaluation()
+            trained = run_rounds(
+                parts.training,
+                parts.algorithm,
+                parts.summed,
+                parts.train,
+                self._cohorts(state),
+                state,
+                rounds,
+                [*self._observers(stop, show_progress, [latest, *observers])],
+            )
+            if int(trained.state.round_num) < rounds:
+                stop.check(f"round {int(trained.state.round_num)}")
+            # The last round is always evaluated.
+            reports = latest.reports or reports
+            assert reports is not None
+            self._finish(trained.state, reports)
         return next(iter(reports.values()))
 
-    def _rounds(
-        self,
-        state: RunState,
-        reports: Optional[Reports],
-        stop: StopRequest,
-        show_progress: bool,
-        watch: Watch,
-        after_round: Optional[AfterRound],
-    ) -> tuple[RunState, Reports]:
-        """Runs the rounds that are left; returns the state and its evaluation after the last."""
-        config, names = self.spec.config, self.parts.task.domain_names
-        total, completed = config.rounds, int(state.round_num)
-        quantities = self.parts.quantities
-        draw, silent = self._cohorts(state)
-        with (
-            CohortReader(self.parts.train, draw, total, silent) as cohorts,
-            TensorBoardSink(
-                self._folder.tensorboard, self.parts.rows.history.columns
-            ) as tensorboard,
-            Progress(quantities, names, completed, total, show_progress) as progress,
-        ):
-            for earlier in range(1, completed + 1):
-                tensorboard.write(earlier, self.parts.rows.history.numbers(earlier))
-            for round_num in range(completed + 1, total + 1):
-                state, report = self._round(state, round_num, cohorts.read(round_num))
-                reports = (
-                    self.parts.evaluations(state)
-                    if self.parts.evaluations.are_due(round_num)
-                    else None
-                )
-                if self.parts.privacy is not None:
-                    report = self.parts.privacy.account.report(report, round_num)
-                tensorboard.write(round_num, self._record(state, report, reports))
-                if reports is not None:
-                    watch(round_num, next(iter(reports.values())))
-                for event in self._runtime.take_events():
-                    progress.note(f"round {round_num}: {event}")
-                if report["skipped"]:
-                    progress.note(f"round {round_num}: {skipped_rounds(self.spec.settings())}")
-                progress.show(round_num, report)
-                if after_round is not None:
-                    after_round(round_num, total)
-                # Asked once: a signal between two questions would be obeyed without saving.
-                stopping = stop.signal_number is not None and round_num < total
-                due = round_num % config.checkpoint_every == 0 or round_num == total
-                if due or stopping:
-                    self._save(state)
-                if stopping:
-                    stop.check(f"round {round_num}")
-        # The last round is always evaluated.
-        assert reports is not None
-        return state, reports
+    def _observers(
+        self, stop: StopRequest, show_progress: bool, others: Sequence[Observer]
+    ) -> Iterator[Observer]:
+        """Yields the observers of the run in their order; see `observers`."""
+        parts, config, history = self.parts, self.spec.config, self.parts.rows.history
+        yield Evaluations(parts.evaluations)
+        if parts.privacy is not None:
+            yield PrivacyAccount(parts.privacy)
+        yield MetricsFile(parts.rows)
+        yield Opening(self._open)
+        yield TensorBoard(self._folder.tensorboard, history)
+        yield from others
+        yield Progress(
+            parts.quantities,
+            parts.task.domain_names,
+            self._runtime,
+            skipped_rounds(self.spec.settings()),
+            show_progress,
+        )
+        yield StopOnSignal(stop)
+        initial = None
+        if parts.privacy is not None:
+            initial = lambda state: parts.algorithm.models(state.algorithm)  # noqa: E731
+        yield Checkpoints(self._checkpoints, config.checkpoint_every, history, initial)
 
-    def _cohorts(self, state: RunState) -> tuple[Draw, Silent]:
-        """Returns which clients train in a round, and which others answer in silence."""
+    def _open(self) -> None:
+        """Says how the run is resumed, and makes the folder that of the run."""
+        execution = self._runtime.execution()
+        for line in changes(self._saved, self.spec, execution):
+            print(line)
+        self._folder.write_config(self.spec, self.parts.fingerprint, execution)
+        if self.parts.privacy is not None:
+            print("\n".join(self.parts.privacy.lines(self.spec.config.rounds)))
+
+    def _cohorts(self, state: RunState) -> Cohorts:
         if self.parts.privacy is not None:
             return self.parts.privacy.cohorts(state, self.parts.summed)
         if isinstance(self.parts.train, PooledExamples):
-            return self.parts.train.draw(), nobody_silent
+            return Cohorts(self.parts.train.draw())
         config, sampling = self.spec.config, COHORT_SAMPLINGS[self.spec.config.cohort_sampling]
         size, num_domains = config.clients_per_round, self.parts.task.num_domains
-        return sampling(self.parts.task.train, num_domains, size, config.seed), nobody_silent
+        return Cohorts(sampling(self.parts.task.train, num_domains, size, config.seed))
 
     def is_complete(self) -> bool:
         """Returns whether the folder holds the result of this run."""
@@ -252,8 +207,8 @@ class TrainingRun:
         self._folder.check(self.spec, resume=True)
         return has_result_of(self._folder.result, self.spec.config)
 
-    def _start(self) -> tuple[RunState, Optional[Reports]]:
-        """Returns the state to go on from, and its evaluation if no rounds are left."""
+    def _start(self) -> RunState:
+        """Returns the initial state, or that of the newest checkpoint; loads rows and account."""
         state = self.parts.initial
         checkpoint = self._checkpoints.load_latest() if self._resume else None
         if self.parts.privacy is not None:
@@ -271,7 +226,7 @@ class TrainingRun:
                 summed = self.parts.privacy.aggregation()
                 training = self._runtime.training(self.parts.algorithm, summed)
                 self.parts = dataclasses.replace(self.parts, summed=summed, training=training)
-        return state, self._evaluate_as_in_one_run(state)
+        return state
 
     def _check_same_releases(self, checkpoint: Optional[Checkpoint]) -> None:
         """Checks that rounds that a crash lost will be the same releases when they are run again.
@@ -326,36 +281,6 @@ class TrainingRun:
             self.parts.rows.history.change(completed, self.parts.privacy.account.spent(completed))
         return reports if is_last else None
 
-    def _round(
-        self, state: RunState, round_num: int, cohort: Sequence[Examples]
-    ) -> tuple[RunState, Report]:
-        state, report = self.parts.training.next(state, cohort)
-        if self.parts.privacy is not None:
-            # How many clients were not finite is known with noise only: nothing is made of it.
-            return state, report
-        clients = report.get("clients", {})
-        if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
-            model, num_non_finite = self.parts.task.model, clients["non_finite"]
-            raise diverged(round_num, num_non_finite, len(cohort), model, cohort)
-        self.parts.algorithm.check_report(report)
-        return state, report
-
-    def _record(self, state: RunState, report: Report, reports: Optional[Reports]) -> Numbers:
-        weights = self.parts.algorithm.main_model(state.algorithm)
-        return self.parts.rows.append(int(state.round_num), report, weights, reports)
-
-    def _begin_private(self, privacy: RunPrivacy, state: RunState) -> None:
-        """Says what the run will have spent, and keeps its key before anything is released."""
-        if int(state.round_num) == 0:
-            self._checkpoints.save(0, state, self.parts.algorithm.models(state.algorithm))
-        rounds = self.spec.config.rounds
-        print("\n".join(privacy.lines(rounds)))
-
-    def _save(self, state: RunState) -> None:
-        self.parts.rows.history.sync()
-        models = self.parts.algorithm.models(state.algorithm)
-        self._checkpoints.save(int(state.round_num), state, models)
-
     def _finish(self, state: RunState, reports: Reports) -> None:
         private = self.parts.privacy
         self.harm = remarks_at_end(
@@ -387,201 +312,25 @@ class TrainingRun:
         )
 
 
+class _LatestEvaluation(Observer):
+    """Keeps the latest evaluation of a run."""
+
+    reports: Optional[Reports] = None
+
+    def after_round(self, finished: FinishedRound) -> None:
+        """Keeps the evaluation of a round."""
+        self.reports = finished.evaluation or self.reports
+
+
+@contextlib.contextmanager
+def _flags_of_rates() -> Iterator[None]:
+    """Names the flags of learning rates in the error of a model that has diverged."""
+    try:
+        yield
+    except Diverged as e:
+        raise Diverged(str(e).replace(LEARNING_RATES, _FLAGS_OF_RATES)) from e
+
+
 def _data_digest(task: Task) -> str:
     """Returns a digest of all examples of a task."""
     return task.fingerprint.get(DATA) or clients_digest(task.train, task.test)
-
-
-class Progress:
-    """A bar with round, worst domain, its loss and weight; lines where nobody sees a bar.
-
-    Args:
-        quantities: What rounds report.
-        completed: Rounds completed before.
-        total: Rounds of the whole run.
-        visible: Whether to show anything.
-    """
-
-    def __init__(
-        self,
-        quantities: ReportFields,
-        domain_names: Sequence[str],
-        completed: int,
-        total: int,
-        visible: bool,
-    ) -> None:
-        self._quantities = quantities
-        self._domain_names = domain_names
-        self._total = total
-        self._visible = visible
-        self._lines = visible and not is_shown()
-        self._bar = tqdm(
-            total=total,
-            initial=completed,
-            unit="round",
-            file=unescaped(sys.stderr),
-            disable=self._lines or not visible,
-        )
-
-    def __enter__(self) -> Progress:
-        """Starts."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Leaves the bar as it is."""
-        self._bar.close()
-
-    def show(self, round_num: int, report: Mapping[str, Any]) -> None:
-        """Shows a completed round."""
-        text = round_in_short(self._quantities, self._domain_names, report)
-        self._bar.set_postfix_str(printable(text), refresh=False)
-        self._bar.update()
-        if self._lines and round_num % max(1, self._total // _NUM_LINES) == 0:
-            line = ", ".join(part for part in (f"round {round_num}/{self._total}", text) if part)
-            print(line, file=sys.stderr, flush=True)
-
-    def note(self, line: str) -> None:
-        """Shows a line of its own, above the bar."""
-        if self._visible:
-            tqdm.write(line, file=sys.stderr)
-
-
-def round_in_short(
-    quantities: ReportFields, domain_names: Sequence[str], report: Mapping[str, Any]
-) -> str:
-    """Returns the domain with the largest loss in a round, its loss and its weight.
-
-    A domain without examples in the round has no loss. Returns the first reported number if the run
-    does not report the domains' losses; an empty string if there is none.
-    """
-    pairs = list(paired(quantities, report))
-    of_role = {quantity.role: (quantity, value) for quantity, value in pairs}
-    if Role.DOMAIN_LOSS not in of_role:
-        scalars = [f"{q.name} {float(value):.4g}" for q, value in pairs if not q.per_domain]
-        return _with_privacy(scalars[0] if scalars else "", of_role)
-    quantity, losses = of_role[Role.DOMAIN_LOSS]
-    presence = example_counts([quantity for quantity, _ in pairs])
-    counts = [value for q, value in pairs if q == presence and quantity.of_present_domains]
-    is_present = np.asarray(counts[0]) != 0 if counts else np.full(len(losses), True)
-    if not is_present.any():
-        return _with_privacy("no domain with examples", of_role)
-    worst = int(np.argmax(np.where(is_present, losses, -np.inf)))
-    text = f"worst domain {domain_names[worst]}: loss {losses[worst]:.3f}"
-    if Role.DOMAIN_WEIGHT in of_role:
-        weight, weights = of_role[Role.DOMAIN_WEIGHT]
-        text = f"{text}, {weight.name} {weights[worst]:.3f}"
-    return _with_privacy(text, of_role)
-
-
-def _with_privacy(text: str, of_role: Mapping[Role, tuple[ReportField, Any]]) -> str:
-    if Role.PRIVACY not in of_role:
-        return text
-    quantity, value = of_role[Role.PRIVACY]
-    return f"{text}, {quantity.name} {float(value):.3g}"
-
-
-class TensorBoardSink:
-    """Writes the rows of metrics.csv as scalars, as a context manager.
-
-    A quantity's name is its tag, in the run of each domain that has a column of it; what is about
-    no domain belongs to the run "all". Event files of an earlier part of the run are replaced, so
-    that rounds that were run again after a crash do not appear twice.
-
-    Args:
-        folder: The log folder.
-        columns: The columns to write.
-    """
-
-    def __init__(self, folder: Path, columns: Sequence[Column]) -> None:
-        self._folder = folder
-        self._columns = columns
-        self._run_names = _run_names(
-            dict.fromkeys(c.domain for c in columns if c.domain is not None)
-        )
-        self._writers: dict[Optional[str], tf.io.TFRecordWriter] = {}
-
-    def __enter__(self) -> TensorBoardSink:
-        """Empties the log folder."""
-        with write_errors(self._folder):
-            if self._folder.exists():
-                shutil.rmtree(self._folder)
-        make_folder(self._folder)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Closes the event files."""
-        for writer in self._writers.values():
-            try:
-                with write_errors(self._folder), tensorflow_writes():
-                    writer.close()
-            except UserError:
-                # What went wrong first says more.
-                if exc_info[0] is None:
-                    raise
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Adds the scalars of a round, of those columns that have one."""
-        scalars: dict[Optional[str], dict[str, float]] = {}
-        for column in self._columns:
-            if column.name in numbers:
-                of_domain = scalars.setdefault(column.domain, {})
-                of_domain[column.quantity.name] = numbers[column.name]
-        # Entered once a round: to change the level of a logger costs more than to write an event.
-        with write_errors(self._folder), tensorflow_writes():
-            for domain, values in scalars.items():
-                event = _event(wall_time=time.time(), step=step, summary=_summary(values))
-                writer = self._writer(domain)
-                writer.write(event.SerializeToString())
-                writer.flush()
-
-    def _writer(self, domain: Optional[str]) -> Any:
-        if domain not in self._writers:
-            folder = self._folder / self._run_names[domain]
-            tf.io.gfile.makedirs(str(folder))
-            # TensorBoard knows its files by their names, and their format by the first event.
-            path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
-            writer = tf.io.TFRecordWriter(str(path))
-            writer.write(_event(file_version="brain.Event:2").SerializeToString())
-            self._writers[domain] = writer
-        return self._writers[domain]
-
-
-def _event(**fields: Any) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    return Event(**fields)
-
-
-def _summary(values: Mapping[str, float]) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.types_pb2 import DataType
-    from tensorboard.plugins.scalar.metadata import create_summary_metadata
-
-    scalar = create_summary_metadata(description=None, display_name=None)
-    # `tf.summary.scalar` writes the same, but takes longer for a round's scalars than many a round.
-    return Summary(
-        value=[
-            Summary.Value(
-                tag=tag,
-                metadata=scalar,
-                tensor=TensorProto(dtype=DataType.DT_FLOAT, float_val=[value], tensor_shape={}),
-            )
-            for tag, value in values.items()
-        ]
-    )
-
-
-def _run_names(domain_names: Iterable[str]) -> dict[Optional[str], str]:
-    """Returns the run, which is a folder's name, of each domain and of all domains together."""
-    names: dict[Optional[str], str] = {None: _OVERALL}
-    for domain in domain_names:
-        # Without slashes, and no "..".
-        plain = re.sub(r"[^\w.+-]+", "_", domain).lstrip(".") or "_"
-        name = base = plain.encode()[:_MAX_RUN_NAME_BYTES].decode(errors="ignore")
-        number = 1
-        while name in names.values():
-            number += 1
-            name = f"{base}_{number}"
-        names[domain] = name
-    return names

@@ -37,6 +37,7 @@ from tff_agnostic.models.model import Measure, main_measure, measures_of
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.observers import RoundCount
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.run.training import TrainingRun, has_result_of
@@ -277,7 +278,7 @@ def run_trials(
                 is_complete = resume and run.is_complete()
                 if not is_complete:
                     try:
-                        run.run(stop, False, after_round=work.within)
+                        run.run(stop, False, [RoundCount(work.within)])
                     except UserError as e:
                         raise UserError(f"{row}, trial {k + 1}: {e}") from e
                     _say_once((f"{row}: {line}" for line in run.left_out), said, work)

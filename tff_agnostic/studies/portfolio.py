@@ -21,7 +21,6 @@ from tff_agnostic.metrics.evaluation_report import statistic_names
 from tff_agnostic.models.keras import last_layer
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.progress import LongWork
-from tff_agnostic.run.evaluation import Diverged
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
@@ -31,6 +30,7 @@ from tff_agnostic.studies.comparison import FIRST_STAGES, Comparison, collect, t
 from tff_agnostic.studies.methods import BASELINE, LAST_LAYER
 from tff_agnostic.studies.stages import going_on
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.divergence import Diverged
 
 _CLIENT, _DOMAIN = "client_learning_rate", "lambda_learning_rate"
 # Rows by the words of --portfolio, with the learning rates that are searched.

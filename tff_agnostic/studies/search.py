@@ -16,11 +16,11 @@ from tff_agnostic.files import folder_lock, make_folder
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.keras import last_layer
 from tff_agnostic.progress import LongWork
-from tff_agnostic.run.evaluation import Diverged
 from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.observers import AfterRound, RoundCount
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.run.training import AfterRound, TrainingRun
+from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.studies.comparison import FIRST_STAGES
 from tff_agnostic.studies.optuna_studies import (
@@ -42,6 +42,8 @@ from tff_agnostic.studies.searched_method import SearchedArm, check_run
 from tff_agnostic.studies.stages import going_on
 from tff_agnostic.tasks.registry import check_heldout
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.divergence import Diverged
+from tff_agnostic.training.loop import FinishedRound, Observer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,8 @@ class TrialRunner:
                 run = TrainingRun(spec, folder, self.runtime, True, self.load_task)
                 task = run.parts.task
                 check_heldout(task, spec.task)
-                watch.end_run(run.run(stop, False, watch, of_all), task.test_split)
+                report = run.run(stop, False, [watch, RoundCount(of_all)])
+                watch.end_run(report, task.test_split)
         except Pruned as e:
             return Outcome(TrialState.PRUNED, text=str(e))
         except Diverged as e:
@@ -341,8 +344,8 @@ class Pruned(Exception):
     """A trial is not worth more rounds."""
 
 
-class Watch:
-    """Tells the search what the evaluations of a trial found, and ends those not worth going on.
+class Watch(Observer):
+    """Reports the evaluations of a trial to the search, and ends trials that are not promising.
 
     Of the run of the k-th seed, counted from 0, the value after a round is the mean of that
     evaluation and the results of the earlier seeds; its step is k times the rounds of a run, plus
@@ -365,7 +368,12 @@ class Watch:
         self._seconds = float(claim.trial.user_attrs.get(SECONDS, 0.0))
         self._since = time.monotonic()
 
-    def __call__(self, round_num: int, report: EvaluationReport) -> None:
+    def after_round(self, finished: FinishedRound) -> None:
+        """Reports the evaluation of a round, if it has one."""
+        if finished.evaluation is not None:
+            self.report(finished.num, next(iter(finished.evaluation.values())))
+
+    def report(self, round_num: int, report: EvaluationReport) -> None:
         """Reports an evaluation.
 
         Raises:

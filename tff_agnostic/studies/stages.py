@@ -18,6 +18,7 @@ from tff_agnostic.models.keras import LastLayer, last_layer
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.command_line import GivenRun
 from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.observers import RoundCount
 from tff_agnostic.run.options import initial_file
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec
@@ -152,7 +153,7 @@ def begun(
                     remarks[row] = _remark(first, second, last_layer(run.parts.task.model))
                     work.note(f"{row}: {remarks[row]}")
                 if not run.is_complete():
-                    run.run(stop, show_progress=False, after_round=work.within)
+                    run.run(stop, show_progress=False, observers=[RoundCount(work.within)])
                     work.update()
                 found[row].append(going_on(second, path, last_layer(run.parts.task.model)))
     return Begun(found, remarks)

@@ -31,6 +31,7 @@ from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.loop import FinishedRound, Observer
 
 _NUM_CLIENTS = 12
 _Z, _DELTA = 5.0, 1e-3
@@ -118,15 +119,15 @@ def _train(
     """Trains, and returns what evaluations released; `crash_after` is shown, but not saved."""
     watched = _Watched(on)
 
-    def watch(round_num: int, report: Any) -> None:
-        del report
-        if round_num == crash_after:
-            raise _Crash
+    class Crashing(Observer):
+        def after_round(self, finished: FinishedRound) -> None:
+            if finished.num == crash_after:
+                raise _Crash
 
     load = RunSpec.load_task if task is None else lambda spec: task
     run = TrainingRun(_spec(**changed), RunFolder(path), watched, resume, load)
     with pytest.raises(_Crash) if crash_after else contextlib.nullcontext():
-        run.run(StopRequest(), show_progress=False, watch=watch)
+        run.run(StopRequest(), show_progress=False, observers=[Crashing()])
     return watched.released
 
 
@@ -237,10 +238,11 @@ def test_a_last_evaluation_counts_that_is_none_of_the_longer_run(cohort_runtime,
 _KILLED = """
 import os
 from tff_agnostic.run.train import TRAIN
-from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.saving.checkpoints import CheckpointFolder
 
+save = CheckpointFolder.save
 # Where round 6 would be saved.
-TrainingRun._save = lambda self, state: os._exit(9)
+CheckpointFolder.save = lambda self, num, *rest: os._exit(9) if num else save(self, num, *rest)
 TRAIN.main(None)
 """
 
@@ -272,15 +274,15 @@ def test_nothing_is_shown_that_is_not_in_the_ledger(cohort_runtime, tmp_path):
     """The ledger's disk is full when round 8 is evaluated."""
     watched = _Watched(cohort_runtime)
 
-    def fill(round_num: int, report: Any) -> None:
-        del report
-        assert round_num == 4
-        (tmp_path / "releases.jsonl").unlink()
-        (tmp_path / "releases.jsonl").symlink_to("/dev/full")
+    class FullDisk(Observer):
+        def after_round(self, finished: FinishedRound) -> None:
+            if finished.num == 4:
+                (tmp_path / "releases.jsonl").unlink()
+                (tmp_path / "releases.jsonl").symlink_to("/dev/full")
 
     run = TrainingRun(_spec(), RunFolder(tmp_path), watched, False)
     with pytest.raises(UserError, match=r"releases\.jsonl: cannot write: No space left"):
-        run.run(StopRequest(), show_progress=False, watch=fill)
+        run.run(StopRequest(), show_progress=False, observers=[FullDisk()])
     assert len(watched.released) == 2
     assert len(_rows(tmp_path)) == 7
 

@@ -173,11 +173,11 @@ def _evaluation(loss: float):
 def test_later_runs_of_a_trial_report_the_mean_with_the_earlier_ones(studies):
     claim = _next(studies)
     watch = _watch(claim, runs=2)
-    watch(4, _evaluation(3.0))
-    watch(8, _evaluation(1.0))
+    watch.report(4, _evaluation(3.0))
+    watch.report(8, _evaluation(1.0))
     watch.end_run(_evaluation(1.0), "heldout")
-    watch(4, _evaluation(2.0))
-    watch(8, _evaluation(0.5))
+    watch.report(4, _evaluation(2.0))
+    watch.report(8, _evaluation(0.5))
     watch.end_run(_evaluation(0.5), "heldout")
     assert claim.reported() == {4: 3.0, 8: 1.0, 12: 1.5, 16: 0.75}
     assert watch.mean() == 0.75
@@ -194,7 +194,7 @@ def test_the_median_of_the_others_ends_a_trial_from_the_warm_up_on(studies):
         claim = _next(studies)
         watch = _watch(claim)
         for round_num in (2, 4, 8):
-            watch(round_num, _evaluation(1.0 + k))
+            watch.report(round_num, _evaluation(1.0 + k))
         studies.tell(claim, TrialState.COMPLETE, 1.0 + k)
         claim.held.close()
     worse, better, last = (_next(studies) for _ in range(3))
@@ -211,7 +211,7 @@ def test_the_median_of_the_others_ends_a_trial_from_the_warm_up_on(studies):
 def test_what_is_undefined_between_rounds_is_left_out_and_refused_at_the_end(studies):
     claim = _next(studies)
     watch = _watch(claim)
-    watch(4, _evaluation(math.inf))
+    watch.report(4, _evaluation(math.inf))
     assert claim.reported() == {}
     with pytest.raises(Pruned, match="diverged"):
         watch.end_run(_evaluation(math.inf), "heldout")

@@ -1,0 +1,97 @@
+"""The error of a round or an evaluation in which no client's numbers were finite."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.computations.domain_losses import example_measures
+from tff_agnostic.errors import UserError, counted
+from tff_agnostic.later import tf
+from tff_agnostic.models.model import Examples, Model, ModelWeights
+
+# In the message of `Diverged`; the program puts the names of its flags here.
+LEARNING_RATES = "the learning rate of the clients or of the server"
+# The untrained model is checked on this many clients.
+_MAX_CLIENTS = 10
+
+
+class Diverged(UserError):
+    """The settings made every client's numbers infinite; with others they may stay finite."""
+
+
+def diverged(
+    round_num: int,
+    num_non_finite: int,
+    num_clients: int,
+    model: Model,
+    clients: Iterable[Examples],
+) -> UserError:
+    """Returns the error of a round or an evaluation in which no client's numbers were finite.
+
+    The error is a `Diverged` unless the model was not finite before any training either.
+
+    Args:
+        round_num: Number of the round.
+        num_non_finite: Number of clients with numbers that are not finite.
+        num_clients: Number of all clients of the round or the evaluation.
+        model: The model with its initial weights.
+        clients: Some of these clients.
+    """
+    clients_text = f"{num_non_finite} of {counted(num_clients, 'client')}"
+    problem = f"no client's numbers could be used (those of {clients_text} are not finite)"
+    never_finite = _never_finite(model, itertools.islice(clients, _MAX_CLIENTS))
+    if never_finite is not None:
+        return UserError(
+            f"round {round_num}: {problem}: with the weights before any training, {never_finite} "
+            "is not finite either; look at the model, its loss and the data: no learning rate "
+            "mends it"
+        )
+    return Diverged(f"round {round_num}: the model has diverged: {problem}; lower {LEARNING_RATES}")
+
+
+def _never_finite(model: Model, clients: Iterable[Examples]) -> Optional[str]:
+    """Returns the name of a value that an untrained model never has finite; None without one."""
+    spec = tf.nest.map_structure(
+        lambda w: tf.TensorSpec(np.shape(w), np.asarray(w).dtype), model.initial_weights
+    )
+    are_finite = tf.function(
+        lambda weights, examples: _are_finite(model, weights, examples),
+        input_signature=[spec, {key: model.example_spec[key] for key in ("x", "y")}],
+        autograph=False,
+    )
+    results = [
+        are_finite(model.initial_weights, {key: client[key] for key in ("x", "y")})
+        for client in clients
+        if len(client["domain_id"])
+    ]
+    names = results[0] if results else {}
+    return next((name for name in names if not any(result[name] for result in results)), None)
+
+
+def _are_finite(model: Model, weights: ModelWeights, examples: Examples) -> Mapping[str, Any]:
+    """Returns whether each value that a client computes is finite, by its name in messages."""
+    trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
+    with tf.GradientTape() as tape:
+        tape.watch(trainable)
+        losses, predictions = model.example_losses(
+            ModelWeights(trainable, weights.non_trainable),
+            examples,
+            training=True,
+            seed=tf.zeros([2], tf.int32),
+        )
+        loss = tf.reduce_mean(losses)
+    gradient = tape.gradient(loss, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    measures = example_measures(model, examples, losses, predictions)
+    values = {
+        "the loss": [loss],
+        **{f"the metric {name}": list(sums) for name, sums in measures.metrics.items()},
+        "the gradient of the loss": [tf.convert_to_tensor(g) for g in gradient],
+    }
+    return {
+        name: tf.reduce_all([tf.reduce_all(tf.math.is_finite(part)) for part in parts])
+        for name, parts in values.items()
+    }

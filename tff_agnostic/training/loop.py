@@ -1,0 +1,216 @@
+"""Training in memory: rounds of an algorithm on the clients of a dataset, and their observers.
+
+A round is a function of (state, number, clients). Training that is resumed from the state after
+round t therefore has the bits of training that was never interrupted. Files, progress and signals
+are the business of observers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.private_sum import PrivateAggregation
+from tff_agnostic.base.options import OptionError
+from tff_agnostic.computations.algorithm import Algorithm, Models, Report, RunState
+from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.sampling import CohortReader, Cohorts, sample_cohort
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.models.model import Examples
+from tff_agnostic.runtimes.runtime import Runtime, Training
+from tff_agnostic.training.divergence import diverged
+
+# From the state that training begins with to the cohorts of its rounds.
+CohortsOfState = Callable[[RunState], Cohorts]
+
+
+@dataclasses.dataclass
+class FinishedRound:
+    """A round on its way through the observers, which may add to it.
+
+    Attributes:
+        algorithm: The algorithm.
+        num: Number of the round, from 1.
+        last: Number of the last round.
+        state: State of the server after the round.
+        report: Report of the round.
+        evaluation: Evaluation of each model by its name; None without an evaluation.
+        stop: Whether training stops after this round.
+    """
+
+    algorithm: Algorithm
+    num: int
+    last: int
+    state: RunState
+    report: Report
+    evaluation: Optional[Mapping[str, EvaluationReport]] = None
+    stop: bool = False
+
+    @functools.cached_property
+    def models(self) -> Models:
+        """The weights of each model after the round by its name, the main model first."""
+        return self.algorithm.models(self.state.algorithm)
+
+
+class Observer:
+    """Base class of observers, which see each round in the order in which `train` is given them."""
+
+    def accounts_for(self, aggregation: Aggregation) -> bool:
+        """Returns whether the observer accounts for the noise of a private aggregation."""
+        del aggregation
+        return False
+
+    def begin(self, training: Training, state: RunState, last: int) -> None:
+        """Prepares for rounds.
+
+        Args:
+            training: The rounds.
+            state: State before the first round of this call, which may be that of a checkpoint.
+            last: Number of the last round.
+        """
+
+    def after_round(self, finished: FinishedRound) -> None:
+        """Observes a round."""
+
+    def end(self, state: RunState, error: Optional[BaseException]) -> None:
+        """Ends the observation; called once for each observer that has begun.
+
+        Args:
+            state: State after the last finished round.
+            error: Exception that ended training; None if it was complete or stopped.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The result of training.
+
+    Attributes:
+        state: State after the last round, from which `train` resumes.
+        models: Weights of each model by its name, the main model first.
+        reports: Report of each round of this call.
+    """
+
+    state: RunState
+    models: Models
+    reports: Sequence[Report]
+
+
+def train(
+    algorithm: Algorithm,
+    clients: ClientDataset,
+    rounds: int,
+    *,
+    clients_per_round: int = 10,
+    cohorts: Optional[CohortsOfState] = None,
+    aggregation: Aggregation = PlainSum(),
+    runtime: Optional[Runtime] = None,
+    observers: Sequence[Observer] = (),
+    state: Optional[RunState] = None,
+) -> Trained:
+    """Trains up to a round, from the initial state or from another one.
+
+    Args:
+        algorithm: The algorithm, such as `agnostic_fed_avg(problem, AgnosticFedAvg())` builds.
+        clients: The training clients.
+        rounds: Number of the last round.
+        clients_per_round: Size of the cohorts that are drawn uniformly, with the seed of the
+            problem, unless `cohorts` is given.
+        cohorts: Returns the cohorts of the rounds. Private sums need those of `PrivateTraining`,
+            which are drawn with the secret key in the state.
+        aggregation: The sums of the clients' answers.
+        runtime: Executes the rounds, and is entered by the caller; by default a runtime in this
+            process that ends with the call.
+        observers: Observers of the rounds, in this order.
+        state: State to resume from.
+
+    Raises:
+        OptionError: If an aggregation is private, and no observer accounts for its noise.
+        Diverged: If no client of a round had finite numbers.
+
+    Example:
+        >>> problem, clients = classification(network, arrays, ["common", "rare"])
+        >>> trained = train(agnostic_fed_avg(problem, AgnosticFedAvg()), clients, rounds=50)
+        >>> evaluate(problem, trained.models["model"], arrays).domains["rare"]
+    """
+    if cohorts is None:
+        if isinstance(aggregation, PrivateAggregation):
+            expected = "cohorts that are drawn with the secret key of the noise"
+            raise OptionError("cohorts", expected, None)
+        ids, seed = clients.client_ids, algorithm.problem.seed
+
+        def cohorts(_: RunState) -> Cohorts:
+            return Cohorts(lambda t: sample_cohort(ids, clients_per_round, seed, t))
+
+    with contextlib.ExitStack() as stack:
+        if runtime is None:
+            from tff_agnostic.runtimes.cohort import CohortRuntime
+
+            runtime = stack.enter_context(CohortRuntime())
+        training = runtime.training(algorithm, aggregation)
+        state = training.initialize() if state is None else state
+        trained = run_rounds(
+            training, algorithm, aggregation, clients, cohorts(state), state, rounds, observers
+        )
+    return trained
+
+
+def run_rounds(
+    training: Training,
+    algorithm: Algorithm,
+    aggregation: Aggregation,
+    clients: ClientDataset,
+    cohorts: Cohorts,
+    state: RunState,
+    last: int,
+    observers: Sequence[Observer] = (),
+) -> Trained:
+    """Runs the rounds after a state; `train` with the training of a runtime.
+
+    Args:
+        training: The rounds of `algorithm` with the sums of `aggregation`.
+        algorithm: The algorithm.
+        aggregation: The sums of the clients' answers.
+        clients: The training clients.
+        cohorts: The cohorts of the rounds.
+        state: State to begin with.
+        last: Number of the last round.
+        observers: Observers of the rounds, in this order.
+    """
+    is_private = isinstance(aggregation, PrivateAggregation)
+    if is_private and not any(observer.accounts_for(aggregation) for observer in observers):
+        expected = "an observer that accounts for the noise of the private aggregation"
+        raise OptionError("observers", expected, tuple(type(o).__name__ for o in observers))
+    reports: list[Report] = []
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(CohortReader(clients, cohorts, last))
+        for observer in observers:
+            observer.begin(training, state, last)
+            stack.push(lambda kind, error, trace, ending=observer: ending.end(state, error))
+        for num in range(int(state.round_num) + 1, last + 1):
+            cohort = reader.read(num)
+            state, report = training.next(state, cohort)
+            if not is_private:
+                # With noise in the counts nobody knows how many clients were not finite.
+                _check_finite(algorithm, report, num, cohort)
+                algorithm.check_report(report)
+            finished = FinishedRound(algorithm, num, last, state, report)
+            for observer in observers:
+                observer.after_round(finished)
+            reports.append(finished.report)
+            if finished.stop:
+                break
+    return Trained(state, algorithm.models(state.algorithm), reports)
+
+
+def _check_finite(
+    algorithm: Algorithm, report: Mapping[str, Any], round_num: int, cohort: Sequence[Examples]
+) -> None:
+    clients = report.get("clients", {})
+    if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
+        model, num_non_finite = algorithm.problem.model, clients["non_finite"]
+        raise diverged(round_num, num_non_finite, len(cohort), model, cohort)
