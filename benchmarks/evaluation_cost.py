@@ -25,10 +25,10 @@ from tff_agnostic.data.store_format import LABEL
 from tff_agnostic.metrics.evaluation_report import evaluation_report
 from tff_agnostic.models import logistic_regression, next_word_lstm
 from tff_agnostic.models.model import Examples, ModelWeights
-from tff_agnostic.run.evaluation import Evaluator, prepared_evaluation
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
+from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
 
 _CLIENTS, _SENTENCES, _DOMAINS = 20, 8, 4
 _STORED = 2_000
@@ -65,7 +65,7 @@ def ways(task: Task, runtime: CohortRuntime) -> Ways:
     """Returns what evaluates the initial model: losses and metrics alone, and all."""
     weights = task.model.initial_weights
     alone = runtime.measurement(measurement_of_model(task.model, task.num_domains), PlainSum())
-    evaluate = prepared_evaluation(runtime, task, PlainSum(), None)
+    evaluate = prepared_evaluation(runtime, task, PlainSum())
     evaluator = Evaluator(task, evaluate)
 
     def losses_and_metrics() -> object:
@@ -86,7 +86,7 @@ def ways_of_family(task: Task, runtime: CohortRuntime, num_models: int) -> Ways:
         )
         for k in range(num_models)
     }
-    evaluator = Evaluator(task, prepared_evaluation(runtime, task, PlainSum(), None))
+    evaluator = Evaluator(task, prepared_evaluation(runtime, task, PlainSum()))
 
     def by_itself() -> object:
         return [evaluator(weights, on_all=True) for weights in models.values()]

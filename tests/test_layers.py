@@ -20,7 +20,7 @@ _BASE = (
 )
 _ORDER = (
     *("models", "data", "privacy", "aggregations", "domain_weights", "computations", "boosting"),
-    *("algorithms", "metrics", "runtimes", "tasks", "importing", "saving"),
+    *("algorithms", "metrics", "runtimes", "tasks", "training", "importing", "saving"),
     "deployment",
 )
 _PROGRAM = (

@@ -25,7 +25,7 @@ from tff_agnostic.aggregations.clipping import (
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.round import Round
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.run.private_evaluation import private_evaluation_bounds, private_measurement
+from tff_agnostic.training.private_evaluation import private_evaluation_bounds, private_measurement
 
 _CLIP_NORM = 0.3
 

@@ -21,7 +21,7 @@ from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.metrics import EvaluationMetrics, quantiles
 from tff_agnostic.deployment.privacy import CONFORMANCE_KEY, FleetNoise
 from tff_agnostic.deployment.rounds import EVALUATION, synthetic_clients
-from tff_agnostic.run.private_evaluation import PrivateEvaluation, consistent
+from tff_agnostic.training.private_evaluation import PrivateEvaluation, consistent
 
 pytestmark = pytest.mark.slow
 

@@ -11,15 +11,12 @@ from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
 from tff_agnostic.data import clients as parts_of_clients
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.run import evaluation
-from tff_agnostic.run.evaluation import (
-    Evaluator,
-    RunEvaluations,
-    check_readable,
-    prepared_evaluation,
-)
+from tff_agnostic.run.build import check_readable
+from tff_agnostic.run.evaluation import Evaluations
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.training import evaluate as evaluation
+from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
 
 _NUM_CLIENTS = 7
 
@@ -140,7 +137,7 @@ def _of_run(task, evaluate, sample=None):
         finish=lambda state: state,
         models=lambda state: state,
     )
-    return RunEvaluations(algorithm, Evaluator(task, evaluate, sample), every=2, rounds=5)
+    return Evaluations(algorithm, Evaluator(task, evaluate, sample), every=2, rounds=5)
 
 
 def test_a_run_is_evaluated_every_few_rounds_and_after_the_last_one(task, evaluate):
@@ -226,7 +223,7 @@ def test_a_client_that_cannot_be_read_is_told():
 
 @pytest.mark.nightly
 def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_runtime, weights):
-    evaluate = prepared_evaluation(cohort_runtime, task, PlainSum(), None)
+    evaluate = prepared_evaluation(cohort_runtime, task, PlainSum())
     clients = [task.test.read(client_id) for client_id in task.test.client_ids]
     summed = evaluate(weights, [clients]).output
     # Each client's own weights, from what it sends alone.
@@ -237,7 +234,7 @@ def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_run
     expected = np.einsum("cb,cd->bd", np.array(counts), losses)
     np.testing.assert_allclose(summed.resampled[:, 0], expected, rtol=1e-5, atol=1e-5)
     with CohortRuntime(RuntimeOptions(client_mode="streamed")) as one_by_one:
-        streamed = prepared_evaluation(one_by_one, task, PlainSum(), None)
+        streamed = prepared_evaluation(one_by_one, task, PlainSum())
         found = streamed(weights, [clients[:3]]).output.resampled
     expected = sum(of.resampled for of in alone[:3])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -249,7 +246,7 @@ def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_run
     assert drawn.std() == pytest.approx(spread, rel=0.2)
     assert report.resampled.clients[-1] == pytest.approx(_NUM_CLIENTS, rel=0.3)
     secure = SecureSum(make_options(SecureSumOptions, limit_examples=20))
-    of_secure = prepared_evaluation(cohort_runtime, task, secure, None)
+    of_secure = prepared_evaluation(cohort_runtime, task, secure)
     in_secret = Evaluator(task, of_secure)(weights, on_all=True)
     assert in_secret.resampled is None
     # Both count answers by class.

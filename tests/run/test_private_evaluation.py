@@ -29,7 +29,7 @@ from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism, TreeNoise
 from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts, StratifiedCohorts
 from tff_agnostic.privacy.tree import Participations
-from tff_agnostic.run.private_evaluation import (
+from tff_agnostic.training.private_evaluation import (
     PrivateEvaluation,
     consistent,
     evaluation_key,

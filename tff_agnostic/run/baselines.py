@@ -31,7 +31,6 @@ from tff_agnostic.models.metrics import SentenceLoss
 from tff_agnostic.models.model import Model
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baseline_files import BASELINES, FILE_NAME, file_content, read_baselines
-from tff_agnostic.run.evaluation import Evaluator, prepared_evaluation
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.observers import RoundCount
 from tff_agnostic.run.options import path_of
@@ -42,6 +41,7 @@ from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.tasks.registry import TASKS, check_heldout, check_store, wanted_heldout
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
 
 _REFERENCE = "fed_avg"
 # How often a reference is evaluated.
@@ -278,7 +278,7 @@ def _reference_losses(
         task.model.initial_weights, str(checkpoint), task.model.frozen
     )[MAIN_MODEL]
     in_training = task.evaluated_in_training()
-    evaluate = prepared_evaluation(runtime, in_training, spec.build_aggregation(), None)
+    evaluate = prepared_evaluation(runtime, in_training, spec.build_aggregation())
     report = Evaluator(in_training, evaluate)(weights, True)
     return {
         TRAINING: float(report.domains[name].measures["loss"].value),

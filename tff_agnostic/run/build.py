@@ -49,23 +49,18 @@ from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.user_algorithm import algorithm_named
 from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.run.baseline_files import check_baselines_of
-from tff_agnostic.run.evaluation import (
-    Evaluator,
-    RunEvaluations,
-    check_readable,
-    prepared_evaluation,
-    prepared_labels,
-)
+from tff_agnostic.run.evaluation import Evaluations
 from tff_agnostic.run.folder import CHECKPOINT, RunFolder, SavedRun, with_kept_model
 from tff_agnostic.run.harm import keeping_absent, moves_lambda
 from tff_agnostic.run.options import PAPER, RunConfig
 from tff_agnostic.run.privacy import RunPrivacy, run_privacy
-from tff_agnostic.run.private_evaluation import ReleaseLedger
+from tff_agnostic.run.release_ledger import ReleaseLedger
 from tff_agnostic.run.spec import RunSpec, check_sizes_by_chance, check_test_clients
 from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.saving.keras import KERAS_FILES, read_keras
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation, prepared_labels
 
 # How many clients are read before the first round, if what they hold is not known otherwise.
 MAX_READS = 2000
@@ -106,7 +101,7 @@ class RunParts:
     train: ClientDataset
     initial: RunState
     quantities: ReportFields
-    evaluations: RunEvaluations
+    evaluations: Evaluations
     rows: RunRows
 
 
@@ -174,6 +169,16 @@ def run_parts(
     )
 
 
+def check_readable(clients: ClientDataset, max_clients: int) -> None:
+    """Reads up to `max_clients` clients, evenly spaced, for the errors that reading them raises.
+
+    A client that cannot be read is better found before hours of training than after them.
+    """
+    ids = clients.client_ids
+    for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), max_clients)).astype(int)):
+        clients.read(ids[i])
+
+
 def _clients_of_rounds(task: Task, config: RunConfig) -> ClientDataset:
     if not config.pooled:
         return task.train
@@ -188,7 +193,7 @@ def _evaluations(
     aggregation: Aggregation,
     privacy: Optional[RunPrivacy],
     runtime: Runtime,
-) -> RunEvaluations:
+) -> Evaluations:
     config = spec.config
     noise = None if privacy is None else privacy.evaluation
     evaluator = Evaluator(
@@ -203,7 +208,7 @@ def _evaluations(
         prepared_labels(runtime, task, aggregation, noise),
     )
     ledger = None if noise is None else ReleaseLedger(folder.releases)
-    return RunEvaluations(algorithm, evaluator, config.evaluate_every, config.rounds, ledger)
+    return Evaluations(algorithm, evaluator, config.evaluate_every, config.rounds, ledger)
 
 
 def _clipped(task: Task, aggregation: Aggregation, privacy: Optional[RunPrivacy]) -> ReportFields:

@@ -15,25 +15,25 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.user_algorithm import algorithm_label
 from tff_agnostic.registry import Registry
 from tff_agnostic.reports.evaluation_table import evaluation_table
 from tff_agnostic.run.build import build_lambda_set
+from tff_agnostic.run.choice_table import check_choice, choice_table
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
-from tff_agnostic.run.evaluation import (
+from tff_agnostic.run.folder import find_checkpoint
+from tff_agnostic.run.options import path_of
+from tff_agnostic.run.private_account import noise_key
+from tff_agnostic.run.spec import RunSpec, check_test_clients, resolve
+from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.evaluate import (
     Evaluator,
-    check_choice,
-    choice_table,
     evaluate_choice,
     prepared_evaluation,
     prepared_labels,
 )
-from tff_agnostic.run.folder import find_checkpoint
-from tff_agnostic.run.options import path_of
-from tff_agnostic.run.private_account import noise_key
-from tff_agnostic.run.private_evaluation import PrivateEvaluation, evaluation_key
-from tff_agnostic.run.spec import RunSpec, check_test_clients, resolve
-from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.private_evaluation import PrivateEvaluation, evaluation_key
 
 _SETTINGS = (
     "seed",
@@ -129,7 +129,16 @@ def evaluate(given: GivenRun) -> Evaluated:
         )
         reports = evaluator.of_models(models, True, _states(noise, spec, len(models)))
         if share is not None:
-            choice = evaluate_choice(task, models, runtime, aggregation, config, share)
+            choice = evaluate_choice(
+                task,
+                models,
+                runtime,
+                aggregation,
+                share,
+                seed=config.seed,
+                worst_min_examples=config.worst_min_examples,
+                percentiles=config.client_percentiles,
+            )
     algorithm = algorithm_label(config.algorithm)
     texts = [f"{algorithm} after round {checkpoint.round_num}, on {spec.task}"]
     for name, report in reports.items():
@@ -164,7 +173,8 @@ def _noise(spec: RunSpec, task: Task, num_models: int) -> Optional[PrivateEvalua
     options = spec.privacy
     if not isinstance(options, ServerNoiseOptions) or options.private_evaluation is None:
         return None
-    return PrivateEvaluation(options, task, spec.build_aggregation(), num_models)
+    with flags_in_errors(options):
+        return PrivateEvaluation(options, task, spec.build_aggregation(), num_models)
 
 
 def _is_protected(trained: RunSpec, training_clients: bool) -> bool:

@@ -39,9 +39,9 @@ from tff_agnostic.privacy.sampling import (
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.privacy import RunPrivacy, run_privacy
 from tff_agnostic.run.private_account import noise_key, noise_of_run
-from tff_agnostic.run.private_evaluation import consistent
 from tff_agnostic.run.spec import RunSpec, check_sizes_by_chance
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.private_evaluation import consistent
 
 _OF_TRAINING_STATE = (
     "give it newer weights as the tensors server/algorithm/... and server/round_num of a training's"

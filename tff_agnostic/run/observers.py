@@ -1,4 +1,4 @@
-"""Observers of a run: evaluations, the account, metrics.csv, TensorBoard, progress, checkpoints.
+"""Observers of a run: the account, metrics.csv, TensorBoard, progress, checkpoints.
 
 `TrainingRun` puts them in the order of this module. The account is brought up to date before a row
 shows its numbers, a row is written before a checkpoint counts on it, and the checkpoint is last: no
@@ -29,7 +29,6 @@ from tff_agnostic.metrics.columns import RunRows, example_counts
 from tff_agnostic.metrics.metrics_file import History
 from tff_agnostic.progress import is_shown
 from tff_agnostic.report_fields import ReportField, ReportFields, Role, paired
-from tff_agnostic.run.evaluation import RunEvaluations
 from tff_agnostic.run.privacy import RunPrivacy
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.runtimes.runtime import Runtime, Training
@@ -43,22 +42,6 @@ _NUM_LINES = 20
 _OVERALL = "all"
 # Bytes of a folder's name, with space for a number: file systems allow 255.
 _MAX_RUN_NAME_BYTES = 200
-
-
-class Evaluations(Observer):
-    """Evaluates the models of rounds that are due.
-
-    Args:
-        evaluations: The evaluations of the run.
-    """
-
-    def __init__(self, evaluations: RunEvaluations) -> None:
-        self._evaluations = evaluations
-
-    def after_round(self, finished: FinishedRound) -> None:
-        """Evaluates the models of a round that is due."""
-        if self._evaluations.are_due(finished.num):
-            finished.evaluation = self._evaluations(finished.state)
 
 
 class PrivacyAccount(Observer):

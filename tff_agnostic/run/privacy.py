@@ -35,7 +35,8 @@ from tff_agnostic.privacy.accountant import (
     statement,
 )
 from tff_agnostic.privacy.sampling import NoiseOfClients, SecretCohorts
-from tff_agnostic.run.evaluation import RunEvaluations, num_evaluations
+from tff_agnostic.program.options.flag_table import flags_in_errors
+from tff_agnostic.run.evaluation import Evaluations, num_evaluations
 from tff_agnostic.run.private_account import (
     MECHANISMS,
     RunAccount,
@@ -44,12 +45,12 @@ from tff_agnostic.run.private_account import (
     noise_of_run,
     noise_tail,
 )
-from tff_agnostic.run.private_evaluation import (
+from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.private_evaluation import (
     PrivateEvaluation,
     check_metric_bounds,
 )
-from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.tasks.task import Task
 
 _PUBLIC = (
     "the number of training clients, and the names of the domains and of the classes, are assumed "
@@ -175,7 +176,7 @@ class RunPrivacy:
 
         return Cohorts(coins.drawn, silent)
 
-    def go_on_from(self, state: RunState, evaluations: Optional[RunEvaluations] = None) -> None:
+    def go_on_from(self, state: RunState, evaluations: Optional[Evaluations] = None) -> None:
         """Accounts for the noise that a state has, which may be worked out for fewer rounds.
 
         Args:
@@ -321,4 +322,7 @@ def _told_of_inputs(task: Task) -> list[str]:
 def run_privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[RunPrivacy]:
     """Returns the privacy of a run; None if it has none."""
     has_noise = PRIVACIES[spec.config.privacy].build is not None
-    return RunPrivacy(spec, task, algorithm) if has_noise else None
+    if not has_noise:
+        return None
+    with flags_in_errors(spec.privacy):
+        return RunPrivacy(spec, task, algorithm)

@@ -40,11 +40,12 @@ from tff_agnostic.privacy.tree import Participations
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import ReportField, ReportFields, Role
-from tff_agnostic.run.evaluation import RunEvaluations, num_evaluations
+from tff_agnostic.run.evaluation import Evaluations, num_evaluations
 from tff_agnostic.run.options import RunConfig
-from tff_agnostic.run.private_evaluation import PrivateEvaluation, Release
+from tff_agnostic.run.release_ledger import Release
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.private_evaluation import PrivateEvaluation
 
 # Keeps what cohorts are drawn with apart from the key of the noise, of which it tells nothing.
 _COHORTS = b"cohorts"
@@ -295,7 +296,7 @@ class RunAccount:
         self._evaluation = evaluation
         self._num_models = num_models
         # Those of the run, and rounds that were completed before this process.
-        self._evaluations: Optional[RunEvaluations] = None
+        self._evaluations: Optional[Evaluations] = None
         self._completed = 0
         # Of the ledger that this process found: how many lines it had, those that are made again,
         # and how many evaluations of a model the others are.
@@ -368,7 +369,7 @@ class RunAccount:
         return self._over + sum(r.num_models for r in counted) + due * self._num_models
 
     def go_on_from(
-        self, rounds: int, noise_multiplier: float, evaluations: Optional[RunEvaluations]
+        self, rounds: int, noise_multiplier: float, evaluations: Optional[Evaluations]
     ) -> None:
         """Goes on after some rounds.
 

@@ -22,7 +22,6 @@ from tff_agnostic.run.folder import RunFolder, changes, trained_with
 from tff_agnostic.run.harm import remarks_at_end
 from tff_agnostic.run.observers import (
     Checkpoints,
-    Evaluations,
     MetricsFile,
     Opening,
     PrivacyAccount,
@@ -162,7 +161,7 @@ class TrainingRun:
     ) -> Iterator[Observer]:
         """Yields the observers of the run in their order; see `observers`."""
         parts, config, history = self.parts, self.spec.config, self.parts.rows.history
-        yield Evaluations(parts.evaluations)
+        yield parts.evaluations
         if parts.privacy is not None:
             yield PrivacyAccount(parts.privacy)
         yield MetricsFile(parts.rows)

@@ -24,13 +24,14 @@ from tests.binaries.harness import Caller, Process
 from tests.marks import usually
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.evaluation import Evaluator, RunEvaluations
+from tff_agnostic.run.evaluation import Evaluations
 from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.private_evaluation import Release, ReleaseLedger
 from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.release_ledger import Release, ReleaseLedger
 from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.evaluate import Evaluator
 from tff_agnostic.training.loop import FinishedRound, Observer
 
 _NUM_CLIENTS = 12
@@ -347,7 +348,7 @@ def test_an_evaluation_that_comes_out_otherwise_has_other_noise(cohort_runtime, 
     for test in (clients, changed, clients, changed):
         task = dataclasses.replace(parts.task, test=InMemoryClients(test))
         evaluator = Evaluator(task, evaluate, noise=noise)
-        RunEvaluations(parts.algorithm, evaluator, 4, 9, ledger)(state)
+        Evaluations(parts.algorithm, evaluator, 4, 9, ledger)(state)
         shown.append(watched.released[-1])
     assert shown[:2] == shown[2:]
     assert shown[0].noise != shown[1].noise

@@ -1,25 +1,19 @@
-"""Evaluations with noise, and the ledger of what they have released.
+"""Evaluations with noise.
 
-Everything that one evaluation sends is one release. Its groups are the sums over domains, how
-measures are spread over clients, and with `statistics` tables of answers by class;
-clients say nothing of how measures depend on a client's size, and are not resampled: the noise that
-hides a client in 200 replicates is some 20 times what hides it in the sums.
-
-Each release is in the run's ledger, `releases.jsonl`, before anybody sees its numbers. A crash
-takes rounds back, and rows of metrics.csv with them. It cannot take back what was seen. The account
-of a resumed run therefore counts the lines of the ledger, and not rows.
+All answers to one evaluation are one release. Its groups are the sums over domains, the
+distributions of measures over clients, and with `statistics` tables of answers by class. Clients
+send nothing about how measures depend on a client's size, and are not resampled: the noise that
+hides a client in 200 replicates is some 20 times the noise that hides it in the sums.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Optional, get_type_hints
+from typing import Any, Optional
 
 import numpy as np
 
@@ -31,6 +25,7 @@ from tff_agnostic.aggregations.private_sum import (
     PrivateState,
     ServerNoiseOptions,
 )
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.class_sums import ClassCounting, class_counting
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
@@ -40,7 +35,7 @@ from tff_agnostic.computations.evaluation import (
     measurement_of_model,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import append_line, atomic_file, digest_of, sync_folder
+from tff_agnostic.files import digest_of
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model
 from tff_agnostic.privacy.accountant import (
@@ -61,111 +56,6 @@ _PUBLIC = "the number of test clients is assumed to be public"
 _EVALUATIONS = b"evaluations"
 _OF_OTHER_NAMES = "test clients are taken for others than training clients: no name is among both"
 _OF_CLIENTS = "over_clients"
-
-
-@dataclasses.dataclass(frozen=True)
-class Release:
-    """The evaluation of all models of a run after one of its rounds.
-
-    Attributes:
-        round_num: The round.
-        evaluated: Digest of who was evaluated, and of bounds and noise; see
-            `PrivateEvaluation.digest`.
-        place: Digest of all that the key of the noise is made of beside the run's secret.
-        sums: Digest of the noisy sums.
-        num_models: How many models, each of which is a release of its own.
-    """
-
-    round_num: int
-    evaluated: str
-    place: str
-    sums: str
-    num_models: int
-
-
-class ReleaseLedger:
-    """The ledger of one run.
-
-    Args:
-        path: The file. Its digests are of exact data, such as names of clients, so it is for its
-            owner alone.
-
-    Attributes:
-        releases: What it holds, in the order in which it was released.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.releases: list[Release] = []
-
-    def load(self, shown: int) -> None:
-        """Reads the file; `write` makes it follow.
-
-        A last line without its end was cut off: its evaluation was not shown, and does not count.
-
-        Args:
-            shown: Number of evaluations of a model according to metrics.csv; the file has them all.
-        """
-        *lines, _cut_off = self._content().split("\n")
-        self.releases = [self._release(n, line) for n, line in enumerate(lines, start=1)]
-        recorded = sum(release.num_models for release in self.releases)
-        if recorded < shown:
-            raise UserError(
-                f"{self._path}: expected {shown} private evaluations of a model as in metrics.csv, "
-                f"found {recorded}: without the complete file the run's privacy is unknown"
-            )
-
-    def write(self) -> None:
-        """Writes all lines anew if the file has others."""
-        content = "".join(f"{_line(release)}\n" for release in self.releases)
-        if content != self._content():
-            with atomic_file(self._path, owner_only=True) as file:
-                file.write(content.encode())
-            sync_folder(self._path.parent)
-
-    def enter(self, release: Release) -> bool:
-        """Enters a release, which may be shown afterwards, unless its noise was used before.
-
-        Returns:
-            False if other sums were released with the same noise: these may not be shown, as their
-            difference would be exact. One that is there already counts once.
-        """
-        same_noise = [there for there in self.releases if there.place == release.place]
-        if not same_noise:
-            append_line(self._path, _line(release))
-            self.releases.append(release)
-        return all(there.sums == release.sums for there in same_noise)
-
-    def known(self) -> set[tuple[int, str]]:
-        """Returns round and `evaluated` of each release."""
-        return {(r.round_num, r.evaluated) for r in self.releases}
-
-    def _content(self) -> str:
-        try:
-            return self._path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
-        except OSError as e:
-            raise UserError(f"{self._path}: cannot read: {e.strerror or e}") from e
-
-    def _release(self, number: int, line: str) -> Release:
-        try:
-            release = Release(**json.loads(line))
-        except (TypeError, ValueError, RecursionError):
-            release = None
-        kinds = get_type_hints(Release)
-        if release is None or any(
-            type(value) is not kinds[name] for name, value in dataclasses.asdict(release).items()
-        ):
-            raise UserError(
-                f"{self._path}: expected a private evaluation in each line, found something else "
-                f"in line {number}: without the file as it was, nobody knows what the run has spent"
-            )
-        return release
-
-
-def _line(release: Release) -> str:
-    return json.dumps(dataclasses.asdict(release))
 
 
 class PrivateEvaluation:
@@ -283,7 +173,7 @@ class PrivateEvaluation:
         remarks += self.aggregation.remarks
         if self._noise_seed is not None:
             remarks.append(
-                f"noise is that of --noise_seed={self._noise_seed}: anyone who knows it can "
+                f"noise is that of noise_seed={self._noise_seed}: anyone who knows it can "
                 "remove the noise, so nothing is private"
             )
         return statement(
@@ -312,9 +202,9 @@ def check_metric_bounds(model: Model) -> None:
         for name in ("max_numerator", "max_denominator"):
             if not math.isfinite(getattr(metric, name)):
                 raise UserError(
-                    f"--privacy: metric {metric.name}: expected a finite {name}, the most that an "
-                    f"example adds to a sum, found {getattr(metric, name)}: what has no bound is "
-                    "hidden by no noise"
+                    f"metric {metric.name}: expected a finite {name}, the most that an example "
+                    f"adds to a sum, as noise hides no unbounded value, found "
+                    f"{getattr(metric, name)}"
                 )
 
 
@@ -376,9 +266,10 @@ def private_measurement(
 def _counting(task: Task) -> ClassCounting:
     found = class_counting(task.model, task.num_domains)
     if found is None:
-        raise UserError(
-            "--private_evaluation: statistics: expected a model that answers with classes, and not "
-            "too many of them, found another one: there is nothing to count"
+        raise OptionError(
+            "private_evaluation",
+            "statistics only with a model that answers with few enough classes to count",
+            Verbatim("statistics with another model"),
         )
     return found
 
