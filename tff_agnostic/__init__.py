@@ -3,14 +3,64 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tff_agnostic.algorithms.agnostic_fed_avg import AgnosticFedAvgOptions, agnostic_fed_avg
+    from tff_agnostic.computations.algorithm import Problem
+    from tff_agnostic.computations.local_training import ClientTraining
+    from tff_agnostic.computations.server import ServerUpdate
+    from tff_agnostic.computations.tff_process import build_learning_process
+    from tff_agnostic.domain_weights.ascent import LambdaPlayer
+    from tff_agnostic.training.evaluate import evaluate
+    from tff_agnostic.training.loop import Observer, train
+    from tff_agnostic.training.problems import classification, regression
+
+__all__ = [
+    "AgnosticFedAvgOptions",
+    "ClientTraining",
+    "LambdaPlayer",
+    "Observer",
+    "Problem",
+    "ServerUpdate",
+    "agnostic_fed_avg",
+    "build_learning_process",
+    "classification",
+    "evaluate",
+    "regression",
+    "train",
+]
+
+# Modules of the library's names. They are imported on first use: help needs none of them.
+_MODULES = {
+    "AgnosticFedAvgOptions": "algorithms.agnostic_fed_avg",
+    "ClientTraining": "computations.local_training",
+    "LambdaPlayer": "domain_weights.ascent",
+    "Observer": "training.loop",
+    "Problem": "computations.algorithm",
+    "ServerUpdate": "computations.server",
+    "agnostic_fed_avg": "algorithms.agnostic_fed_avg",
+    "build_learning_process": "computations.tff_process",
+    "classification": "training.problems",
+    "evaluate": "training.evaluate",
+    "regression": "training.problems",
+    "train": "training.loop",
+}
 
 __version__ = "1.0.0.dev0"
 # The first and the last CPython; pyproject.toml has them, too.
 _FIRST, _LAST = (3, 11), (3, 13)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def refusal_of_python(version: tuple[int, int]) -> str:

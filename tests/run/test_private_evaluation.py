@@ -271,7 +271,7 @@ def test_what_cannot_be_promised_is_one_line(task):
     (accuracy,) = task.model.metrics
     unbounded = dataclasses.replace(accuracy, max_numerator=math.inf)
     model = dataclasses.replace(task.model, metrics=(unbounded,))
-    with pytest.raises(UserError, match=r"^--privacy: metric accuracy: expected a finite"):
+    with pytest.raises(UserError, match=r"^metric accuracy: expected a finite"):
         _private(dataclasses.replace(task, model=model), 1.0)
 
 

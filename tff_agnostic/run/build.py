@@ -61,13 +61,12 @@ from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.saving.keras import KERAS_FILES, read_keras
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation, prepared_labels
+from tff_agnostic.training.problems import expected_counts
 
 # How many clients are read before the first round, if what they hold is not known otherwise.
 MAX_READS = 2000
 # Clients that are read for this, where what they hold is not known otherwise.
 _MAX_READS = 200
-# Of the least count of a domain.
-_NEXT_TO_NONE = 1e-6
 # So many differences are told of a model that differs throughout.
 _MAX_TOLD = 5
 
@@ -277,11 +276,7 @@ def _of_a_round(spec: RunSpec, task: Task, counts: np.ndarray) -> tuple[float, .
     in_round = mean_cohort_size(
         config.cohort_sampling, len(task.train.client_ids), config.clients_per_round
     )
-    expected = counts.sum(axis=0) * (in_round / len(counts))
-    # A domain without any never meets its count, which has to be positive, and adds nothing to
-    # speak of to sums over domains.
-    least = np.min(expected, initial=1.0, where=expected > 0)
-    return tuple(float(count) for count in np.where(expected > 0, expected, _NEXT_TO_NONE * least))
+    return expected_counts(counts, in_round)
 
 
 def _as_summed(spec: RunSpec, task: Task) -> ClientDataset:
