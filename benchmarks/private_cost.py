@@ -25,8 +25,8 @@ from tff_agnostic.computations.algorithm import Problem
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import Examples
 from tff_agnostic.program.options.flags import build
-from tff_agnostic.run.private_account import noise_key
 from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.training.private_cohorts import noise_key
 
 _PLAIN, _SECURE = "plain", "secure"
 # What sums with noise stand on, and what they are compared with.

@@ -25,13 +25,13 @@ from tff_agnostic.data.sampling import poisson_cohort, sample_cohort, turns
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.options.flags import flags_of, values_of
 from tff_agnostic.run.options import RunConfig, options_of_runs
-from tff_agnostic.run.private_account import cohort_seed, noise_key
 from tff_agnostic.run.process import define
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere, from_flags, resolve
 from tff_agnostic.run.train import TRAIN
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Use
+from tff_agnostic.training.private_cohorts import cohort_seed, noise_key
 
 
 def _error(task: str, given: dict[str, Any], **arguments: Any) -> str:

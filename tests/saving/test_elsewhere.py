@@ -20,7 +20,7 @@ from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.text import Normalizer
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.build import build_algorithm
-from tff_agnostic.run.privacy import run_privacy
+from tff_agnostic.run.privacy import private_training
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.saving import saved_model
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
@@ -182,7 +182,7 @@ def test_a_private_run_says_what_its_card_tells_of_training_clients(tmp_path):
     }
     options = {"model": str(tmp_path / "model" / "my_shoppers.py")}
     spec = resolve("custom", settings, options, data=tmp_path / "shoppers.sqlite")
-    privacy = run_privacy(spec, task, build_algorithm(spec, task))
+    privacy = private_training(spec, task, build_algorithm(spec, task))
     assert [line for line in privacy.statement(1).remarks if "models and their cards" in line] == [
         "means and deviations, categories of the inputs, which models and their cards carry, "
         "are made of the training clients: they are exact, and no part of epsilon"

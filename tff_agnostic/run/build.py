@@ -53,7 +53,7 @@ from tff_agnostic.run.evaluation import Evaluations
 from tff_agnostic.run.folder import CHECKPOINT, RunFolder, SavedRun, with_kept_model
 from tff_agnostic.run.harm import keeping_absent, moves_lambda
 from tff_agnostic.run.options import PAPER, RunConfig
-from tff_agnostic.run.privacy import RunPrivacy, run_privacy
+from tff_agnostic.run.privacy import private_training
 from tff_agnostic.run.release_ledger import ReleaseLedger
 from tff_agnostic.run.spec import RunSpec, check_sizes_by_chance, check_test_clients
 from tff_agnostic.runtimes.runtime import Runtime, Training
@@ -61,6 +61,7 @@ from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.saving.keras import KERAS_FILES, read_keras
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation, prepared_labels
+from tff_agnostic.training.private import PrivateTraining
 from tff_agnostic.training.problems import expected_counts
 
 # How many clients are read before the first round, if what they hold is not known otherwise.
@@ -94,7 +95,7 @@ class RunParts:
     remarks: Sequence[Remark]
     algorithm: Algorithm
     fingerprint: dict[str, str]
-    privacy: Optional[RunPrivacy]
+    privacy: Optional[PrivateTraining]
     summed: Aggregation
     training: Training
     train: ClientDataset
@@ -134,7 +135,7 @@ def run_parts(
         saved.check_fingerprint(fingerprint)
     aggregation = spec.build_aggregation()
     check_test_clients(task, aggregation)
-    privacy = run_privacy(spec, task, algorithm)
+    privacy = private_training(spec, task, algorithm)
     summed = spec.build_training_aggregation() if privacy is None else privacy.aggregation()
     check_sizes_by_chance(config, summed)
     runtime.check_clients_per_round(config.clients_per_round)
@@ -190,7 +191,7 @@ def _evaluations(
     task: Task,
     algorithm: Algorithm,
     aggregation: Aggregation,
-    privacy: Optional[RunPrivacy],
+    privacy: Optional[PrivateTraining],
     runtime: Runtime,
 ) -> Evaluations:
     config = spec.config
@@ -210,7 +211,9 @@ def _evaluations(
     return Evaluations(algorithm, evaluator, config.evaluate_every, config.rounds, ledger)
 
 
-def _clipped(task: Task, aggregation: Aggregation, privacy: Optional[RunPrivacy]) -> ReportFields:
+def _clipped(
+    task: Task, aggregation: Aggregation, privacy: Optional[PrivateTraining]
+) -> ReportFields:
     """Returns what evaluations report of clipped values."""
     if privacy is not None and privacy.evaluation is not None:
         # What private evaluations clip stays with the clients.

@@ -24,7 +24,6 @@ from tff_agnostic.run.choice_table import check_choice, choice_table
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
 from tff_agnostic.run.folder import find_checkpoint
 from tff_agnostic.run.options import path_of
-from tff_agnostic.run.private_account import noise_key
 from tff_agnostic.run.spec import RunSpec, check_test_clients, resolve
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import (
@@ -33,6 +32,7 @@ from tff_agnostic.training.evaluate import (
     prepared_evaluation,
     prepared_labels,
 )
+from tff_agnostic.training.private_cohorts import noise_key
 from tff_agnostic.training.private_evaluation import PrivateEvaluation, evaluation_key
 
 _SETTINGS = (

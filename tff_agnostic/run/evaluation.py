@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from absl import logging
@@ -12,10 +12,10 @@ from tff_agnostic.files import digest_of
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.run.release_ledger import Release, ReleaseLedger
+from tff_agnostic.run.release_ledger import ReleaseLedger
 from tff_agnostic.training.evaluate import Evaluator
 from tff_agnostic.training.loop import FinishedRound, Observer
-from tff_agnostic.training.private_evaluation import PrivateEvaluation, evaluation_key
+from tff_agnostic.training.private_evaluation import PrivateEvaluation, Release, evaluation_key
 
 # The evaluation of each model of a run by its name, the main model first.
 Reports = Mapping[str, EvaluationReport]
@@ -54,6 +54,10 @@ class Evaluations(Observer):
             on_all: "" if noise is None else noise.digest(evaluator.client_ids(on_all))
             for on_all in (False, True)
         }
+
+    def releases(self) -> Sequence[Release]:
+        """Returns the private evaluations so far, in their order."""
+        return [] if self.ledger is None else self.ledger.releases
 
     def after_round(self, finished: FinishedRound) -> None:
         """Evaluates the models of a round that is due."""

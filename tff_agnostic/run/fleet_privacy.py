@@ -37,10 +37,11 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 from tff_agnostic.registry import Registry
-from tff_agnostic.run.privacy import RunPrivacy, run_privacy
-from tff_agnostic.run.private_account import noise_key, noise_of_run
+from tff_agnostic.run.privacy import noise_of_run, private_training
 from tff_agnostic.run.spec import RunSpec, check_sizes_by_chance
 from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.private import PrivateTraining
+from tff_agnostic.training.private_cohorts import noise_key
 from tff_agnostic.training.private_evaluation import consistent
 
 _OF_TRAINING_STATE = (
@@ -246,22 +247,22 @@ def _draw(mechanism: Mechanism, clients: int, per_round: float) -> dict[str, Any
     }
 
 
-def _sums(privacy: RunPrivacy) -> CentralDpSum:
+def _sums(privacy: PrivateTraining) -> CentralDpSum:
     aggregation = privacy.aggregation()
     assert isinstance(aggregation, CentralDpSum)
     return aggregation
 
 
-def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> RunPrivacy:
-    privacy = run_privacy(spec, task, algorithm)
+def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> PrivateTraining:
+    privacy = private_training(spec, task, algorithm)
     assert privacy is not None
     return privacy
 
 
-def _guarantee(privacy: RunPrivacy, rounds: int) -> Callable[[RunState], dict[str, Any]]:
+def _guarantee(privacy: PrivateTraining, rounds: int) -> Callable[[RunState], dict[str, Any]]:
     def guarantee(state: RunState) -> dict[str, Any]:
         # The noise that was trained with goes on, whatever the flags ask for.
-        privacy.go_on_from(state)
+        privacy.resume_from(state)
         return privacy.statement(rounds).to_dict()
 
     return guarantee

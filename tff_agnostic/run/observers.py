@@ -1,4 +1,4 @@
-"""Observers of a run: the account, metrics.csv, TensorBoard, progress, checkpoints.
+"""Observers of a run: metrics.csv, TensorBoard, progress, checkpoints.
 
 `TrainingRun` puts them in the order of this module. The account is brought up to date before a row
 shows its numbers, a row is written before a checkpoint counts on it, and the checkpoint is last: no
@@ -20,7 +20,6 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from plan_runner.terminal import printable, unescaped
-from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.algorithm import Models, RunState
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, tensorflow_writes, write_errors
@@ -29,7 +28,6 @@ from tff_agnostic.metrics.columns import RunRows, example_counts
 from tff_agnostic.metrics.metrics_file import History
 from tff_agnostic.progress import is_shown
 from tff_agnostic.report_fields import ReportField, ReportFields, Role, paired
-from tff_agnostic.run.privacy import RunPrivacy
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.saving.checkpoints import CheckpointFolder
@@ -42,25 +40,6 @@ _NUM_LINES = 20
 _OVERALL = "all"
 # Bytes of a folder's name, with space for a number: file systems allow 255.
 _MAX_RUN_NAME_BYTES = 200
-
-
-class PrivacyAccount(Observer):
-    """Adds the epsilon spent so far to the reports of rounds.
-
-    Args:
-        privacy: Noise and account of the run.
-    """
-
-    def __init__(self, privacy: RunPrivacy) -> None:
-        self._privacy = privacy
-
-    def accounts_for(self, aggregation: Aggregation) -> bool:
-        """Returns whether an aggregation has the noise of the account."""
-        return self._privacy.has_noise_of(aggregation)
-
-    def after_round(self, finished: FinishedRound) -> None:
-        """Adds the epsilon spent up to a round and its evaluation."""
-        finished.report = self._privacy.account.report(finished.report, finished.num)
 
 
 class MetricsFile(Observer):

@@ -14,26 +14,7 @@ from typing import get_type_hints
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import append_line, atomic_file, sync_folder
-
-
-@dataclasses.dataclass(frozen=True)
-class Release:
-    """The evaluation of all models of a run after one of its rounds.
-
-    Attributes:
-        round_num: The round.
-        evaluated: Digest of who was evaluated, and of bounds and noise; see
-            `PrivateEvaluation.digest`.
-        place: Digest of all that the key of the noise is made of beside the run's secret.
-        sums: Digest of the noisy sums.
-        num_models: How many models, each of which is a release of its own.
-    """
-
-    round_num: int
-    evaluated: str
-    place: str
-    sums: str
-    num_models: int
+from tff_agnostic.training.private_evaluation import Release
 
 
 class ReleaseLedger:

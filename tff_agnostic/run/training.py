@@ -24,13 +24,12 @@ from tff_agnostic.run.observers import (
     Checkpoints,
     MetricsFile,
     Opening,
-    PrivacyAccount,
     Progress,
     StopOnSignal,
     TensorBoard,
 )
 from tff_agnostic.run.options import RunConfig
-from tff_agnostic.run.privacy import RunPrivacy
+from tff_agnostic.run.privacy import check_plan
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.results import leave_results, skipped_rounds
 from tff_agnostic.run.spec import RunSpec
@@ -39,6 +38,7 @@ from tff_agnostic.saving.checkpoints import Checkpoint, CheckpointFolder
 from tff_agnostic.tasks.task import DATA, Task
 from tff_agnostic.training.divergence import LEARNING_RATES, Diverged
 from tff_agnostic.training.loop import FinishedRound, Observer, run_rounds
+from tff_agnostic.training.private import PrivacyAccount, PrivateTraining
 
 _FLAGS_OF_RATES = "--client_learning_rate or --server_learning_rate"
 
@@ -192,7 +192,7 @@ class TrainingRun:
 
     def _cohorts(self, state: RunState) -> Cohorts:
         if self.parts.privacy is not None:
-            return self.parts.privacy.cohorts(state, self.parts.summed)
+            return self.parts.privacy.cohorts(state)
         if isinstance(self.parts.train, PooledExamples):
             return Cohorts(self.parts.train.draw())
         config, sampling = self.spec.config, COHORT_SAMPLINGS[self.spec.config.cohort_sampling]
@@ -220,7 +220,7 @@ class TrainingRun:
         self.parts.rows.history.load(completed_rounds=int(state.round_num))
         if self.parts.privacy is not None:
             self._account_from(self.parts.privacy, state)
-            if checkpoint is not None and not self.parts.privacy.has_noise_of(self.parts.summed):
+            if checkpoint is not None and not self.parts.privacy.accounts_for(self.parts.summed):
                 # A run of more rounds has the noise that was worked out for fewer.
                 summed = self.parts.privacy.aggregation()
                 training = self._runtime.training(self.parts.algorithm, summed)
@@ -249,12 +249,13 @@ class TrainingRun:
                 "other sums would show the difference"
             )
 
-    def _account_from(self, privacy: RunPrivacy, state: RunState) -> None:
-        ledger = self.parts.evaluations.ledger
+    def _account_from(self, privacy: PrivateTraining, state: RunState) -> None:
+        evaluations, ledger = self.parts.evaluations, self.parts.evaluations.ledger
         if ledger is not None:
             ledger.load(int(self.parts.rows.history.largest_in_file("evaluations")))
-        privacy.go_on_from(state, self.parts.evaluations)
-        privacy.check_plan(None if self._saved is None else self._saved.last_evaluation)
+        privacy.resume_from(state, None if ledger is None else evaluations)
+        earlier = None if self._saved is None else self._saved.last_evaluation
+        check_plan(privacy, self.spec, earlier, int(state.round_num), evaluations)
         if ledger is not None:
             # Before metrics.csv forgets rows.
             ledger.write()

@@ -25,8 +25,8 @@ from tff_agnostic.aggregations.private_sum import PrivateState
 from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.data.sampling import Seed
 from tff_agnostic.later import scipy
-from tff_agnostic.run.private_account import cohort_seed
 from tff_agnostic.studies.attacked_rounds import AttackedRounds, Role, Views
+from tff_agnostic.training.private_cohorts import cohort_seed
 
 # Confidence of each of the two frequencies' bounds; both hold together with 95%.
 _EACH = 0.975

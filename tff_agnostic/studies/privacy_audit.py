@@ -37,7 +37,6 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 from tff_agnostic.privacy.tree import Participations, noise_covariance
-from tff_agnostic.run.private_account import noise_key
 from tff_agnostic.studies.attacked_rounds import AttackedRounds, Role
 from tff_agnostic.studies.attacks import (
     CONFIDENCE,
@@ -49,6 +48,7 @@ from tff_agnostic.studies.attacks import (
 )
 from tff_agnostic.studies.privacy_options import AuditOptions
 from tff_agnostic.studies.privacy_planning import Answer
+from tff_agnostic.training.private_cohorts import noise_key
 
 # What can be audited.
 Audited = Union[CentralNoise, DistributedNoise, TreeNoise]

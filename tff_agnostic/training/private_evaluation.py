@@ -58,6 +58,26 @@ _OF_OTHER_NAMES = "test clients are taken for others than training clients: no n
 _OF_CLIENTS = "over_clients"
 
 
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """The evaluation of all models of a run after one of its rounds.
+
+    Attributes:
+        round_num: The round.
+        evaluated: Digest of who was evaluated, and of bounds and noise; see
+            `PrivateEvaluation.digest`.
+        place: Digest of all that the key of the noise is made of beside the run's secret.
+        sums: Digest of the noisy sums.
+        num_models: How many models, each of which is a release of its own.
+    """
+
+    round_num: int
+    evaluated: str
+    place: str
+    sums: str
+    num_models: int
+
+
 class PrivateEvaluation:
     """The noise of evaluations, and its account.
 

@@ -27,12 +27,13 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.run.evaluation import Evaluations
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.process import StopRequest
-from tff_agnostic.run.release_ledger import Release, ReleaseLedger
+from tff_agnostic.run.release_ledger import ReleaseLedger
 from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator
 from tff_agnostic.training.loop import FinishedRound, Observer
+from tff_agnostic.training.private_evaluation import Release
 
 _NUM_CLIENTS = 12
 _Z, _DELTA = 5.0, 1e-3
@@ -374,13 +375,13 @@ def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
     """By what was released, and not by what is planned alone."""
     parts = TrainingRun(_spec(evaluation_clients=9), RunFolder(lost), cohort_runtime, True).parts
     account, evaluations = parts.privacy.account, parts.evaluations
-    account.go_on_from(0, 0.8, evaluations)
+    account.resume_from(0, 0.8, evaluations)
     account.check_plan((9, 4))
     evaluations.ledger.load(0)
     with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4 with those that were"):
         account.check_plan((9, 4))
     # Planned are as many, but after other rounds than the one that is over.
-    account.go_on_from(4, 0.8, evaluations)
+    account.resume_from(4, 0.8, evaluations)
     with pytest.raises(UserError, match=r"expected 2 evaluations, .* found 3: keep the run"):
         account.check_plan((9, 5))
 

@@ -1,0 +1,193 @@
+"""Secrets and cohorts of private training.
+
+The account takes for granted that nobody but the server knows who takes part in a round. The seed
+of a run is sent to every client. Cohorts are therefore drawn with the key of the noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+from typing import Any, Union
+
+import numpy as np
+
+from tff_agnostic.aggregations import chacha20
+from tff_agnostic.aggregations.private_sum import PrivacyOptions
+from tff_agnostic.base.options import OptionError
+from tff_agnostic.computations.algorithm import Algorithm, RunState
+from tff_agnostic.computations.clients import SilentClients
+from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.sampling import (
+    COHORT_SAMPLINGS,
+    Cohorts,
+    SecretCoins,
+    Seed,
+    domain_strata,
+    mean_cohort_size,
+    num_turns,
+)
+from tff_agnostic.later import tf
+from tff_agnostic.privacy.sampling import (
+    CohortSampling,
+    FixedSizeCohorts,
+    PoissonCohorts,
+    StratifiedCohorts,
+)
+
+# Keeps the draw of cohorts apart from the noise, of whose key it reveals nothing.
+_COHORTS = b"cohorts"
+# Keeps the noise of a seed apart from other draws.
+_NOISE_STREAM = 17
+
+
+@dataclasses.dataclass(frozen=True)
+class CohortPlan:
+    """The clients of private training, and how cohorts are drawn from them.
+
+    Attributes:
+        clients: The training clients.
+        num_domains: p.
+        rounds: Number of rounds.
+        clients_per_round: Number of clients of a round, on average.
+        sampling: Member of `COHORT_SAMPLINGS`.
+        seed: Seed of public draws.
+    """
+
+    clients: ClientDataset
+    num_domains: int
+    rounds: int
+    clients_per_round: int
+    sampling: str = "poisson"
+    seed: int = 0
+
+    @property
+    def num_clients(self) -> int:
+        """Number of training clients."""
+        return len(self.clients.client_ids)
+
+    @property
+    def mean_size(self) -> float:
+        """Number of clients of a round on average, exactly."""
+        return mean_cohort_size(self.sampling, self.num_clients, self.clients_per_round)
+
+    @property
+    def separation(self) -> int:
+        """Number of rounds between two of a client that takes its turns."""
+        return num_turns(self.num_clients, self.clients_per_round)
+
+    def by_chance(self, kind: str) -> CohortSampling:
+        """Returns the sampling for an account of cohorts that are drawn by chance.
+
+        Args:
+            kind: Kind of privacy, for messages.
+        """
+        if self.sampling == "poisson":
+            return PoissonCohorts(self.num_clients, self.clients_per_round)
+        if self.sampling == "uniform":
+            return FixedSizeCohorts(self.num_clients, self.clients_per_round)
+        if self.sampling == "stratified":
+            strata = domain_strata(self.clients, self.num_domains)
+            _, sizes = np.unique(strata, return_counts=True)
+            return StratifiedCohorts(tuple(map(int, sizes)), self.clients_per_round)
+        raise OptionError(
+            "cohort_sampling",
+            f"poisson, uniform or stratified with {kind} privacy, whose account is of cohorts that "
+            "are drawn by chance",
+            self.sampling,
+        )
+
+    def secret(self, state: RunState) -> Cohorts:
+        """Returns the cohorts that are drawn with the key in a state."""
+        sampling = COHORT_SAMPLINGS[self.sampling]
+        seed = cohort_seed(state)
+        return Cohorts(sampling(self.clients, self.num_domains, self.clients_per_round, seed))
+
+    def secret_coins(
+        self, state: RunState, algorithm: Algorithm, reporting: int, bundle: int
+    ) -> Cohorts:
+        """Returns cohorts by secret coins, with silent clients for those that only report.
+
+        Args:
+            state: A state with the key.
+            algorithm: The algorithm.
+            reporting: Number of clients that report in a round.
+            bundle: Number of silent clients of an entry.
+        """
+        coins = SecretCoins(
+            self.clients.client_ids,
+            reporting,
+            self.clients_per_round,
+            self.seed,
+            cohort_seed(state),
+        )
+
+        def silent(round_num: int, num_drawn: int) -> list[Any]:
+            bundles, single = divmod(coins.num_silent(round_num, num_drawn), bundle)
+            counts = [bundle] * bundles + [1] * single
+            return [SilentClients(algorithm.client_data_spec, count) for count in counts]
+
+        return Cohorts(coins.drawn, silent)
+
+
+def noise_key(options: PrivacyOptions) -> tuple[int, ...]:
+    """Returns a secret from the operating system, or the key that `noise_seed` determines."""
+    generator = options.generator
+    if options.noise_seed is None:
+        return generator.key(secrets.token_bytes(generator.key_bytes))
+    sequence = np.random.SeedSequence([options.noise_seed, _NOISE_STREAM])
+    return generator.key(sequence.generate_state(generator.key_bytes // 8, np.uint64).tobytes())
+
+
+def cohort_seed(state: RunState) -> Seed:
+    """Returns the secret seed of cohorts.
+
+    Cohorts are drawn by the generator of the noise if that is ChaCha20, and otherwise by NumPy's.
+    """
+    key = np.asarray(state.aggregations[0].noise_key, np.int64)
+    digest = hashlib.sha256(_COHORTS + key.tobytes()).digest()
+    if len(key) == chacha20.KEY_NUMBERS:
+        return lambda *place: SecretNumbers(digest, place)
+    return int.from_bytes(digest[:16], "little")
+
+
+class SecretNumbers:
+    """Random numbers of ChaCha20, with the methods of `numpy.random.Generator` that cohorts need.
+
+    Args:
+        key: 32 bytes.
+        place: Place of the draw, at most two numbers below 2^32; each place has other numbers.
+    """
+
+    def __init__(self, key: bytes, place: tuple[int, ...]) -> None:
+        self._key = np.frombuffer(key, np.int64)
+        self._place = place
+        self._calls = 0
+
+    def random(self, size: int) -> np.ndarray:
+        """Returns numbers in [0, 1), multiples of 2^-53."""
+        return (self._words(size) >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+    def uniform(self) -> float:
+        """Returns such a number."""
+        return float(self.random(1)[0])
+
+    def permutation(self, values: Union[int, np.ndarray]) -> np.ndarray:
+        """Returns an array, or the numbers below one, in random order."""
+        values = np.arange(values) if isinstance(values, int) else values
+        return values[np.argsort(self._words(len(values)), kind="stable")]
+
+    def choice(self, values: Union[int, np.ndarray], size: int, replace: bool) -> np.ndarray:
+        """Returns so many of them, none twice, in random order."""
+        assert not replace
+        return self.permutation(values)[:size]
+
+    def _words(self, size: int) -> np.ndarray:
+        # Every call has a stream of its own.
+        first, second = (*self._place, 0)[:2]
+        nonce = np.array([first, second, self._calls], np.uint32)
+        self._calls += 1
+        with tf.device("/cpu:0"):
+            words = chacha20.keystream(tf.constant(self._key), tf.constant(nonce), 2 * size)
+        return words.numpy().view(np.uint64)
