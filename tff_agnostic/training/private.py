@@ -114,7 +114,7 @@ class PrivateTraining:
         if sum(given) != 1:
             raise OptionError(
                 "noise_multiplier",
-                "either it or target_epsilon",
+                "a number, or a target_epsilon in its place",
                 Verbatim("both" if all(given) else "neither"),
             )
         self._noise_of_clients: Optional[NoiseOfClients] = None
@@ -276,8 +276,8 @@ class PrivateTraining:
         if SecurityProperty.SECURE_SUMS not in self._inner.guarantees:
             raise OptionError(
                 "aggregation",
-                "secure sums with distributed privacy: the noise of a client hides it only in a "
-                "sum whose parts nobody sees",
+                "secure sums with distributed privacy, where the noise of a client hides it only in "
+                "a sum whose parts nobody sees",
                 Verbatim("other sums"),
             )
         clients = self._noise_of_clients

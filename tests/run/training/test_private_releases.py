@@ -24,8 +24,10 @@ from tests.binaries.harness import Caller, Process
 from tests.marks import usually
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.errors import UserError
+from tff_agnostic.run.build import run_parts
 from tff_agnostic.run.evaluation import Evaluations
 from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.privacy import check_plan
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.run.release_ledger import ReleaseLedger
 from tff_agnostic.run.spec import RunSpec, resolve
@@ -373,17 +375,15 @@ def test_a_missing_ledger_is_refused(cohort_runtime, lost):
 @pytest.mark.slow
 def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
     """By what was released, and not by what is planned alone."""
-    parts = TrainingRun(_spec(evaluation_clients=9), RunFolder(lost), cohort_runtime, True).parts
-    account, evaluations = parts.privacy.account, parts.evaluations
-    account.resume_from(0, 0.8, evaluations)
-    account.check_plan((9, 4))
-    evaluations.ledger.load(0)
+    spec = _spec(evaluation_clients=9, private_evaluation="budget:epsilon=3,clients_share=0")
+    parts = run_parts(spec, RunFolder(lost), None, cohort_runtime, RunSpec.load_task)
+    check_plan(parts.privacy, spec, (9, 4), 0, parts.evaluations)
+    parts.evaluations.ledger.load(0)
     with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4 with those that were"):
-        account.check_plan((9, 4))
-    # Planned are as many, but after other rounds than the one that is over.
-    account.resume_from(4, 0.8, evaluations)
+        check_plan(parts.privacy, spec, (9, 4), 0, parts.evaluations)
+    # As many are planned, but after other rounds than the completed one.
     with pytest.raises(UserError, match=r"expected 2 evaluations, .* found 3: keep the run"):
-        account.check_plan((9, 5))
+        check_plan(parts.privacy, spec, (9, 5), 4, parts.evaluations)
 
 
 @pytest.mark.nightly
