@@ -146,7 +146,7 @@ class TrainingRun:
                 self._cohorts(state),
                 state,
                 rounds,
-                [*self._observers(stop, show_progress, [latest, *observers])],
+                [*self.observers(stop, show_progress, [latest, *observers])],
             )
             if int(trained.state.round_num) < rounds:
                 stop.check(f"round {int(trained.state.round_num)}")
@@ -156,10 +156,19 @@ class TrainingRun:
             self._finish(trained.state, reports)
         return next(iter(reports.values()))
 
-    def _observers(
+    def observers(
         self, stop: StopRequest, show_progress: bool, others: Sequence[Observer]
     ) -> Iterator[Observer]:
-        """Yields the observers of the run in their order; see `observers`."""
+        """Yields the observers of the run in their order.
+
+        The account is brought up to date before a row shows its numbers, and a row is written
+        before a checkpoint counts on it.
+
+        Args:
+            stop: Notes the signals that ask to stop.
+            show_progress: Whether to show progress.
+            others: Further observers.
+        """
         parts, config, history = self.parts, self.spec.config, self.parts.rows.history
         yield parts.evaluations
         if parts.privacy is not None:

@@ -276,8 +276,8 @@ class PrivateTraining:
         if SecurityProperty.SECURE_SUMS not in self._inner.guarantees:
             raise OptionError(
                 "aggregation",
-                "secure sums with distributed privacy, where the noise of a client hides it only in "
-                "a sum whose parts nobody sees",
+                "secure sums with distributed privacy, where the noise of a client hides it only "
+                "in a sum whose parts nobody sees",
                 Verbatim("other sums"),
             )
         clients = self._noise_of_clients

@@ -291,6 +291,52 @@ def test_nothing_is_shown_that_is_not_in_the_ledger(cohort_runtime, tmp_path):
     assert len(_rows(tmp_path)) == 7
 
 
+_ORDER = [
+    "Evaluations",
+    "PrivacyAccount",
+    "MetricsFile",
+    "Opening",
+    "TensorBoard",
+    "Progress",
+    "StopOnSignal",
+    "Checkpoints",
+]
+
+
+def test_observers_of_a_private_run_have_one_order(cohort_runtime, tmp_path):
+    run = TrainingRun(_spec(), RunFolder(tmp_path), cohort_runtime, False)
+    observers = run.observers(StopRequest(), False, [])
+    assert [type(observer).__name__ for observer in observers] == _ORDER
+
+
+class _Crashing(Observer):
+    """Ends the process after an evaluation, as far as a test can."""
+
+    def after_round(self, finished: FinishedRound) -> None:
+        if finished.num == 4:
+            raise _Crash
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", usually([1, 3, 8], range(1, len(_ORDER) + 1)))
+def test_a_crash_between_observers_loses_no_release(cohort_runtime, tmp_path, monkeypatch, place):
+    observers_of = TrainingRun.observers
+
+    def crashing(run: TrainingRun, *args: Any) -> list[Observer]:
+        observers = list(observers_of(run, *args))
+        return [*observers[:place], _Crashing(), *observers[place:]]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, "observers", crashing)
+        with pytest.raises(_Crash):
+            _train(cohort_runtime, tmp_path)
+    assert [line["round_num"] for line in _ledger(tmp_path)] == [4]
+    # Other clients are evaluated: the lost evaluation is a release of its own.
+    _train(cohort_runtime, tmp_path, resume=True, evaluation_clients=9)
+    assert [line["round_num"] for line in _ledger(tmp_path)] == [4, 4, 8, 9]
+    _assert_accounted(tmp_path, 4)
+
+
 _LINE = {"round_num": 4, "evaluated": "a", "place": "b", "sums": "c", "num_models": 1}
 
 
