@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
@@ -76,7 +75,7 @@ def versions() -> dict[str, str]:
     """Returns the versions that an export depends on."""
     return {
         "tff_agnostic": __version__,
-        "tensorflow": importlib.metadata.version("tensorflow"),
+        "tensorflow": _version_if_any("tensorflow"),
         "tensorflow_federated": _version_if_any("tensorflow-federated"),
         "python": platform.python_version(),
     }
@@ -97,7 +96,10 @@ def of_checkout() -> dict[str, str]:
 
 
 def _version_if_any(package: str) -> str:
+    # Imported here: it takes longer than all other imports of this module.
+    from importlib import metadata
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return "not installed"

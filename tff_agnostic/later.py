@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     import sklearn
     import tensorflow as tf
     import tensorflow_federated as tff
+    from tqdm import auto as tqdm
 else:
     dp_accounting = _Later("dp_accounting")
     h5py = _Later("h5py")
@@ -103,6 +104,7 @@ else:
     sklearn = _Later("sklearn")
     tf = _Later("tensorflow")
     tff = _Later(_TFF)
+    tqdm = _Later("tqdm.auto")
 
 __all__ = [
     "dp_accounting",
@@ -114,4 +116,5 @@ __all__ = [
     "sklearn",
     "tf",
     "tff",
+    "tqdm",
 ]

@@ -8,9 +8,8 @@ import time
 from types import TracebackType
 from typing import Optional
 
-from tqdm.auto import tqdm
-
 from plan_runner.terminal import printable, unescaped
+from tff_agnostic.later import tqdm
 
 # Between two lines where there is no bar.
 LINE_SECONDS = 30.0
@@ -54,7 +53,7 @@ class LongWork:
         self._seconds = _BAR_SECONDS if self._has_bar else LINE_SECONDS
         self._ended = threading.Event()
         self._thread: Optional[threading.Thread] = None
-        self._bar = tqdm(
+        self._bar = tqdm.tqdm(
             desc=self._parts(),
             total=total,
             initial=done,
@@ -108,7 +107,7 @@ class LongWork:
 
     def note(self, line: str) -> None:
         """Shows a line of its own, above a bar, on standard output."""
-        tqdm.write(line)
+        tqdm.tqdm.write(line)
 
     def _go_on(self) -> None:
         while not self._ended.wait(self._seconds):

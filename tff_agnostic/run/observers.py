@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from plan_runner.terminal import printable, unescaped
 from tff_agnostic.computations.algorithm import Models, RunState
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, tensorflow_writes, write_errors
-from tff_agnostic.later import tf
+from tff_agnostic.later import tf, tqdm
 from tff_agnostic.metrics.columns import RunRows, example_counts
 from tff_agnostic.metrics.metrics_file import History
 from tff_agnostic.progress import is_shown
@@ -175,7 +174,7 @@ class Progress(Observer):
 
     def begin(self, training: Training, state: RunState, last: int) -> None:
         """Shows the bar."""
-        self._bar = tqdm(
+        self._bar = tqdm.tqdm(
             total=last,
             initial=int(state.round_num),
             unit="round",
@@ -191,7 +190,7 @@ class Progress(Observer):
         if self._visible:
             for note in notes:
                 # Above the bar.
-                tqdm.write(f"round {finished.num}: {note}", file=sys.stderr)
+                tqdm.tqdm.write(f"round {finished.num}: {note}", file=sys.stderr)
         text = round_in_short(self._quantities, self._domain_names, finished.report)
         self._bar.set_postfix_str(printable(text), refresh=False)
         self._bar.update()
