@@ -1,0 +1,129 @@
+"""Private training without settings of runs: account, cohorts and statement."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import optimize, stats
+
+from tests.options import make_options
+from tff_agnostic import regression, train
+from tff_agnostic.aggregations.private_sum import ServerNoiseOptions
+from tff_agnostic.algorithms.fed_avg import FedAvgOptions, fed_avg
+from tff_agnostic.base.options import OptionError
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.training.private import PrivacyAccount, PrivateTraining
+from tff_agnostic.training.private_cohorts import CohortPlan
+
+_CLIENTS, _ROUNDS, _Z, _DELTA = 6, 4, 2.0, 1e-3
+
+
+def _line() -> tf.keras.Model:
+    zeros = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    return tf.keras.Sequential([tf.keras.Input([2]), zeros])
+
+
+@pytest.fixture(scope="module")
+def parts():
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for k in range(_CLIENTS):
+        x = rng.normal(size=(5, 2))
+        arrays[f"c{k}"] = {"x": x, "y": x @ [1.0, -2.0], "domain_id": np.full(5, k % 2)}
+    problem, clients = regression(_line, arrays, ["even", "odd"], clients_per_round=_CLIENTS)
+    return fed_avg(problem, make_options(FedAvgOptions, client_learning_rate=0.1)), clients
+
+
+def _private(parts, clients_per_round=_CLIENTS, sampling="poisson", rounds=_ROUNDS, **options):
+    algorithm, clients = parts
+    plan = CohortPlan(clients, 2, rounds, clients_per_round, sampling)
+    values = {"noise_multiplier": _Z, "delta": _DELTA, "limit_loss": 10.0, **options}
+    made = make_options(ServerNoiseOptions, **values)
+    return PrivateTraining("central", made, PlainSum(), algorithm, plan)
+
+
+def _train(parts, runtime, private, rounds=_ROUNDS, **settings):
+    algorithm, clients = parts
+    return train(
+        algorithm,
+        clients,
+        rounds,
+        aggregation=private.aggregation(),
+        cohorts=private.cohorts,
+        runtime=runtime,
+        observers=[PrivacyAccount(private)],
+        **settings,
+    )
+
+
+def _gaussian_epsilon(rounds: int) -> float:
+    """Returns epsilon of a composed Gaussian mechanism: Dong, Roth, Su 2019, corollary 2.13.
+
+    Every client takes part in every round; neighbours lack one client.
+    """
+    mu, phi = math.sqrt(rounds) / _Z, stats.norm.cdf
+
+    def excess(epsilon: float) -> float:
+        other = math.exp(epsilon) * phi(-epsilon / mu - mu / 2)
+        return float(phi(-epsilon / mu + mu / 2) - other - _DELTA)
+
+    return float(optimize.brentq(excess, 0.0, 200.0))
+
+
+def test_rounds_report_the_epsilon_of_a_gaussian_mechanism(parts, cohort_runtime):
+    private = _private(parts)
+    trained = _train(parts, cohort_runtime, private)
+    spent = [float(report["privacy"]["epsilon"]) for report in trained.reports]
+    expected = [_gaussian_epsilon(t) for t in range(1, _ROUNDS + 1)]
+    assert spent == pytest.approx(expected, rel=2e-3)
+    assert private.statement(_ROUNDS).to_dict()["epsilon"] == spent[-1]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_repeats_noise_and_cohorts_from_the_key_in_its_state(parts, cohort_runtime):
+    whole = _train(parts, cohort_runtime, _private(parts, clients_per_round=2))
+    first = _train(parts, cohort_runtime, _private(parts, clients_per_round=2), rounds=2)
+    ends = []
+    for _ in range(2):
+        # Another process has another key of its own; that of the state counts.
+        private = _private(parts, clients_per_round=2)
+        private.resume_from(first.state)
+        ends.append(_train(parts, cohort_runtime, private, state=first.state))
+    weights = [end.models["model"].trainable[0].tobytes() for end in (*ends, whole)]
+    assert weights[0] == weights[1] != weights[2]
+    assert ends[0].reports[-1]["privacy"] == whole.reports[-1]["privacy"]
+
+
+def test_an_account_of_other_noise_is_refused(parts, cohort_runtime):
+    algorithm, clients = parts
+    private, other = _private(parts), _private(parts, noise_multiplier=3.0)
+    with pytest.raises(OptionError, match=r"^observers: .*, found 'PrivacyAccount'"):
+        train(
+            algorithm,
+            clients,
+            1,
+            aggregation=private.aggregation(),
+            cohorts=private.cohorts,
+            runtime=cohort_runtime,
+            observers=[PrivacyAccount(other)],
+        )
+
+
+def test_a_target_gets_the_least_noise_that_reaches_it(parts):
+    private = _private(parts, noise_multiplier=None, target_epsilon=_gaussian_epsilon(_ROUNDS))
+    assert private.noise_multiplier == pytest.approx(_Z, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"noise_multiplier": None}, r"noise_multiplier: expected a number, or a target_epsilon"),
+        ({"target_epsilon": 1.0}, r"noise_multiplier: expected a number, or .*, found both"),
+        ({"sampling": "turns"}, r"cohort_sampling: expected poisson, uniform or stratified with"),
+        ({"delta": 0.5}, r"delta: expected more than 0 and less than"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(parts, changed, message):
+    with pytest.raises(OptionError, match=f"^{message}"):
+        _private(parts, **changed)
