@@ -62,7 +62,9 @@ def _imported(package: str) -> Any:
         return importlib.import_module(package)
 
 
-class _Later(types.ModuleType):
+class Later(types.ModuleType):
+    """A package that is imported on first use, by its name."""
+
     def __getattr__(self, name: str) -> Any:
         # Called only for names that were not looked up before.
         if self.__name__ == _TFF:
@@ -94,19 +96,18 @@ if TYPE_CHECKING:
     import sklearn
     import tensorflow as tf
     import tensorflow_federated as tff
-    from tqdm import auto as tqdm
 else:
-    dp_accounting = _Later("dp_accounting")
-    h5py = _Later("h5py")
-    jinja2 = _Later("jinja2")
-    matplotlib = _Later("matplotlib")
-    scipy = _Later("scipy")
-    sklearn = _Later("sklearn")
-    tf = _Later("tensorflow")
-    tff = _Later(_TFF)
-    tqdm = _Later("tqdm.auto")
+    dp_accounting = Later("dp_accounting")
+    h5py = Later("h5py")
+    jinja2 = Later("jinja2")
+    matplotlib = Later("matplotlib")
+    scipy = Later("scipy")
+    sklearn = Later("sklearn")
+    tf = Later("tensorflow")
+    tff = Later(_TFF)
 
 __all__ = [
+    "Later",
     "dp_accounting",
     "h5py",
     "jinja2",
@@ -116,5 +117,4 @@ __all__ = [
     "sklearn",
     "tf",
     "tff",
-    "tqdm",
 ]

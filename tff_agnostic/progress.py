@@ -6,10 +6,17 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from plan_runner.terminal import printable, unescaped
-from tff_agnostic.later import tqdm
+from tff_agnostic.later import Later
+
+if TYPE_CHECKING:
+    from tqdm import auto as tqdm
+else:
+    tqdm = Later("tqdm.auto")
+
+__all__ = ["LINE_SECONDS", "LongWork", "is_shown", "tqdm"]
 
 # Between two lines where there is no bar.
 LINE_SECONDS = 30.0

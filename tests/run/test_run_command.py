@@ -6,11 +6,10 @@ from binaries import compare, train
 from tests.binaries.harness import compared_specs, given
 from tff_agnostic.run.command_line import (
     compare_command,
-    flags_without_folders,
     own_flags,
     train_command,
 )
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.run.spec import flags_without_folders, resolve
 
 _RUNS = [
     (),

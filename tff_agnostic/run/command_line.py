@@ -53,9 +53,9 @@ from tff_agnostic.run.process import Interrupted, StopRequest, flag_parts, with_
 from tff_agnostic.run.spec import (
     PLACES_OF_DATA,
     RunSpec,
+    flags_without_folders,
     has_effect,
     inheriting,
-    path_flags,
     resolve,
 )
 from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions, options_of
@@ -523,25 +523,6 @@ def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
     own = ",".join(f"{name}={text}" for name, text in texts.items() if name not in known)
     rest = {name: text for name, text in texts.items() if name in known}
     return {**rest, "algorithm_options": own} if own else rest
-
-
-def flags_without_folders(spec: RunSpec) -> dict[str, Any]:
-    """Returns all flags of a run, with the names of files instead of where they lay."""
-    flags, paths = spec.flags(), spec.paths()
-    named = {name: _names(flags[name]) for name in path_flags(spec)}
-    # A member of a union names its file in a field.
-    named |= {
-        name: flags[name].replace(str(path), path.name)
-        for name, path in paths.items()
-        if isinstance(path, Path)
-    }
-    return {**flags, **named, "algorithm": algorithm_label(spec.config.algorithm)}
-
-
-def _names(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [Path(path).name for path in value]
-    return value if value is None or isinstance(value, int) else Path(value).name
 
 
 def compare_command(

@@ -22,10 +22,10 @@ from plan_runner.terminal import printable, unescaped
 from tff_agnostic.computations.algorithm import Models, RunState
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, tensorflow_writes, write_errors
-from tff_agnostic.later import tf, tqdm
+from tff_agnostic.later import tf
 from tff_agnostic.metrics.columns import RunRows, example_counts
 from tff_agnostic.metrics.metrics_file import History
-from tff_agnostic.progress import is_shown
+from tff_agnostic.progress import is_shown, tqdm
 from tff_agnostic.report_fields import ReportField, ReportFields, Role, paired
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.runtimes.runtime import Runtime, Training

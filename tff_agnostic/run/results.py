@@ -41,10 +41,9 @@ from tff_agnostic.reports.figures import (
     save,
 )
 from tff_agnostic.run.build import evaluation_counts, training_counts
-from tff_agnostic.run.command_line import flags_without_folders
 from tff_agnostic.run.evaluation import Reports
 from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.run.spec import RunSpec, flags_without_folders
 from tff_agnostic.saving.save import SavedFile, save_for_keras
 from tff_agnostic.saving.trained_model import MADE_UP, FileCheck
 from tff_agnostic.tasks.registry import TASKS

@@ -27,7 +27,11 @@ from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.flags import NONE, build, checked, flag_text, flags_of, values_of
 from tff_agnostic.program.options.tasks import task_in
 from tff_agnostic.program.options.tasks import task_options as task_options_of
-from tff_agnostic.program.user_algorithm import algorithm_fingerprint, is_user_file
+from tff_agnostic.program.user_algorithm import (
+    algorithm_fingerprint,
+    algorithm_label,
+    is_user_file,
+)
 from tff_agnostic.run.baseline_files import with_known_baselines
 from tff_agnostic.run.effects import check_effect
 from tff_agnostic.run.options import (
@@ -449,3 +453,22 @@ def _check(flag: str, found: int, aggregation: Aggregation) -> None:
     fewest = aggregation.min_clients
     if found < fewest:
         raise UserError(f"--{flag}: expected at least --secure_min_clients={fewest}, found {found}")
+
+
+def flags_without_folders(spec: RunSpec) -> dict[str, Any]:
+    """Returns all flags of a run, with names of files in place of their paths."""
+    flags, paths = spec.flags(), spec.paths()
+    named = {name: _file_names(flags[name]) for name in path_flags(spec)}
+    # A member of a union names its file in a field.
+    named |= {
+        name: flags[name].replace(str(path), path.name)
+        for name, path in paths.items()
+        if isinstance(path, Path)
+    }
+    return {**flags, **named, "algorithm": algorithm_label(spec.config.algorithm)}
+
+
+def _file_names(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [Path(path).name for path in value]
+    return value if value is None or isinstance(value, int) else Path(value).name
