@@ -19,7 +19,11 @@ from tests.computations.harness import assert_identical, to_numpy
 from tests.random_combinations.draws import Combination, draw
 from tests.runtimes.running import running_runtimes
 from tff_agnostic.algorithms import Trait
-from tff_agnostic.algorithms.delta_fl import RefinedThreshold, SmoothBoundary, SurveyThreshold
+from tff_agnostic.algorithms.tail_thresholds import (
+    RefinedThreshold,
+    SmoothBoundary,
+    SurveyThreshold,
+)
 from tff_agnostic.computations import Algorithm, as_tensors
 from tff_agnostic.computations.server import Adagrad, Adam, Yogi
 from tff_agnostic.domain_weights.ascent import Cvar, Fixed, LambdaPlayer
