@@ -99,26 +99,19 @@ def client_work(
 
 def weighted_update(
     change: list[tf.Tensor],
-    mean_loss: tf.Tensor,
+    loss: tf.Tensor,
     unit_loss: tf.Tensor,
     weight: tf.Tensor,
     q: float,
     lipschitz: float,
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Returns a client's Delta_k / L and h_k / L, times its weight, and whether they are capped.
+    """Returns a client's p_k Delta_k / L and p_k h_k / L, and whether they are capped.
 
     With Dw_k = L (w^t - w_k) and F = F_k(w^t), the paper has Delta_k = F^q Dw_k and
     h_k = q F^(q-1) ||Dw_k||^2 + L F^q. Here F is in units of c, which puts 1 / c before the norm.
-
-    Args:
-        change: w^t - w_k.
-        mean_loss: F_k(w^t), float32 scalar.
-        unit_loss: c.
-        weight: p_k.
-        q: The power.
-        lipschitz: L.
+    The arguments are w^t - w_k, F, c, p_k, q and L.
     """
-    ratio = (mean_loss + _TINY_LOSS) / unit_loss
+    ratio = (loss + _TINY_LOSS) / unit_loss
     is_capped = tf.constant(False)
     if q > 0:
         # Both are normal float32 numbers; a float64 overflows beyond exp(709).

@@ -93,9 +93,8 @@ def client_work(
 
 def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
     """Returns TERM over clients; the first round with examples is one of FedAvg."""
+    # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k) is in `core.averaging`.
     holdout = options.holdout(problem.seed)
-
-    # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k) is in `averaging`.
 
     def remember(memory: TermMemory, summed: core.TrainingOutput) -> TermMemory:
         sums = summed.domain_sums
@@ -140,21 +139,15 @@ def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tens
     return tf.exp(tf.clip_by_value(exponent, _LOWEST, _HIGHEST)), exponent > _HIGHEST
 
 
-def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, usual_loss: tf.Tensor) -> tf.Tensor:
+def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, mean_loss: tf.Tensor) -> tf.Tensor:
     """Returns c of the next round: the mean of the F_k by the weights of this one.
 
     With it the same losses would have weights p_k exp(t (F_k - c)) whose sum is at most that of the
     p_k, and at least the smallest p_k: minus the logarithm of (their sum over that of the p_k) is
     KL(q || p), where q_k is in proportion to p_k exp(t F_k). It is the mean loss of the examples if
     the rounding of a secure sum has lost all weights.
-
-    Args:
-        weight: Sum of the clients' weights.
-        weighted_loss: Sum of their F_k times their weights.
-        usual_loss: The mean loss of the round's examples.
     """
-    tilted_loss = tf.math.divide_no_nan(weighted_loss, weight)
-    return tf.where(weight > 0, tilted_loss, usual_loss)
+    return tf.where(weight > 0, tf.math.divide_no_nan(weighted_loss, weight), mean_loss)
 
 
 ALGORITHM = core.AlgorithmSpec(
