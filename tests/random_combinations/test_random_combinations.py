@@ -357,7 +357,7 @@ def _tells_losses_apart(run: Run) -> bool:
         return True
     if not isinstance(options.threshold, SurveyThreshold):
         return False
-    if options.is_smooth or options.measured_share:
+    if isinstance(options.boundary, SmoothBoundary) or options.measured_share:
         return False
     for state, cohort in zip(run.states, run.cohorts):
         for level in state.algorithm.levels:

@@ -65,13 +65,10 @@ class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Ho
     def __post_init__(self) -> None:
         """Checks which options fit each other; see `Options`."""
         super().__post_init__()
-        if isinstance(self.threshold, RefinedThreshold) and self.is_smooth:
-            raise self.error(
-                "threshold",
-                "survey or lagged with a smooth boundary, which depends on all losses above the "
-                "threshold",
-                Verbatim("refined"),
-            )
+        is_smooth = isinstance(self.boundary, SmoothBoundary)
+        if isinstance(self.threshold, RefinedThreshold) and is_smooth:
+            reason = "with a smooth boundary, which depends on all losses above the threshold"
+            raise self.error("threshold", f"survey or lagged {reason}", Verbatim("refined"))
         if not self.theta:
             raise self.error("theta", "levels above 0 and at most 1")
         # Models, columns and plots have these names, so levels must not round to the same one.
@@ -79,16 +76,6 @@ class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Ho
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise self.error("theta", "different levels", Verbatim(f"{twice} twice"))
-
-    @property
-    def is_smooth(self) -> bool:
-        """Whether the objective is the smoothed one."""
-        return isinstance(self.boundary, SmoothBoundary)
-
-    @property
-    def rounds_per_survey(self) -> int:
-        """Number of rounds that train with the threshold of a survey."""
-        return self.threshold.rounds if isinstance(self.threshold, SurveyThreshold) else 1
 
     def thresholds(self) -> tuple[Threshold, ...]:
         """Returns the threshold of each level."""
@@ -166,18 +153,13 @@ class TailOutput(NamedTuple):
 
     Attributes:
         levels: Output for each level.
-        sums: Losses, counts and metric sums per domain at the first level's w_t.
+        domain_sums: Losses, counts and metric sums per domain at the first level's w_t.
         clients: Outcome of the client.
     """
 
     levels: tuple[LevelOutput, ...]
-    sums: core.DomainSums
+    domain_sums: core.DomainSums
     clients: core.ClientCounts
-
-    @property
-    def domain_sums(self) -> core.DomainSums:
-        """Losses, counts and metric sums per domain."""
-        return self.sums
 
 
 def survey_work(
@@ -305,7 +287,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
     """Returns Delta-FL, with a step for each survey and one for the training."""
     model, optimizer = problem.model, options.server.build(problem.model)
     thresholds, surveys = options.thresholds(), options.threshold.surveys
-    has_pauses = options.rounds_per_survey > 1
+    has_pauses = options.threshold.rounds > 1
     keeps_thresholds = has_pauses or not surveys
     holdout = options.holdout(problem.seed)
 
@@ -358,7 +340,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         levels = tuple(map(level, range(len(thresholds)), state.levels, sums[-1].levels))
         if not has_pauses:
             return DeltaFlState(levels)
-        return DeltaFlState(levels, (state.rounds_since_survey + 1) % options.rounds_per_survey)
+        return DeltaFlState(levels, (state.rounds_since_survey + 1) % options.threshold.rounds)
 
     def models(state: DeltaFlState) -> core.Models:
         return {
@@ -431,7 +413,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
 
         return TailOutput(
             levels=tuple(level(k, threshold) for k, threshold in enumerate(thresholds)),
-            sums=core.domain_sums_bounds(model, limits, holdout.is_active),
+            domain_sums=core.domain_sums_bounds(model, limits, holdout.is_active),
             clients=core.client_counts_bounds(),
         )
 

@@ -78,6 +78,7 @@ class RefinedThreshold(SurveyThreshold):
 class LaggedThreshold(Options):
     """The quantile of the losses of the round before, without a survey."""
 
+    rounds: ClassVar[int] = 1
     surveys: ClassVar[tuple[str, ...]] = ()
 
 
@@ -90,6 +91,7 @@ class TrackedThreshold(Options):
     """
 
     rate: Annotated[float, Within(above=0)] = 0.2
+    rounds: ClassVar[int] = 1
     surveys: ClassVar[tuple[str, ...]] = ()
 
 
