@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tff_agnostic import computations as core
-from tff_agnostic.algorithms.saddle_point import DOMAIN_LOSSES, LossEstimatorOptions, running_mean
+from tff_agnostic.algorithms.saddle_point import LossEstimatorOptions, running_mean
 from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, boost_algorithm, ensemble_of
 from tff_agnostic.domain_weights.ascent import ALPHA, LAMBDA, MEAN_LAMBDA, lambda_ascent
 from tff_agnostic.domain_weights.excess import excess_losses
@@ -158,7 +158,6 @@ def afl_boost(
     lambdas = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts)
     # N_k
     expected = np.asarray(problem.expected_counts or (1.0,) * p, np.float32)
-    domain_losses = DOMAIN_LOSSES[options.loss_estimate]
     baselines = options.lambda_.known_baselines(p)
 
     def initialize() -> AflBoostState:
@@ -183,9 +182,10 @@ def afl_boost(
         weight = m if weighs_by_cohort else tf.cast(has_examples, tf.float32)
         moved = alphas.next(alpha, gradient, weight, state.steps)
         # delta_lambda,t L = (L_1, ..., L_p), at alpha~; as printed sum_j m_j / m grad_lambda L_j
-        losses = excess_losses(domain_losses(sums, expected), baselines, sums.counts > 0)
+        losses = options.domain_losses(sums, expected)
         if weighs_by_cohort:
             losses = tf.math.divide_no_nan(sums.losses, m)
+        losses = excess_losses(losses, baselines, sums.counts > 0)
         taken = state.taken + tf.cast(has_examples, tf.int32)
         mixture = lambdas.mixture(state.lambda_)
         return AflBoostState(

@@ -7,8 +7,9 @@ Source: Mohri, Sivek, Suresh 2019, section 4.2 and appendix F. Pure functions on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Callable, Literal, NamedTuple
+
+import numpy as np
 
 from tff_agnostic.base.options import Verbatim
 from tff_agnostic.computations import DomainSums
@@ -46,14 +47,6 @@ def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
 
 
-# Called with a round's sums, and the examples of each domain that it is expected to measure;
-# returns L.
-DOMAIN_LOSSES: Mapping[str, Callable[[DomainSums, tf.Tensor], tf.Tensor]] = {
-    "unbiased": lambda sums, expected: sums.losses / expected,
-    "ratio": lambda sums, expected: sums.mean_losses(),
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class LossEstimatorOptions(LambdaOptions):
     """Options of algorithms whose lambda steps along estimates of the domains' losses.
@@ -73,6 +66,11 @@ class LossEstimatorOptions(LambdaOptions):
         that moved only where it is present would climb. With "ratio" lambda may stay.
         """
         return ZERO if self.loss_estimate == "unbiased" else FREEZE
+
+    def domain_losses(self, sums: DomainSums, expected: np.ndarray) -> tf.Tensor:
+        """Returns L, from the numbers of examples that a round is expected to measure, [p]."""
+        is_unbiased = self.loss_estimate == "unbiased"
+        return sums.losses / expected if is_unbiased else sums.mean_losses()
 
     def __post_init__(self) -> None:
         """Refuses CVaR, which needs the losses, and baselines of estimates that are no means."""

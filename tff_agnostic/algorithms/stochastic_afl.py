@@ -18,7 +18,6 @@ import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import (
-    DOMAIN_LOSSES,
     Estimate,
     LastGradients,
     LossEstimatorOptions,
@@ -145,7 +144,6 @@ def stochastic_afl(
     counts = problem.expected_counts or (1.0,) * p, problem.expected_kept_out
     expected_trained = np.asarray(holdout.trained_part(*counts), np.float32)
     expected_measured = np.asarray(holdout.measured_part(*counts), np.float32)
-    domain_losses = DOMAIN_LOSSES[options.loss_estimate]
     baselines = options.lambda_.known_baselines(p)
 
     def initialize() -> StochasticAflState:
@@ -179,7 +177,8 @@ def stochastic_afl(
         factor = None if decay is None else decay(tf.cast(tf.maximum(t, 1), tf.float32))
         # delta_w L, delta_lambda L
         by_weights = summed.weighted_delta
-        losses = excess_losses(domain_losses(sums, expected_measured), baselines, sums.counts > 0)
+        losses = options.domain_losses(sums, expected_measured)
+        losses = excess_losses(losses, baselines, sums.counts > 0)
         by_lambda = lambda_gradient(losses, player_seed(state, _LAMBDA_DRAW))
         last = state.last
         if optimistic:
