@@ -65,8 +65,9 @@ def client_work(
     # n_k, if alpha is 1
     counts = core.domain_counts(num_domains, clients)
     beta = clients.map(lambda n_k: core.client_weight(alpha, n_k), counts)
-    arguments = model, training, weights, clients, alpha, beta
-    trained, sums = core.local_sgd(*arguments, measured_domains=num_domains, proximal=proximal)
+    trained, sums = core.local_sgd(
+        model, training, weights, clients, alpha, beta, num_domains, proximal
+    )
     return core.training_output(weights, trained, beta, sums, clients)
 
 
@@ -99,7 +100,7 @@ def fed_avg(
         weight = scale * tf.cast(r.sums[-1].domain_counts, tf.float32)
         return tf.math.divide_no_nan(weight, tf.reduce_sum(weight))
 
-    # w_t = sum_k n_k w^k / sum_k n_k is in `averaging`.
+    # w_t = sum_k n_k w^k / sum_k n_k is in `core.averaging`.
     return core.averaging(
         name,
         problem,
