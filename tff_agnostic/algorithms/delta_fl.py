@@ -134,6 +134,12 @@ class LevelMessage(NamedTuple):
     threshold: Any
 
 
+class TailBroadcast(NamedTuple):
+    """Message of the training."""
+
+    levels: tuple[LevelMessage, ...]
+
+
 class LevelOutput(NamedTuple):
     """Output of a client for a level.
 
@@ -188,7 +194,7 @@ def survey_work(
 
 
 def tail_work(
-    broadcast: tuple[LevelMessage, ...],
+    broadcast: TailBroadcast,
     clients: core.Clients,
     *,
     model: core.Model,
@@ -242,9 +248,9 @@ def tail_work(
         output, is_finite = clients.map(weighted, trained, sums, share)
         return core.zero_unless(is_finite & (clients.num_examples > 0), output), is_finite
 
-    weights = tuple(message.weights for message in broadcast)
+    weights = tuple(message.weights for message in broadcast.levels)
     measured = _measured(model, num_domains, weights, clients, holdout)
-    outputs, are_finite = zip(*map(level, thresholds, broadcast, measured))
+    outputs, are_finite = zip(*map(level, thresholds, broadcast.levels, measured))
     trains = functools.reduce(tf.logical_or, [output.weight > 0 for output in outputs])
     is_finite = functools.reduce(tf.logical_and, are_finite)
     return TailOutput(
@@ -322,11 +328,11 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         new = thresholds[k].next(kept, *answers(k, *sums))
         return tf.nest.map_structure(lambda n, o: tf.where(has_survey(state), n, o), new, kept)
 
-    def broadcast(state: DeltaFlState, *sums: Any) -> tuple[LevelMessage, ...]:
-        messages = (
-            LevelMessage(v.weights, eta(k, state, *sums)) for k, v in enumerate(state.levels)
-        )
-        return tuple(messages)
+    def broadcast(state: DeltaFlState, *sums: Any) -> TailBroadcast:
+        def message(k: int, level: Level) -> LevelMessage:
+            return LevelMessage(level.weights, eta(k, state, *sums))
+
+        return TailBroadcast(tuple(map(message, range(len(thresholds)), state.levels)))
 
     def finish(state: DeltaFlState, *sums: Any) -> DeltaFlState:
         def level(k: int, before: Level, output: Any) -> Level:
