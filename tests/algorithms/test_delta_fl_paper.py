@@ -14,7 +14,8 @@ from tests.algorithms.references.local_sgd import LocalSgd
 from tests.algorithms.references.softmax import SOFTMAX, Client, mean_loss, size
 from tests.computations.harness import assert_identical, random_client
 from tff_agnostic.algorithms import ALGORITHMS, Problem
-from tff_agnostic.algorithms.delta_fl import DeltaFlOptions, RefinedThreshold, SmoothBoundary
+from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
+from tff_agnostic.algorithms.tail_thresholds import RefinedThreshold, SmoothBoundary
 from tff_agnostic.base.options import OptionError
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.computations.round import Round

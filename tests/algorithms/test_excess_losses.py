@@ -24,8 +24,9 @@ from tff_agnostic.domain_weights.ascent import (
     ProjectedGradient,
     lambda_ascent,
 )
+from tff_agnostic.domain_weights.ball import BallSet
 from tff_agnostic.domain_weights.excess import excess_losses
-from tff_agnostic.domain_weights.sets import BallSet, BoxSet, HullSet
+from tff_agnostic.domain_weights.sets import BoxSet, HullSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 

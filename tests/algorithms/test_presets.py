@@ -18,8 +18,12 @@ from tests.algorithms.cases import NUM_DOMAINS, random_ensemble
 from tests.computations.harness import random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
-from tff_agnostic.algorithms.delta_fl import ExactBoundary, LaggedThreshold, PaperBoundary
 from tff_agnostic.algorithms.fed_avg import takes_part
+from tff_agnostic.algorithms.tail_thresholds import (
+    ExactBoundary,
+    LaggedThreshold,
+    PaperBoundary,
+)
 from tff_agnostic.boosting.alpha import AlphaSteps
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.clients import client_seeds

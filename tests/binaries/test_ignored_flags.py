@@ -6,7 +6,7 @@ import pytest
 
 from binaries import compare, train
 from tests.binaries.harness import TOY, Caller, compared_specs, given
-from tff_agnostic.algorithms.delta_fl import SmoothBoundary
+from tff_agnostic.algorithms.tail_thresholds import SmoothBoundary
 
 _AGNOSTIC, _AFL, _BOOST, _DELTA = (
     f"--algorithm={name}"

@@ -17,7 +17,7 @@ from tff_agnostic.domain_weights.ascent import (
     cvar_step,
     lambda_ascent,
 )
-from tff_agnostic.domain_weights.sets import BallSet
+from tff_agnostic.domain_weights.ball import BallSet
 from tff_agnostic.errors import UserError
 
 _LEVELS = (1e-30, 0.01, 0.1, 0.29, 0.5, 0.8, 1.0)

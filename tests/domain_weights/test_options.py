@@ -10,7 +10,8 @@ from tests import golden
 from tests.options import make_options
 from tff_agnostic.domain_weights import Ball, Box, Hull, Simplex
 from tff_agnostic.domain_weights.ascent import LambdaOptions
-from tff_agnostic.domain_weights.sets import BallSet, BoxSet, HullSet, SimplexSet
+from tff_agnostic.domain_weights.ball import BallSet
+from tff_agnostic.domain_weights.sets import BoxSet, HullSet, SimplexSet
 from tff_agnostic.errors import UserError
 
 _NAMES = ("a", "b", "c")

@@ -17,7 +17,8 @@ from tff_agnostic.aggregations.aggregation import LimitedOptions, PlainSum
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS, named
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
-from tff_agnostic.algorithms.delta_fl import (
+from tff_agnostic.algorithms.saddle_point import drawn_by_lambda, one_drawn_loss
+from tff_agnostic.algorithms.tail_thresholds import (
     LaggedThreshold,
     PaperBoundary,
     RefinedThreshold,
@@ -25,7 +26,6 @@ from tff_agnostic.algorithms.delta_fl import (
     SurveyThreshold,
     TrackedThreshold,
 )
-from tff_agnostic.algorithms.saddle_point import drawn_by_lambda, one_drawn_loss
 from tff_agnostic.base.options import Options
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.computations import Algorithm
@@ -46,7 +46,8 @@ from tff_agnostic.domain_weights.ascent import (
     ProjectedGradient,
     chi2,
 )
-from tff_agnostic.domain_weights.sets import BallSet, BoxSet, HullSet
+from tff_agnostic.domain_weights.ball import BallSet
+from tff_agnostic.domain_weights.sets import BoxSet, HullSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.options.flags import flags_of
 

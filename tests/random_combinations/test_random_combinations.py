@@ -19,7 +19,11 @@ from tests.computations.harness import assert_identical, to_numpy
 from tests.random_combinations.draws import Combination, draw
 from tests.runtimes.running import running_runtimes
 from tff_agnostic.algorithms import Trait
-from tff_agnostic.algorithms.delta_fl import RefinedThreshold, SmoothBoundary, SurveyThreshold
+from tff_agnostic.algorithms.tail_thresholds import (
+    RefinedThreshold,
+    SmoothBoundary,
+    SurveyThreshold,
+)
 from tff_agnostic.computations import Algorithm, as_tensors
 from tff_agnostic.computations.server import Adagrad, Adam, Yogi
 from tff_agnostic.domain_weights.ascent import Cvar, Fixed, LambdaPlayer
@@ -353,7 +357,7 @@ def _tells_losses_apart(run: Run) -> bool:
         return True
     if not isinstance(options.threshold, SurveyThreshold):
         return False
-    if options.is_smooth or options.measured_share:
+    if isinstance(options.boundary, SmoothBoundary) or options.measured_share:
         return False
     for state, cohort in zip(run.states, run.cohorts):
         for level in state.algorithm.levels:

@@ -27,9 +27,6 @@ from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 
-# beta^k is the client's share of the round, about 1 / c; it is larger if a domain was rarer in the
-# window than it is on the client.
-_MAX_BETA = 10.0
 # The window is part of the server's state, and so of every checkpoint.
 _MAX_WINDOW_BYTES = 64 * 2**20
 
@@ -101,16 +98,15 @@ def agnostic_fed_avg(
     slope: Optional[Slope] = None,
     initial_counts: Optional[Sequence[float]] = None,
 ) -> core.Algorithm:
-    """Returns AgnosticFedAvg.
+    """Returns AgnosticFedAvg; line 9, w_t = sum_k beta^k w^k / beta_t, is in `core.averaging`.
 
     Args:
         problem: The learning problem.
-        options: The settings.
+        options: The options.
         slope: Slope of a term of lambda's objective besides the losses; see `lambda_ascent`.
         initial_counts: N_0, p positive numbers that fill the window before the first round; if
-            None, the counts that a round is expected to have. With r = 1 only their ratios matter,
-            and only in the first round; with r > 1 they stay next to real counts for r - 1 rounds,
-            so that their size matters as well.
+            None, the counts that a round is expected to have. With r = 1 only their ratios matter;
+            with r > 1 they stay next to real counts for r - 1 rounds, so that their size matters.
     """
     holdout = options.holdout(problem.seed)
     ascent = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts, slope)
@@ -122,17 +118,13 @@ def agnostic_fed_avg(
     def memory() -> Domains:
         # Line 2: lambda_0, N_0
         lambda_ = np.array(ascent.initial, np.float32)
-        domains = Domains(lambda_, np.tile(counts_0, [options.window, 1]), counts_0)
-        if baselines is None:
-            return domains
         mean = MeanLambda(ascent.mixture(lambda_), np.zeros([], np.int32))
-        return domains._replace(mean_lambda=mean)
+        window = np.tile(counts_0, [options.window, 1])
+        return Domains(lambda_, window, counts_0, () if baselines is None else mean)
 
     def scale(domains: Domains) -> tf.Tensor:
         # Line 4: alpha_t = lambda_{t-1} / (sum_{j=t-r}^{t-1} N_j / r)
         return ascent.mixture(domains.lambda_) / domains.mean_counts
-
-    # Line 9, w_t = sum_k beta^k w^k / beta_t, is in `averaging`.
 
     def remember(domains: Domains, summed: core.TrainingOutput) -> Domains:
         # Line 10: N_t = sum_k N^k
@@ -145,7 +137,7 @@ def agnostic_fed_avg(
         lambda_ = ascent.next(domains.lambda_, losses, *sums.trained_and_measured())
         window, mean_counts = slide(domains.window, domains.mean_counts, counts)
         mean = domains.mean_lambda
-        if isinstance(mean, MeanLambda):
+        if baselines is not None:
             has_examples = tf.reduce_sum(counts) > 0
             t = mean.rounds + tf.cast(has_examples, tf.int32)
             mean = MeanLambda(running_mean(mean.mean, ascent.mixture(lambda_), t, has_examples), t)
@@ -156,8 +148,8 @@ def agnostic_fed_avg(
         core.Column(ALPHA, lambda r: scale(r.before.memory)),
     ]
     if baselines is not None:
-        mean_lambda = core.Column(MEAN_LAMBDA, lambda r: r.after.memory.mean_lambda.mean)
-        domain_columns.append(mean_lambda)
+        mean = core.Column(MEAN_LAMBDA, lambda r: r.after.memory.mean_lambda.mean)
+        domain_columns.append(mean)
     return core.averaging(
         "agnostic_fed_avg",
         problem,
@@ -168,7 +160,9 @@ def agnostic_fed_avg(
         send=scale,
         remember=remember,
         # sum_k beta^k = sum_i alpha_i N_t^i, which is sum_i lambda_i = 1 with the expected counts.
-        bounds=core.training_bounds(problem.model, _MAX_BETA, expected_weight=1.0, holdout=holdout),
+        bounds=core.training_bounds(
+            problem.model, core.MAX_ROUND_SHARE, expected_weight=1.0, holdout=holdout
+        ),
         domain_columns=domain_columns,
         is_held_out=holdout.is_active,
         lambda_set=ascent.lambda_set,
@@ -176,13 +170,11 @@ def agnostic_fed_avg(
 
 
 def first_counts(window: int, counts: Optional[Sequence[float]], p: int) -> np.ndarray:
-    """Returns N_0, float32 [p], of counts that are to fill the window; 1 each if None."""
+    """Returns N_0, float32 [p]; 1 for each domain if no counts are known."""
     max_rounds = _MAX_WINDOW_BYTES // (np.dtype(np.float32).itemsize * p)
     if window > max_rounds:
-        size = f"which make {_MAX_WINDOW_BYTES // 2**20} MiB"
-        raise OptionError(
-            "window", f"at most {max_rounds} rounds of {p} domains each, {size}", window
-        )
+        expected = f"at most {max_rounds} rounds of {p} domains each, which make "
+        raise OptionError("window", f"{expected}{_MAX_WINDOW_BYTES // 2**20} MiB", window)
     counts_0 = np.ones([p]) if counts is None else np.asarray(counts, np.float64)
     if counts_0.shape != (p,) or not np.all((counts_0 > 0) & np.isfinite(counts_0)):
         raise UserError(
@@ -199,11 +191,6 @@ def slide(
 
     A domain that is absent from the complete window keeps its last positive mean, where the paper
     has 0/0. A round without examples changes nothing.
-
-    Args:
-        window: The last r counts, float32 [r, p].
-        mean_counts: Mean of the window, float32 [p].
-        counts: N_t, float32 [p].
     """
     slid = tf.concat([window[1:], counts[tf.newaxis]], axis=0)
     # (1 / r) sum_{j=t-r+1}^t N_j
@@ -218,14 +205,7 @@ ALGORITHM = core.AlgorithmSpec(
     paper="Ro et al. 2021, Algorithm 1",
     build=agnostic_fed_avg,
     options=AgnosticFedAvgOptions,
-    traits=frozenset(
-        {
-            core.Trait.ONE_DOMAIN_IS_FED_AVG,
-            core.Trait.PARTITION_BLIND,
-            core.Trait.COHORT_TWICE_IS_ONCE,
-            core.Trait.LEARNS_FROM_EVERY_DOMAIN,
-        }
-    ),
+    traits=frozenset(core.Trait) - {core.Trait.DOMAIN_BLIND},
     paper_settings={
         **core.AVERAGE,  # line 9
         "client_normalizer": "client",  # CLIENT line 10

@@ -7,7 +7,7 @@ over the theta of all clients, by weight, for whom the model is worst. theta = 1
 below every client's weight is the worst client. Several levels make a family of models, each
 trained on the same cohorts as if it were alone.
 
-A round of the paper asks for the losses, finds their quantile, and trains the clients above it.
+A round of Algorithm 2 asks for the losses, finds their quantile, and trains the clients above it.
 Where the threshold is known before, from the round before or tracked, the round has one step; see
 `tail_thresholds`. Algorithm 1 keeps a threshold for several rounds, which then have no survey.
 
@@ -20,95 +20,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, Union
+from typing import Annotated, Any, NamedTuple, Union
 
 import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.tail_thresholds import (
-    CutThreshold,
-    Refined,
-    Smoothed,
+    Boundary,
+    ExactBoundary,
+    LaggedThreshold,
+    RefinedThreshold,
+    SmoothBoundary,
+    SurveyThreshold,
     Threshold,
-    Tracked,
-    exact_share,
-    paper_share,
+    TrackedThreshold,
+    build_threshold,
 )
-from tff_agnostic.base.options import Options, Verbatim, Within
+from tff_agnostic.base.options import Verbatim, Within
 from tff_agnostic.later import tf
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactBoundary(Options):
-    """Clients at the threshold count as much as is left of theta."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PaperBoundary(Options):
-    """Clients at the threshold count in full, as printed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SmoothBoundary(Options):
-    """Clients above the threshold count the more the larger their loss: the smoothed objective.
-
-    Attributes:
-        width: Distance from the threshold to the loss from which a client counts in full.
-    """
-
-    width: Annotated[float, Within(above=0)] = 0.1
-
-
-Boundary = Union[ExactBoundary, PaperBoundary, SmoothBoundary]
-
-
-@dataclasses.dataclass(frozen=True)
-class SurveyThreshold(Options):
-    """The quantile of the losses of a survey, in bins 2.7% wide.
-
-    Attributes:
-        rounds: Number of rounds that train with the threshold of a survey (Algorithm 1 of the
-            paper).
-    """
-
-    rounds: Annotated[int, Within(least=1)] = 1
-    steps: ClassVar[tuple[str, ...]] = ("survey",)
-
-
-@dataclasses.dataclass(frozen=True)
-class RefinedThreshold(SurveyThreshold):
-    """The exact quantile, from three surveys.
-
-    Attributes:
-        rounds: Number of rounds that train with the threshold of a survey (Algorithm 1 of the
-            paper).
-    """
-
-    steps: ClassVar[tuple[str, ...]] = ("survey", "second_survey", "third_survey")
-
-
-@dataclasses.dataclass(frozen=True)
-class LaggedThreshold(Options):
-    """The quantile of the losses of the round before, without a survey."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TrackedThreshold(Options):
-    """A threshold that moves by factors, without a survey.
-
-    Attributes:
-        rate: Step size of the logarithm of the threshold.
-    """
-
-    rate: Annotated[float, Within(above=0)] = 0.2
-
-
-@dataclasses.dataclass(frozen=True)
-class DeltaFlOptions(
-    core.AveragingOptions,
-    core.ClientWeightingOptions,
-    core.HoldoutOptions,
-):
+class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.HoldoutOptions):
     """Options of Delta-FL.
 
     Attributes:
@@ -132,13 +65,10 @@ class DeltaFlOptions(
     def __post_init__(self) -> None:
         """Checks which options fit each other; see `Options`."""
         super().__post_init__()
-        if isinstance(self.threshold, RefinedThreshold) and self.is_smooth:
-            raise self.error(
-                "threshold",
-                "survey or lagged with a smooth boundary, which depends on all losses above the "
-                "threshold",
-                Verbatim("refined"),
-            )
+        is_smooth = isinstance(self.boundary, SmoothBoundary)
+        if isinstance(self.threshold, RefinedThreshold) and is_smooth:
+            reason = "with a smooth boundary, which depends on all losses above the threshold"
+            raise self.error("threshold", f"survey or lagged {reason}", Verbatim("refined"))
         if not self.theta:
             raise self.error("theta", "levels above 0 and at most 1")
         # Models, columns and plots have these names, so levels must not round to the same one.
@@ -147,34 +77,9 @@ class DeltaFlOptions(
             twice = next(name for name in names if names.count(name) > 1)
             raise self.error("theta", "different levels", Verbatim(f"{twice} twice"))
 
-    @property
-    def is_smooth(self) -> bool:
-        """Whether the objective is the smoothed one."""
-        return isinstance(self.boundary, SmoothBoundary)
-
-    @property
-    def surveys(self) -> tuple[str, ...]:
-        """Names of the steps before the training in which clients send their losses."""
-        return self.threshold.steps if isinstance(self.threshold, SurveyThreshold) else ()
-
-    @property
-    def rounds_per_survey(self) -> int:
-        """Number of rounds that train with the threshold of a survey."""
-        return self.threshold.rounds if isinstance(self.threshold, SurveyThreshold) else 1
-
     def thresholds(self) -> tuple[Threshold, ...]:
         """Returns the threshold of each level."""
-        return tuple(map(self._threshold, self.theta))
-
-    def _threshold(self, theta: float) -> Threshold:
-        if isinstance(self.threshold, TrackedThreshold):
-            return Tracked(theta, self.threshold.rate)
-        if isinstance(self.boundary, SmoothBoundary):
-            return Smoothed(theta, self.boundary.width)
-        share_at = paper_share if isinstance(self.boundary, PaperBoundary) else exact_share
-        if isinstance(self.threshold, RefinedThreshold):
-            return Refined(theta, share_at)
-        return CutThreshold(theta, share_at)
+        return tuple(build_threshold(t, self.threshold, self.boundary) for t in self.theta)
 
 
 class Level(NamedTuple):
@@ -204,17 +109,11 @@ class DeltaFlState(NamedTuple):
     rounds_since_survey: Any = ()
 
 
-class Survey(NamedTuple):
-    """Output of a client before the training: a statistic of its loss for each level."""
-
-    said: tuple[Any, ...]
-
-
-class FirstQuestion(NamedTuple):
-    """Message of the first survey.
+class SurveyMessage(NamedTuple):
+    """Message of a survey.
 
     Attributes:
-        weights: w_t of each level.
+        weights: w_t of each level in the first survey; clients remember their losses afterwards.
         questions: Question of each level; see `Threshold.question`.
     """
 
@@ -222,54 +121,55 @@ class FirstQuestion(NamedTuple):
     questions: tuple[Any, ...]
 
 
+class Survey(NamedTuple):
+    """Output of a client in a survey: its answer for each level."""
+
+    answers: tuple[Any, ...]
+
+
 class LevelMessage(NamedTuple):
-    """What the server broadcasts for a level: w_t and eta_t."""
+    """Message of the training for a level: w_t and eta_t."""
 
     weights: core.ModelWeights
     threshold: Any
 
 
 class TailBroadcast(NamedTuple):
-    """What the server broadcasts."""
+    """Message of the training."""
 
     levels: tuple[LevelMessage, ...]
 
 
 class LevelOutput(NamedTuple):
-    """What a client sends for a level.
+    """Output of a client for a level.
 
     Attributes:
         delta: w_t - w_k times the client's weight, like the trainable weights.
         weight: alpha_k times the share of it that counts, float32 scalar.
-        said: A statistic of its loss; () after a survey.
+        answer: Its answer for the next threshold; () after a survey.
     """
 
     delta: list[tf.Tensor]
     weight: tf.Tensor
-    said: Any
+    answer: Any
 
 
 class TailOutput(NamedTuple):
-    """What a client sends.
+    """Output of a client.
 
     Attributes:
-        levels: For each level.
-        sums: Losses, counts and metric sums per domain at the first level's w_t.
+        levels: Output for each level.
+        domain_sums: Losses, counts and metric sums per domain at the first level's w_t.
         clients: Outcome of the client.
     """
 
     levels: tuple[LevelOutput, ...]
-    sums: core.DomainSums
+    domain_sums: core.DomainSums
     clients: core.ClientCounts
-
-    @property
-    def domain_sums(self) -> core.DomainSums:
-        """Losses, counts and metric sums per domain."""
-        return self.sums
 
 
 def survey_work(
-    broadcast: FirstQuestion,
+    broadcast: SurveyMessage,
     clients: core.Clients,
     *,
     model: core.Model,
@@ -278,43 +178,19 @@ def survey_work(
     client_weighting: str,
     holdout: core.Holdout,
 ) -> core.ClientResult:
-    """Algorithm 2, line 4: sends the client's losses, and remembers its measurements."""
-    at_levels = tuple(
-        core.measure_domains(model, num_domains, weights, clients, holdout)[0]
-        for weights in broadcast.weights
-    )
-    survey = _statements(broadcast.questions, at_levels, clients, thresholds, client_weighting)
-    return core.ClientResult(survey, at_levels)
+    """Algorithm 2, line 4: answers with a statistic of F_k(w_t), and remembers the losses."""
 
+    def answer(threshold: Threshold, question: Any, sums: core.DomainSums) -> Any:
+        def of_client(sums: core.DomainSums) -> tuple[Any, tf.Tensor]:
+            loss, weight = _loss(sums), _whole_weight(client_weighting, sums)
+            return threshold.answer(question, loss, weight), tf.math.is_finite(loss)
 
-def later_survey_work(
-    broadcast: tuple[Any, ...],
-    clients: core.Clients,
-    *,
-    thresholds: tuple[Threshold, ...],
-    client_weighting: str,
-) -> Survey:
-    """Answers the question of a later survey, from the measurements that a client remembers."""
-    return _statements(broadcast, clients.state, clients, thresholds, client_weighting)
+        answers, is_known = clients.map(of_client, sums)
+        return core.zero_unless(is_known & (clients.num_examples > 0), answers)
 
-
-def _statements(
-    questions: tuple[Any, ...],
-    at_levels: tuple[core.DomainSums, ...],
-    clients: core.Clients,
-    thresholds: tuple[Threshold, ...],
-    client_weighting: str,
-) -> Survey:
-    def said(threshold: Threshold, question: Any, sums: core.DomainSums) -> Any:
-        def statistic(sums: core.DomainSums) -> tuple[Any, tf.Tensor]:
-            loss = _loss(sums)
-            weight = _whole_weight(client_weighting, sums)
-            return threshold.statement(question, loss, weight), tf.math.is_finite(loss)
-
-        of_client, is_known = clients.map(statistic, sums)
-        return core.zero_unless(is_known & (clients.num_examples > 0), of_client)
-
-    return Survey(tuple(map(said, thresholds, questions, at_levels)))
+    measured = _measured(model, num_domains, broadcast.weights, clients, holdout)
+    answers = map(answer, thresholds, broadcast.questions, measured)
+    return core.ClientResult(Survey(tuple(answers)), measured)
 
 
 def tail_work(
@@ -332,7 +208,7 @@ def tail_work(
     """Algorithm 2, lines 6 to 8: trains, if the client's loss is in the tail.
 
     Args:
-        broadcast: What the server broadcasts.
+        broadcast: w_t and eta_t of each level.
         num_domains: p.
         options: How clients train.
         thresholds: Threshold of each level.
@@ -342,11 +218,12 @@ def tail_work(
         holdout: Which examples losses are measured on, and which are trained on.
     """
     alpha = tf.ones([num_domains])
+    training = holdout.training(clients)
 
     def level(
-        threshold: Threshold, message: LevelMessage, sums: core.DomainSums, training: core.Clients
+        threshold: Threshold, message: LevelMessage, sums: core.DomainSums
     ) -> tuple[LevelOutput, tf.Tensor]:
-        """Returns what each client sends for a level, and whether all of it was finite."""
+        """Returns the output of each client for a level, and whether it is finite."""
         weights, eta = message
         # F_k(w_t) >= eta_t
         share = threshold.share(eta, clients.map(_loss, sums))
@@ -364,39 +241,40 @@ def tail_work(
                 tf.where(weight > 0, weight * (w - w_k), 0.0)
                 for w, w_k in zip(weights.trainable, trained)
             ]
-            said = () if is_surveyed else threshold.statement(eta, loss, whole)
+            answer = () if is_surveyed else threshold.answer(eta, loss, whole)
             floats = [value for value in tf.nest.flatten(sums) if value.dtype.is_floating]
-            return LevelOutput(delta, weight, said), core.all_finite([loss, *delta, *floats])
+            return LevelOutput(delta, weight, answer), core.all_finite([loss, *delta, *floats])
 
         output, is_finite = clients.map(weighted, trained, sums, share)
         return core.zero_unless(is_finite & (clients.num_examples > 0), output), is_finite
 
-    # In a round without the surveys that an algorithm has, clients remember nothing.
-    if clients.state:
-        training = holdout.training(clients)
-        measured = [(sums, training) for sums in clients.state]
-    else:
-        measured = [
-            core.measure_domains(model, num_domains, weights, clients, holdout)
-            for weights, _ in broadcast.levels
-        ]
-    outputs, are_finite = zip(
-        *(
-            level(threshold, message, *of_level)
-            for threshold, message, of_level in zip(thresholds, broadcast.levels, measured)
-        )
-    )
+    weights = tuple(message.weights for message in broadcast.levels)
+    measured = _measured(model, num_domains, weights, clients, holdout)
+    outputs, are_finite = zip(*map(level, thresholds, broadcast.levels, measured))
     trains = functools.reduce(tf.logical_or, [output.weight > 0 for output in outputs])
     is_finite = functools.reduce(tf.logical_and, are_finite)
     return TailOutput(
         outputs,
-        core.zero_unless(are_finite[0], measured[0][0]),
+        core.zero_unless(are_finite[0], measured[0]),
         core.count_clients(is_finite, trains, tf.equal(clients.num_examples, 0)),
     )
 
 
+def _measured(
+    model: core.Model,
+    num_domains: int,
+    weights: tuple[core.ModelWeights, ...],
+    clients: core.Clients,
+    holdout: core.Holdout,
+) -> tuple[core.DomainSums, ...]:
+    """Returns the clients' losses at each level, which they measure once in a round."""
+    return clients.state or tuple(
+        core.measure_domains(model, num_domains, w, clients, holdout)[0] for w in weights
+    )
+
+
 def _loss(sums: core.DomainSums) -> tf.Tensor:
-    """Returns F_k; of a client that measures nothing 0, and it has no weight."""
+    """Returns F_k; 0 if the client measures nothing, and then it has no weight."""
     return sums.mean_loss(otherwise=tf.constant(0.0))
 
 
@@ -414,69 +292,61 @@ def _whole_weight(client_weighting: str, sums: core.DomainSums) -> tf.Tensor:
 def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
     """Returns Delta-FL, with a step for each survey and one for the training."""
     model, optimizer = problem.model, options.server.build(problem.model)
-    thresholds = options.thresholds()
-    surveys = options.surveys
-    keeps_thresholds = not surveys or options.rounds_per_survey > 1
+    thresholds, surveys = options.thresholds(), options.threshold.surveys
+    has_pauses = options.threshold.rounds > 1
+    keeps_thresholds = has_pauses or not surveys
     holdout = options.holdout(problem.seed)
 
     def initialize() -> DeltaFlState:
         def level(threshold: Threshold) -> Level:
-            start = core.initial_model(model, optimizer)
             eta = core.as_tensors(threshold.initial()) if keeps_thresholds else ()
-            return Level(*start, eta)
+            return Level(*core.initial_model(model, optimizer), eta)
 
-        since_survey = tf.constant(0) if options.rounds_per_survey > 1 else ()
+        since_survey = tf.constant(0) if has_pauses else ()
         return DeltaFlState(tuple(map(level, thresholds)), since_survey)
 
     def has_survey(state: DeltaFlState) -> tf.Tensor:
-        return tf.equal(state.rounds_since_survey, 0)
+        return tf.equal(state.rounds_since_survey, 0) if has_pauses else tf.constant(True)
 
-    def statements(*sums: Any) -> list[tuple[Any, ...]]:
-        """Returns the statements for each level, of all surveys so far, or of the training."""
+    def answers(k: int, *sums: Any) -> list[Any]:
+        """Returns the answers for a level, to the surveys so far or from the training."""
         if surveys:
-            return list(zip(*(sent.said for sent in sums[: len(surveys)])))
-        return [(output.said,) for output in sums[-1].levels]
+            return [survey.answers[k] for survey in sums[: len(surveys)]]
+        return [sums[-1].levels[k].answer]
 
-    def etas(state: DeltaFlState, *sums: Any) -> list[Any]:
+    def questions(state: DeltaFlState, *sums: Any) -> SurveyMessage:
+        weights = () if sums else tuple(level.weights for level in state.levels)
+        of_levels = (t.question(*answers(k, *sums)) for k, t in enumerate(thresholds))
+        return SurveyMessage(weights, tuple(of_levels))
+
+    def eta(k: int, state: DeltaFlState, *sums: Any) -> Any:
+        """Returns eta_t, from this round's survey or from an earlier round."""
+        kept = state.levels[k].threshold if keeps_thresholds else thresholds[k].initial()
         if not surveys:
-            return [level.threshold for level in state.levels]
-        # eta_t = Quantile(1 - theta, (F_k(w_t), alpha_k))
-        said = statements(*sums)
-        if not keeps_thresholds:
-            return [t.next(t.initial(), *of_level) for t, of_level in zip(thresholds, said)]
-
-        def kept(threshold: Threshold, eta: Any, said: Any) -> Any:
-            new = threshold.next(eta, *said)
-            return tf.nest.map_structure(lambda n, o: tf.where(has_survey(state), n, o), new, eta)
-
-        return list(map(kept, thresholds, (level.threshold for level in state.levels), said))
-
-    def questions(state: DeltaFlState, *sums: Any) -> Any:
-        if sums:
-            return tuple(t.question(*said) for t, said in zip(thresholds, statements(*sums)))
-        weights = tuple(level.weights for level in state.levels)
-        return FirstQuestion(weights, tuple(t.question() for t in thresholds))
+            return kept
+        # Line 5: eta_t = Quantile(1 - theta, (F_k(w_t), alpha_k))
+        new = thresholds[k].next(kept, *answers(k, *sums))
+        return tf.nest.map_structure(lambda n, o: tf.where(has_survey(state), n, o), new, kept)
 
     def broadcast(state: DeltaFlState, *sums: Any) -> TailBroadcast:
-        pairs = zip(state.levels, etas(state, *sums))
-        return TailBroadcast(tuple(LevelMessage(level.weights, eta) for level, eta in pairs))
+        def message(k: int, level: Level) -> LevelMessage:
+            return LevelMessage(level.weights, eta(k, state, *sums))
+
+        return TailBroadcast(tuple(map(message, range(len(thresholds)), state.levels)))
 
     def finish(state: DeltaFlState, *sums: Any) -> DeltaFlState:
-        said = [()] * len(thresholds) if surveys else statements(*sums)
+        def level(k: int, before: Level, output: Any) -> Level:
+            # Line 9: w_{t+1} = sum alpha_k w_k / sum alpha_k over the clients of the tail
+            after: Level = core.average_and_apply(optimizer, before, output.delta, output.weight)
+            if not surveys:
+                lagged = thresholds[k].next(before.threshold, *answers(k, *sums))
+                return after._replace(threshold=lagged)
+            return after._replace(threshold=eta(k, state, *sums)) if has_pauses else after
 
-        def level(threshold: Threshold, before: Level, eta: Any, output: Any, said: Any) -> Level:
-            # w_{t+1} = sum alpha_k w_k / sum alpha_k over the clients of the tail
-            trained: Level = core.average_and_apply(optimizer, before, output.delta, output.weight)
-            if not keeps_thresholds:
-                return trained
-            return trained._replace(threshold=threshold.next(eta, *said) if said else eta)
-
-        outputs = sums[-1].levels
-        levels = map(level, thresholds, state.levels, etas(state, *sums), outputs, said)
-        if options.rounds_per_survey == 1:
-            return DeltaFlState(tuple(levels))
-        since_survey = (state.rounds_since_survey + 1) % options.rounds_per_survey
-        return DeltaFlState(tuple(levels), since_survey)
+        levels = tuple(map(level, range(len(thresholds)), state.levels, sums[-1].levels))
+        if not has_pauses:
+            return DeltaFlState(levels)
+        return DeltaFlState(levels, (state.rounds_since_survey + 1) % options.threshold.rounds)
 
     def models(state: DeltaFlState) -> core.Models:
         return {
@@ -490,31 +360,27 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
 
     def level_columns(k: int, threshold: Threshold) -> list[core.Column]:
         def kept_share(r: core.RoundView) -> tf.Tensor:
-            total = tf.cast(threshold.total(*statements(*r.sums)[k]), tf.float32)
+            total = tf.cast(threshold.total(*answers(k, *r.sums)), tf.float32)
             kept = tf.math.divide_no_nan(r.sums[-1].levels[k].weight, total)
-            if options.rounds_per_survey == 1:
-                return kept
             # Without a survey the server does not learn the cohort's weight.
             return tf.where(has_survey(r.before), kept, np.nan)
 
         name = _name(options.theta[k])
         suffix = "" if len(thresholds) == 1 else f"/{name}"
+        loss = core.ReportField(f"threshold{suffix}", "loss from which on clients train")
+        share = core.ReportField(
+            f"kept_share{suffix}",
+            "share of the cohort's weight that trains",
+            unit=core.Unit.SHARE,
+            is_drawn=True,
+        )
         return [
             core.Column(
-                core.ReportField(f"threshold{suffix}", "loss from which on clients train"),
-                lambda r: threshold.loss(etas(r.before, *r.sums)[k]),
+                loss,
+                lambda r: threshold.loss(eta(k, r.before, *r.sums)),
                 ("levels", name, "threshold"),
             ),
-            core.Column(
-                core.ReportField(
-                    f"kept_share{suffix}",
-                    "share of the cohort's weight that trains",
-                    unit=core.Unit.SHARE,
-                    is_drawn=True,
-                ),
-                kept_share,
-                ("levels", name, "kept_share"),
-            ),
+            core.Column(share, kept_share, ("levels", name, "kept_share")),
         ]
 
     shared = {
@@ -524,44 +390,53 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         "client_weighting": options.client_weighting,
         "holdout": holdout,
     }
-    is_due = has_survey if options.rounds_per_survey > 1 else None
 
     def survey_bounds(limits: core.ClientLimits) -> Survey:
         heaviest = options.largest_weight(limits)
         return Survey(tuple(t.bounds(heaviest, limits.loss) for t in thresholds))
 
     def survey(name: str) -> core.CommunicationStep:
-        is_first = name == surveys[0]
-        later = {key: shared[key] for key in ("thresholds", "client_weighting")}
         return core.CommunicationStep(
             name=name,
             broadcast=questions,
-            client_work=core.HashablePartial(survey_work, **shared)
-            if is_first
-            else core.HashablePartial(later_survey_work, **later),
+            client_work=core.HashablePartial(survey_work, **shared),
             bounds=survey_bounds,
-            # A client decides by its first measurements whether it trains: it measures once.
-            keeps_client_state=is_first,
-            is_due=is_due,
+            keeps_client_state=True,
+            is_due=has_survey if has_pauses else None,
+        )
+
+    def training_bounds(limits: core.ClientLimits) -> TailOutput:
+        heaviest = options.largest_weight(limits)
+        weight = limits.beta(heaviest)
+
+        def level(k: int, threshold: Threshold) -> LevelOutput:
+            delta = core.Bound(weight * limits.update, signed=True, ratio=f"update {k}")
+            return LevelOutput(
+                delta=[delta for _ in model.initial_weights.trainable],
+                weight=core.Bound(weight, ratio=f"update {k}", denominator=True),
+                answer=() if surveys else threshold.bounds(heaviest, limits.loss),
+            )
+
+        return TailOutput(
+            levels=tuple(level(k, threshold) for k, threshold in enumerate(thresholds)),
+            domain_sums=core.domain_sums_bounds(model, limits, holdout.is_active),
+            clients=core.client_counts_bounds(),
         )
 
     training = core.CommunicationStep(
         name="training",
         broadcast=broadcast,
         client_work=core.HashablePartial(
-            tail_work,
-            options=options.client,
-            is_surveyed=bool(surveys),
-            **shared,
+            tail_work, options=options.client, is_surveyed=bool(surveys), **shared
         ),
-        bounds=functools.partial(_output_bounds, model, options, thresholds, bool(surveys)),
+        bounds=training_bounds,
     )
     columns = core.training_columns(
         model,
         holdout.is_active,
         norm=lambda r: core.update_norm(r.before.levels[0].weights, r.after.levels[0].weights),
     )
-    of_levels = [c for k, threshold in enumerate(thresholds) for c in level_columns(k, threshold)]
+    of_levels = (column for k, t in enumerate(thresholds) for column in level_columns(k, t))
     return core.Algorithm(
         name="delta_fl",
         problem=problem,
@@ -580,47 +455,21 @@ def _check_thresholds(options: DeltaFlOptions, report: Mapping[str, Any]) -> Non
     """Refuses a round whose threshold cannot order the losses: it would train every client."""
     train = report["client_work"]["train"]
     counts = np.asarray(train["num_examples"], np.float64)
-    present = counts > 0
-    mean_loss = (
-        float(np.asarray(train["loss"])[present] @ counts[present]) if present.any() else 0.0
-    )
+    # A domain without examples has no loss.
+    losses = np.where(counts > 0, train["loss"], 0.0)
+    mean_loss = float(losses @ counts / max(counts.sum(), 1.0))
     for theta, threshold in zip(options.theta, options.thresholds()):
         loss = float(report["levels"][_name(theta)]["threshold"])
-        if theta < 1 and threshold.is_unordered(loss, mean_loss):
+        if theta < 1 and (among := threshold.unordered(loss, mean_loss)):
             found = (
-                f"the threshold of level {theta:g} among {threshold.unordered}: use refined, which "
-                "orders all losses, or add a constant to the loss"
+                f"the threshold of level {theta:g} among {among}: use refined, which orders all "
+                "losses, or add a constant to the loss"
             )
             raise options.error("threshold", "losses that it can order", Verbatim(found))
 
 
 def _name(theta: float) -> str:
     return f"conformity_{theta:g}"
-
-
-def _output_bounds(
-    model: core.Model,
-    options: DeltaFlOptions,
-    thresholds: tuple[Threshold, ...],
-    surveys: bool,
-    limits: core.ClientLimits,
-) -> TailOutput:
-    heaviest = options.largest_weight(limits)
-
-    def level(k: int, threshold: Threshold) -> LevelOutput:
-        ratio, weight = f"update {k}", limits.beta(heaviest)
-        delta = core.Bound(weight * limits.update, signed=True, ratio=ratio)
-        return LevelOutput(
-            delta=[delta for _ in model.initial_weights.trainable],
-            weight=core.Bound(weight, ratio=ratio, denominator=True),
-            said=() if surveys else threshold.bounds(heaviest, limits.loss),
-        )
-
-    return TailOutput(
-        levels=tuple(level(k, threshold) for k, threshold in enumerate(thresholds)),
-        sums=core.domain_sums_bounds(model, limits, options.measured_share > 0),
-        clients=core.client_counts_bounds(),
-    )
 
 
 ALGORITHM = core.AlgorithmSpec(

@@ -1,8 +1,8 @@
 """FedAvg and its variations: on one domain only, FedProx, FedAvg-Sub.
 
-FedAvg (McMahan et al. 2017) is made of the parts of Algorithm 1 of Ro et al. 2021, where alpha
-never moves. By default alpha_i is 1 for every domain, so that beta^k is the client's number of
-examples. Target-only: alpha is 1 for one domain and 0 for the others.
+FedAvg (McMahan et al. 2017) has the parts of Algorithm 1 of Ro et al. 2021 with a constant alpha,
+which is 1 for every domain: beta^k is the client's number of examples. Target-only: alpha is 1 for
+one domain and 0 for the others.
 
 FedProx: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. Client k
 minimises F_k(w) + mu / 2 ||w - w^t||^2 approximately: the gradient of every local step gains
@@ -10,8 +10,7 @@ mu (w - w^t), which is 0 at the first one.
 
 FedAvg-Sub: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with Heterogeneous
 Devices". Delta-FL trains on the clients of a cohort with the largest losses; this is its control
-with the same budget: FedAvg on as many clients, about theta m of m, drawn regardless of their
-losses.
+with the same budget: FedAvg on as many clients, about theta m of m, drawn regardless of losses.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _SHARE = core.ReportField(
 )
 # McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
 _PAPER = {**core.AVERAGE, "client_normalizer": "batch"}
-# This use of a client's seed; its shuffling has those from 0.
+# Distinguishes this draw from those of a client's shuffling, which count from 0.
 _DRAW = -2
 
 
@@ -67,14 +66,7 @@ def client_work(
     counts = core.domain_counts(num_domains, clients)
     beta = clients.map(lambda n_k: core.client_weight(alpha, n_k), counts)
     trained, sums = core.local_sgd(
-        model,
-        training,
-        weights,
-        clients,
-        alpha,
-        beta,
-        measured_domains=num_domains,
-        proximal=proximal,
+        model, training, weights, clients, alpha, beta, num_domains, proximal
     )
     return core.training_output(weights, trained, beta, sums, clients)
 
@@ -91,7 +83,7 @@ def fed_avg(
 
     Args:
         problem: The learning problem.
-        options: Options.
+        options: The options.
         name: Name of the algorithm or variation.
         alpha: Scale of each domain, p numbers; all 1 if None.
         proximal: mu of FedProx.
@@ -108,7 +100,7 @@ def fed_avg(
         weight = scale * tf.cast(r.sums[-1].domain_counts, tf.float32)
         return tf.math.divide_no_nan(weight, tf.reduce_sum(weight))
 
-    # w_t = sum_k n_k w^k / sum_k n_k is in `averaging`.
+    # w_t = sum_k n_k w^k / sum_k n_k is in `core.averaging`.
     return core.averaging(
         name,
         problem,
@@ -178,13 +170,7 @@ TARGET_ONLY = core.AlgorithmSpec(
     paper="Ro et al. 2021, section 5",
     build=fed_avg_target_only,
     options=TargetOnlyOptions,
-    traits=frozenset(
-        {
-            core.Trait.ONE_DOMAIN_IS_FED_AVG,
-            core.Trait.PARTITION_BLIND,
-            core.Trait.COHORT_TWICE_IS_ONCE,
-        }
-    ),
+    traits=frozenset(core.Trait) - {core.Trait.DOMAIN_BLIND, core.Trait.LEARNS_FROM_EVERY_DOMAIN},
     paper_settings=_PAPER,
 )
 
@@ -210,14 +196,7 @@ FED_PROX = core.AlgorithmSpec(
     paper="Li et al. 2020, Algorithm 2",
     build=fed_prox,
     options=FedProxOptions,
-    traits=frozenset(
-        {
-            core.Trait.DOMAIN_BLIND,
-            core.Trait.PARTITION_BLIND,
-            core.Trait.COHORT_TWICE_IS_ONCE,
-            core.Trait.LEARNS_FROM_EVERY_DOMAIN,
-        }
-    ),
+    traits=frozenset(core.Trait) - {core.Trait.ONE_DOMAIN_IS_FED_AVG},
     paper_settings=_PAPER,
 )
 
@@ -241,30 +220,23 @@ def sub_client_work(
     train: Callable[[core.Broadcast, core.Clients], core.TrainingOutput],
     cohort_share: float,
 ) -> core.TrainingOutput:
-    """FedAvg, if the client is drawn; otherwise zeros, and the count of clients without weight.
-
-    Args:
-        broadcast: The message to the clients.
-        train: Client work of FedAvg.
-        cohort_share: theta.
-    """
+    """FedAvg (`train`) if the client is drawn; otherwise zeros, and a count as without weight."""
     output = train(broadcast, clients)
     is_drawn = takes_part(clients.seed, cohort_share)
     kept: core.TrainingOutput = core.zero_unless(is_drawn, output)
-    contributed = tf.where(is_drawn, output.clients.contributed, 0)
-    left_out = output.clients.contributed - contributed
-    counts = output.clients._replace(
-        contributed=contributed, zero_weight=output.clients.zero_weight + left_out
-    )
+    outcome = output.clients
+    contributed = tf.where(is_drawn, outcome.contributed, 0)
+    zero_weight = outcome.zero_weight + (outcome.contributed - contributed)
+    counts = outcome._replace(contributed=contributed, zero_weight=zero_weight)
     return kept._replace(clients=counts)
 
 
 def takes_part(seed: tf.Tensor, cohort_share: float) -> tf.Tensor:
-    """Returns whether each client is drawn, boolean: independently, with the same probability.
+    """Returns whether each client is drawn, boolean: independently, with probability theta.
 
     Args:
         seed: Seed of each client in this round, int64.
-        cohort_share: The probability, in (0, 1].
+        cohort_share: theta, in (0, 1].
     """
     return uniform(seed, _DRAW) < cohort_share
 

@@ -2,16 +2,16 @@
 
 FedBoost: Hamer, Mohri, Suresh 2020, "FedBoost: Communication-Efficient [...]", figure 1. Trained
 predictors h_1 to h_q are mixed, and only their weights alpha are learned. A round sends C of them
-to its clients, whatever q is, and each client answers with the gradient by their weights. What the
-figure leaves open is a setting: which predictors are sent, and what is made of a gradient that was
-taken at a part of the ensemble.
+to its clients, and each client answers with the gradient by their weights. Options cover the points
+that the figure leaves open: which predictors are sent, and how the gradient is estimated from a
+part of the ensemble.
 
-AFLBoost: figure 2 of the same paper: an ensemble for the worst mixture of domains. A round sends C
-predictors and moves alpha, and lambda climbs along the losses of the domains. Lines 4 and 5 as
-printed weigh clients by m_j / m, which is not the objective (11), sum_k lambda_k L_k with the mean
-loss L_k of each domain. Here, as in Stochastic-AFL, an example of domain k counts lambda_k / N_k,
-where N_k are the examples of it that a round is expected to have; `weighs_by_cohort` is the
-figure. `--preset=paper` is both figures as printed, which return the mean of alpha.
+AFLBoost: figure 2 of the same paper: an ensemble for the worst mixture of domains. A round also
+moves lambda along the losses of the domains. Lines 4 and 5 as printed weigh clients by m_j / m,
+which is not the objective (11), sum_k lambda_k L_k with the mean loss L_k of each domain. Here, as
+in Stochastic-AFL, an example of domain k counts lambda_k / N_k, where N_k is the number of its
+examples that a round is expected to have; `weighs_by_cohort` is the figure. `--preset=paper` is
+both figures as printed, which return the mean of alpha.
 
 The agnostic objective of section 3 is the worst Bregman divergence B_F(D_k || h), and not the worst
 loss: of the log loss it is L_k(h) less the entropy of D_k, of the squared loss less its variance.
@@ -21,50 +21,34 @@ With these numbers as baselines, lambda follows the divergences; see `domain_wei
 from __future__ import annotations
 
 import dataclasses
-import types
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tff_agnostic import computations as core
-from tff_agnostic.algorithms.saddle_point import DOMAIN_LOSSES, LossEstimatorOptions, running_mean
-from tff_agnostic.boosting.alpha import (
-    AlphaSteps,
-    BoostOptions,
-    boost_algorithm,
-    ensemble_of,
-)
-from tff_agnostic.domain_weights.ascent import (
-    ALPHA,
-    LAMBDA,
-    MEAN_LAMBDA,
-    lambda_ascent,
-)
+from tff_agnostic.algorithms.saddle_point import LossEstimatorOptions, running_mean
+from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, boost_algorithm, ensemble_of
+from tff_agnostic.domain_weights.ascent import ALPHA, LAMBDA, MEAN_LAMBDA, lambda_ascent
 from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.later import tf
 
-# Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
-_MAX_BETA = 10.0
 # Figures 1 and 2 leave open F and the way to sample; entropy and (8) are this package's defaults.
-_PAPER: Mapping[str, Any] = types.MappingProxyType(
-    {
-        "predictor_draw": "independent",
-        "gradient_estimator": "masked",
-        "uniform_share": 0.0,
-        "repetitions": 1,
-    }
-)
+_PAPER = {
+    "predictor_draw": "independent",
+    "gradient_estimator": "masked",
+    "uniform_share": 0.0,
+    "repetitions": 1,
+}
 
 
 class FedBoostState(NamedTuple):
-    """What the server remembers.
+    """The state of the server.
 
     Attributes:
         weights: alpha_t, and the arrays of the predictors.
         mean_alpha: alpha^A, the mean of alpha_1 to alpha_t, float32 [q].
-        taken: Steps that had examples, int32 scalar.
-        steps: All steps, int32 scalar: what draws are made from.
+        taken: Number of steps that had examples, int32 scalar.
+        steps: Number of all steps, which seeds draws, int32 scalar.
     """
 
     weights: core.ModelWeights
@@ -80,7 +64,7 @@ def fed_boost(
 
     Args:
         problem: The learning problem, whose model is an ensemble.
-        options: The settings.
+        options: The options.
         mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 1.
     """
     model, p = ensemble_of(problem.model, "fed_boost"), problem.num_domains
@@ -93,14 +77,14 @@ def fed_boost(
         return FedBoostState(weights, weights.trainable[0], zero, zero)
 
     def repetition(state: FedBoostState, summed: core.TrainingOutput) -> FedBoostState:
-        # Lines 4 and 5; delta_t L = sum_j m_j / m grad L_j: beta is m, the cohort's examples.
+        # Lines 4 and 5; delta_t L = sum_j m_j / m grad L_j, and beta is m, the cohort's examples.
         (alpha,), (gradient,) = state.weights.trainable, summed.weighted_delta
         moved = alphas.next(alpha, gradient, summed.beta, state.steps)
         has_examples = summed.beta > 0
         taken = state.taken + tf.cast(has_examples, tf.int32)
         return FedBoostState(
             core.ModelWeights([moved], state.weights.non_trainable),
-            # alpha^A has alpha_t, and not what becomes of it.
+            # alpha^A includes alpha_t, but not alpha_{t+1}.
             running_mean(state.mean_alpha, alpha, taken, has_examples),
             taken,
             state.steps + 1,
@@ -122,14 +106,7 @@ ALGORITHM = core.AlgorithmSpec(
     paper="Hamer et al. 2020, figure 1",
     build=fed_boost,
     options=BoostOptions,
-    traits=frozenset(
-        {
-            core.Trait.DOMAIN_BLIND,
-            core.Trait.PARTITION_BLIND,
-            core.Trait.COHORT_TWICE_IS_ONCE,
-            core.Trait.LEARNS_FROM_EVERY_DOMAIN,
-        }
-    ),
+    traits=frozenset(core.Trait) - {core.Trait.ONE_DOMAIN_IS_FED_AVG},
     paper_settings=_PAPER,
     paper_arguments={"mean_first": True},
 )
@@ -141,15 +118,11 @@ class AflBoostOptions(BoostOptions, LossEstimatorOptions):
 
 
 class AflBoostState(NamedTuple):
-    """What the server remembers.
+    """The state of the server: that of FedBoost, and lambda.
 
     Attributes:
-        weights: alpha_t, and the arrays of the predictors.
-        mean_alpha: alpha^A, the mean of alpha_1 to alpha_t, float32 [q].
-        lambda_: lambda_t, by its coordinates in Lambda.
+        lambda_: Coordinates of lambda_t in Lambda.
         mean_lambda: lambda^A, the mean of lambda_1 to lambda_t, float32 [p].
-        taken: Steps that had examples, int32 scalar.
-        steps: All steps, int32 scalar: what draws are made from.
     """
 
     weights: core.ModelWeights
@@ -171,10 +144,10 @@ def afl_boost(
 
     Args:
         problem: The learning problem, whose model is an ensemble.
-        options: The settings.
-        weighs_by_cohort: Whether an example of domain k weighs lambda_k / m, with the examples m of
-            the cohort, as in lines 4 and 5 of figure 2, and not lambda_k / N_k, as in objective
-            (11) of the paper.
+        options: The options.
+        weighs_by_cohort: Whether an example of domain k weighs lambda_k / m, with the number m of
+            the cohort's examples, as in lines 4 and 5 of figure 2, instead of lambda_k / N_k, as in
+            objective (11).
         mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 2.
     """
     if weighs_by_cohort and options.loss_estimate != "unbiased":
@@ -185,7 +158,6 @@ def afl_boost(
     lambdas = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts)
     # N_k
     expected = np.asarray(problem.expected_counts or (1.0,) * p, np.float32)
-    domain_losses = DOMAIN_LOSSES[options.loss_estimate]
     baselines = options.lambda_.known_baselines(p)
 
     def initialize() -> AflBoostState:
@@ -210,14 +182,15 @@ def afl_boost(
         weight = m if weighs_by_cohort else tf.cast(has_examples, tf.float32)
         moved = alphas.next(alpha, gradient, weight, state.steps)
         # delta_lambda,t L = (L_1, ..., L_p), at alpha~; as printed sum_j m_j / m grad_lambda L_j
-        losses = excess_losses(domain_losses(sums, expected), baselines, sums.counts > 0)
+        losses = options.domain_losses(sums, expected)
         if weighs_by_cohort:
             losses = tf.math.divide_no_nan(sums.losses, m)
+        losses = excess_losses(losses, baselines, sums.counts > 0)
         taken = state.taken + tf.cast(has_examples, tf.int32)
         mixture = lambdas.mixture(state.lambda_)
         return AflBoostState(
             core.ModelWeights([moved], state.weights.non_trainable),
-            # alpha^A and lambda^A have alpha_t and lambda_t, and not what becomes of them.
+            # alpha^A and lambda^A include alpha_t and lambda_t, but not the next ones.
             running_mean(state.mean_alpha, alpha, taken, has_examples),
             lambdas.next(state.lambda_, losses, counts),
             running_mean(state.mean_lambda, mixture, taken, has_examples),
@@ -233,7 +206,7 @@ def afl_boost(
         repetition,
         scale,
         mean_first,
-        max_weight=None if weighs_by_cohort else _MAX_BETA,
+        max_weight=None if weighs_by_cohort else core.MAX_ROUND_SHARE,
         domain_weights=[
             core.Column(LAMBDA, lambda r: lambdas.mixture(r.after.lambda_)),
             core.Column(ALPHA, lambda r: scale(r.before)),

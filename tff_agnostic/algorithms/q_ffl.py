@@ -5,8 +5,8 @@ loss weighs. q = 0 is FedAvg; q towards infinity is agnostic over clients.
 
 Clients send powers of F_k / c, so that no power overflows: Delta_k and h_k are both c^q times
 smaller, and the update is the same. c is the mean loss of the round before, weighted by its h_k;
-with a large q, that is close to the largest loss. A power beyond exp(`HIGHEST`) is cut to it, which
-the round reports; it can happen before the first c is known.
+with a large q, it is close to the largest loss. A power beyond exp(50) is cut to it, which the
+round reports; it can happen before the first c is known.
 """
 
 from __future__ import annotations
@@ -27,21 +27,17 @@ from tff_agnostic.later import tf
 _TINY_LOSS = 1e-10
 # Powers (F_k / c)^q are cut to exp of this range, so that sums over a cohort stay finite, and a
 # round in which all losses fell far below c still averages its clients.
-LOWEST, HIGHEST = -60.0, 50.0
-# In secure sums a client whose loss is more than this many times c, or whose h_k is more than this
-# many times its weight, is scaled down as a whole.
+_LOWEST, _HIGHEST = -60.0, 50.0
+# Secure sums scale down a client whose loss is more than this many times c, or whose h_k is more
+# than this many times its weight.
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
-# With more, that ratio to the power of q is beyond float32 when it is summed. Papers have up to 15.
+# A larger q takes that ratio to a power beyond float32. Papers have up to 15.
 _MAX_Q = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
-class QFflOptions(
-    core.AveragingOptions,
-    core.ClientWeightingOptions,
-    core.HoldoutOptions,
-):
+class QFflOptions(core.AveragingOptions, core.ClientWeightingOptions, core.HoldoutOptions):
     """Options of q-FedAvg; the paper draws clients with probabilities p_k.
 
     Attributes:
@@ -56,7 +52,7 @@ class QFflSums(NamedTuple):
 
     Attributes:
         weighted_loss: F_k times h_k / L, float32 scalar.
-        capped: 1 if the power is beyond exp(`HIGHEST`), int64 scalar.
+        capped: 1 if the power is cut, int64 scalar.
         negative: 1 if the loss is below 0 and has no power, int64 scalar.
     """
 
@@ -86,13 +82,13 @@ def client_work(
     trained, _ = core.local_sgd(model, training, weights, trained_on, alpha, n)
 
     def weighted(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
-        # A client without measured examples counts as one of the usual loss.
+        # A client without measured examples counts as one with the usual loss.
         loss = sums.mean_loss(otherwise=unit_loss)
         change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
         # At a rate of 0 nothing changes, and h_k / L is F^q: the limit.
         lipschitz = training.rate.inverse_at(clients.round_num)
-        weight = core.CLIENT_WEIGHTINGS[client_weighting](n)
-        delta, h, is_capped = weighted_update(change, loss, unit_loss, weight, q, lipschitz)
+        p_k = core.CLIENT_WEIGHTINGS[client_weighting](n)
+        delta, h, is_capped = weighted_update(change, loss, unit_loss, p_k, q, lipschitz)
         is_negative = (loss < 0) & (q > 0)
         capped, negative = tf.cast(is_capped, tf.int64), tf.cast(is_negative, tf.int64)
         return delta, h, QFflSums(h * loss, capped, negative)
@@ -103,29 +99,25 @@ def client_work(
 
 def weighted_update(
     change: list[tf.Tensor],
-    mean_loss: tf.Tensor,
+    loss: tf.Tensor,
     unit_loss: tf.Tensor,
     weight: tf.Tensor,
     q: float,
     lipschitz: float,
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Returns a client's Delta_k / L and h_k / L, times its weight, and whether they are capped.
+    """Returns a client's p_k Delta_k / L and p_k h_k / L, and whether they are capped.
 
     With Dw_k = L (w^t - w_k) and F = F_k(w^t), the paper has Delta_k = F^q Dw_k and
     h_k = q F^(q-1) ||Dw_k||^2 + L F^q. Here F is in units of c, which puts 1 / c before the norm.
-
-    Args:
-        change: w^t - w_k.
-        mean_loss: F_k(w^t), float32 scalar.
-        unit_loss: c.
-        weight: Weight of the client.
-        q: The power.
-        lipschitz: L.
+    The arguments are w^t - w_k, F, c, p_k, q and L.
     """
-    ratio = (mean_loss + _TINY_LOSS) / unit_loss
+    ratio = (loss + _TINY_LOSS) / unit_loss
     is_capped = tf.constant(False)
     if q > 0:
-        lowest, highest = (_float32_exp(exponent / q) for exponent in (LOWEST, HIGHEST))
+        # Both are normal float32 numbers; a float64 overflows beyond exp(709).
+        limits = np.finfo(np.float32)
+        ends = [math.exp(min(exponent / q, 700.0)) for exponent in (_LOWEST, _HIGHEST)]
+        lowest, highest = np.clip(ends, limits.tiny, limits.max).tolist()
         is_capped = ratio > highest
         ratio = tf.clip_by_value(ratio, lowest, highest)
     powered = weight * tf.pow(ratio, q)
@@ -133,12 +125,6 @@ def weighted_update(
     squared_norm = tf.add_n([tf.reduce_sum(tf.square(x)) for x in change])
     curvature = weight * q * tf.pow(ratio, q - 1.0) * lipschitz * squared_norm / unit_loss
     return delta, powered + curvature, is_capped
-
-
-def _float32_exp(exponent: float) -> float:
-    """Returns exp, at most the largest float32 and at least the smallest normal one."""
-    limits = np.finfo(np.float32)
-    return float(np.clip(math.exp(min(exponent, 700.0)), limits.tiny, limits.max))
 
 
 def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
@@ -195,13 +181,7 @@ ALGORITHM = core.AlgorithmSpec(
     paper="Li et al. 2020, Algorithm 2 (q-FedAvg)",
     build=q_ffl,
     options=QFflOptions,
-    traits=frozenset(
-        {
-            core.Trait.DOMAIN_BLIND,
-            core.Trait.COHORT_TWICE_IS_ONCE,
-            core.Trait.LEARNS_FROM_EVERY_DOMAIN,
-        }
-    ),
+    traits=frozenset(core.Trait) - {core.Trait.ONE_DOMAIN_IS_FED_AVG, core.Trait.PARTITION_BLIND},
     paper_settings={
         **core.AVERAGE,
         "client_normalizer": "batch",

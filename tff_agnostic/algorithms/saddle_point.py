@@ -7,16 +7,17 @@ Source: Mohri, Sivek, Suresh 2019, section 4.2 and appendix F. Pure functions on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Callable, Literal, NamedTuple
+
+import numpy as np
 
 from tff_agnostic.base.options import Verbatim
 from tff_agnostic.computations import DomainSums
 from tff_agnostic.domain_weights.ascent import FREEZE, ZERO, Cvar, LambdaOptions
 from tff_agnostic.later import tf
 
-# (lambda or losses L, [p], and a seed, int32 [2]) -> a vector [p] whose mean over seeds they are:
-# the weights of the domains in the gradient by w, or the gradient by lambda.
+# Called with lambda or L, [p], and a seed, int32 [2]; returns a vector [p] whose mean over seeds is
+# lambda or L: the weights of the domains in the gradient by w, or the gradient by lambda.
 Estimate = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
@@ -38,24 +39,12 @@ def one_drawn_loss(losses: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns an index, int32 scalar; never one whose probability is 0.
-
-    Args:
-        probabilities: At least 0, float32 [n]; their sum may be rounded.
-        seed: int32 [2].
-    """
+    """Returns an index drawn by `probabilities` [n], int32 scalar; never one of probability 0."""
     ends = tf.cumsum(probabilities)
     place = tf.random.stateless_uniform([], seed) * ends[-1]
-    # What rounding leaves beyond the last end belongs to the last one that is positive.
+    # A place that rounding puts beyond the last end belongs to the last positive probability.
     last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
     return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
-
-
-# (sums of the round, examples of each domain that a round is expected to measure) -> L.
-DOMAIN_LOSSES: Mapping[str, Callable[[DomainSums, tf.Tensor], tf.Tensor]] = {
-    "unbiased": lambda sums, expected: sums.losses / expected,
-    "ratio": lambda sums, expected: sums.mean_losses(),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +60,17 @@ class LossEstimatorOptions(LambdaOptions):
 
     @property
     def usually_absent(self) -> Literal["freeze", "zero"]:
-        """The treatment of absent domains where none is given.
+        """The treatment of absent domains where the user sets none.
 
         An unbiased loss is 0 where a domain is absent, and too large where it is present: a lambda
         that moved only where it is present would climb. With "ratio" lambda may stay.
         """
         return ZERO if self.loss_estimate == "unbiased" else FREEZE
+
+    def domain_losses(self, sums: DomainSums, expected: np.ndarray) -> tf.Tensor:
+        """Returns L, from the numbers of examples that a round is expected to measure, [p]."""
+        is_unbiased = self.loss_estimate == "unbiased"
+        return sums.losses / expected if is_unbiased else sums.mean_losses()
 
     def __post_init__(self) -> None:
         """Refuses CVaR, which needs the losses, and baselines of estimates that are no means."""
@@ -90,33 +84,27 @@ class LossEstimatorOptions(LambdaOptions):
             raise self.error("loss_estimate", expected)
 
 
-class Gradients(NamedTuple):
-    """Estimates of the gradients of both players.
+class LastGradients(NamedTuple):
+    """The gradients g_{t-2} of both players, to which optimistic steps look back.
 
     Attributes:
-        weights: By w, like the trainable weights.
-        losses: By lambda, float32 [p].
+        weights: Gradient by w, like the trainable weights.
+        losses: Gradient by lambda, float32 [p].
+        is_known: Whether a domain has had a loss, bool [p].
     """
 
     weights: list[tf.Tensor]
     losses: tf.Tensor
-
-
-class LastGradients(NamedTuple):
-    """The gradients that optimistic steps look back to.
-
-    Attributes:
-        gradients: Last gradients by w, and by each domain's weight.
-        is_known: Whether a domain has had a loss, bool [p].
-    """
-
-    gradients: Gradients
     is_known: tf.Tensor
 
 
 def optimistic_step(
-    last: LastGradients, new: Gradients, step: tf.Tensor, has_loss: tf.Tensor
-) -> tuple[Gradients, LastGradients]:
+    last: LastGradients,
+    weights: list[tf.Tensor],
+    losses: tf.Tensor,
+    step: tf.Tensor,
+    has_loss: tf.Tensor,
+) -> tuple[list[tf.Tensor], tf.Tensor, LastGradients]:
     """Returns the directions 2 g_{t-1} - g_{t-2} (appendix F.3), and the memory of the next step.
 
     At the first step, and at a domain's first loss, the direction is g_{t-1}. A domain without a
@@ -124,23 +112,22 @@ def optimistic_step(
 
     Args:
         last: g_{t-2}.
-        new: g_{t-1}.
-        step: t, counted from 1.
-        has_loss: Which losses are those of the round, bool [p].
+        weights: g_{t-1} by w.
+        losses: g_{t-1} by lambda.
+        step: t, from 1.
+        has_loss: Whether a loss is from this round, bool [p].
     """
-    before = last.gradients
     has_last = step > 1
-    weights = [tf.where(has_last, 2.0 * g - old, g) for g, old in zip(new.weights, before.weights)]
-    ahead = tf.where(has_last & last.is_known, 2.0 * new.losses - before.losses, new.losses)
-    losses = tf.where(has_loss, new.losses, before.losses)
-    memory = LastGradients(Gradients(new.weights, losses), last.is_known | has_loss)
-    return Gradients(weights, ahead), memory
+    ahead = [tf.where(has_last, 2.0 * g - old, g) for g, old in zip(weights, last.weights)]
+    of_lambda = tf.where(has_last & last.is_known, 2.0 * losses - last.losses, losses)
+    kept = tf.where(has_loss, losses, last.losses)
+    return ahead, of_lambda, LastGradients(weights, kept, last.is_known | has_loss)
 
 
 def scaled_step(
     before: list[tf.Tensor], after: list[tf.Tensor], factor: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns weights moved by `factor` times a step: an optimizer's rate may not change."""
+    """Returns weights moved by `factor` times a step of an optimizer with a constant rate."""
     return [
         tf.where(factor < 1.0, w + factor * (stepped - w), stepped)
         for w, stepped in zip(before, after)
@@ -157,6 +144,6 @@ def project_to_ball(weights: list[tf.Tensor], radius: float) -> list[tf.Tensor]:
 def running_mean(
     mean: tf.Tensor, value: tf.Tensor, count: tf.Tensor, is_counted: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the mean of `count` values, the last of which is `value`, if it is counted."""
+    """Returns the mean of `count` values, of which `value` is the last, if it is counted."""
     share = 1.0 / tf.cast(tf.maximum(count, 1), tf.float32)
     return tf.where(is_counted, mean + (value - mean) * share, mean)

@@ -1,12 +1,12 @@
 """Stochastic-AFL: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", figures 3 and 4.
 
 Every round is one step of both players, from the same point: w descends along a gradient of
-sum_i lambda_i L_i, lambda climbs along the losses, and what is evaluated is the mean of the
-iterates. The paper has no federated round. Here each client of the cohort sends one gradient of all
-its examples, or of a sample, each scaled by alpha_i = lambda_i / n_i. n_i is the number of
-examples of domain i that a round is expected to have, from totals over all clients, so that under
-uniform sampling of clients the sums are unbiased estimates of both gradients; a ratio of sums, such
-as the mean loss of a cohort, is not.
+sum_i lambda_i L_i, lambda climbs along the losses, and the mean of the iterates is evaluated. The
+paper has no federated round. Here each client of the cohort sends one gradient of all its examples,
+or of a sample, each scaled by alpha_i = lambda_i / n_i. n_i is the number of examples of domain i
+that a round is expected to have, from totals over all clients: under uniform sampling of clients
+the sums are then unbiased estimates of both gradients. So the server's step does not divide by a
+sum over the round, as `core.averaging` does.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import (
-    DOMAIN_LOSSES,
     Estimate,
-    Gradients,
     LastGradients,
     LossEstimatorOptions,
     all_domains,
@@ -46,10 +44,8 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.stateless_random import fold_in, stateless_seed
 
-# Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
-_MAX_BETA = 10.0
-# Keep the draws of the two players apart.
-_OF_WEIGHTS, _OF_LAMBDA = 0, 1
+# Distinguish the draws of the two players.
+_WEIGHTS_DRAW, _LAMBDA_DRAW = 0, 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +73,7 @@ class StochasticAflState(NamedTuple):
         mean_weights: w_A, the mean of w_1 to w_t; w_0 before.
         mean_lambda: lambda_A, the mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before.
         steps: t, rounds that had examples, int32 scalar.
-        rounds: Number of all rounds, from which draws are made, int32 scalar.
+        rounds: Number of all rounds, which seeds draws, int32 scalar.
         last: `LastGradients` of the optimistic variant; () otherwise.
     """
 
@@ -102,13 +98,10 @@ def client_work(
 ) -> core.TrainingOutput:
     """Sends one gradient at w of the scaled losses, as `weighted_delta`, and the losses at w."""
     weights, alpha = broadcast
+    training = holdout.training(clients)
+    gradient, sums = core.gradient_pass(model, num_domains, weights, training, alpha, sample_size)
     if holdout.is_active:
-        sums, training = core.measure_domains(model, num_domains, weights, clients, holdout)
-        gradient, _ = core.gradient_pass(model, num_domains, weights, training, alpha, sample_size)
-    else:
-        gradient, sums = core.gradient_pass(
-            model, num_domains, weights, clients, alpha, sample_size
-        )
+        sums, _ = core.measure_domains(model, num_domains, weights, clients, holdout)
     beta = clients.map(lambda n_k: core.client_weight(alpha, n_k), sums.trained_counts)
     return core.update_output(gradient, beta, sums, clients)
 
@@ -134,9 +127,9 @@ def stochastic_afl(
         lambda_gradient: Called with the losses and a seed; returns lambda's gradient, such as
             `one_drawn_loss` of figure 4.
         slope: Slope of a term of lambda's objective besides the losses; see `lambda_ascent`.
-        decay: Called with t, float32, from 1; returns the factor of both players' steps. None is 1.
-        optimistic: Whether both players step along 2 g_{t-1} - g_{t-2}.
-        weights_radius: Norm of the ball W around 0; None of all weights.
+        decay: Called with t, float32, from 1; returns the factor of both players' steps (F.2).
+        optimistic: Whether both players step along 2 g_{t-1} - g_{t-2} (F.3).
+        weights_radius: Radius of the ball W around 0; if None, W is all weights.
     """
     model, p = problem.model, problem.num_domains
     if model.constraint is not None:
@@ -151,23 +144,21 @@ def stochastic_afl(
     counts = problem.expected_counts or (1.0,) * p, problem.expected_kept_out
     expected_trained = np.asarray(holdout.trained_part(*counts), np.float32)
     expected_measured = np.asarray(holdout.measured_part(*counts), np.float32)
-    domain_losses = DOMAIN_LOSSES[options.loss_estimate]
     baselines = options.lambda_.known_baselines(p)
 
     def initialize() -> StochasticAflState:
         weights, optimizer_state = core.initial_model(model, optimizer)
-        # lambda_0
-        lambda_ = tf.constant(ascent.initial, tf.float32)
-        zeros = Gradients([tf.zeros_like(w) for w in weights.trainable], tf.zeros([p]))
+        lambda_, zero = tf.constant(ascent.initial, tf.float32), tf.constant(0)
+        no_gradients = [tf.zeros_like(w) for w in weights.trainable], tf.zeros([p])
         return StochasticAflState(
             weights=weights,
             optimizer_state=optimizer_state,
             lambda_=lambda_,
             mean_weights=list(weights.trainable),
             mean_lambda=ascent.mixture(lambda_),
-            steps=tf.constant(0),
-            rounds=tf.constant(0),
-            last=LastGradients(zeros, tf.zeros([p], tf.bool)) if optimistic else (),
+            steps=zero,
+            rounds=zero,
+            last=LastGradients(*no_gradients, tf.zeros([p], tf.bool)) if optimistic else (),
         )
 
     def player_seed(state: StochasticAflState, player: int) -> tf.Tensor:
@@ -177,34 +168,26 @@ def stochastic_afl(
     def scale(state: StochasticAflState) -> tf.Tensor:
         # alpha_i = lambda_i / n_i
         lambda_ = ascent.mixture(state.lambda_)
-        return weights_gradient(lambda_, player_seed(state, _OF_WEIGHTS)) / expected_trained
-
-    def broadcast(state: StochasticAflState) -> core.Broadcast:
-        return core.Broadcast(state.weights, scale(state))
-
-    def estimates(state: StochasticAflState, summed: core.TrainingOutput) -> Gradients:
-        # delta_lambda L
-        sums = summed.domain_sums
-        losses = excess_losses(domain_losses(sums, expected_measured), baselines, sums.counts > 0)
-        by_lambda = lambda_gradient(losses, player_seed(state, _OF_LAMBDA))
-        # delta_w L
-        return Gradients(summed.weighted_delta, by_lambda)
+        return weights_gradient(lambda_, player_seed(state, _WEIGHTS_DRAW)) / expected_trained
 
     def finish(state: StochasticAflState, summed: core.TrainingOutput) -> StochasticAflState:
         sums = summed.domain_sums
         has_examples = tf.reduce_sum(tf.cast(sums.trained_counts, tf.float32)) > 0
         t = state.steps + tf.cast(has_examples, tf.int32)
         factor = None if decay is None else decay(tf.cast(tf.maximum(t, 1), tf.float32))
-        directions, last = estimates(state, summed), state.last
+        # delta_w L, delta_lambda L
+        by_weights = summed.weighted_delta
+        losses = options.domain_losses(sums, expected_measured)
+        losses = excess_losses(losses, baselines, sums.counts > 0)
+        by_lambda = lambda_gradient(losses, player_seed(state, _LAMBDA_DRAW))
+        last = state.last
         if optimistic:
             has_loss = (sums.counts > 0) | (options.lambda_.absent != FREEZE)
-            directions, memory = optimistic_step(last, directions, t, has_loss)
-            last = tf.nest.map_structure(
-                lambda new, old: tf.where(has_examples, new, old), memory, last
-            )
+            by_weights, by_lambda, new = optimistic_step(last, by_weights, by_lambda, t, has_loss)
+            last = tf.nest.map_structure(lambda n, o: tf.where(has_examples, n, o), new, last)
         # w_t = Project_W(w_{t-1} - gamma_w delta_w L)
         one = tf.cast(has_examples, tf.float32)
-        trained = core.average_and_apply(optimizer, state, directions.weights, one)
+        trained = core.average_and_apply(optimizer, state, by_weights, one)
         trainable = trained.weights.trainable
         if factor is not None:
             trainable = scaled_step(state.weights.trainable, trainable, factor)
@@ -213,23 +196,22 @@ def stochastic_afl(
         # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
         counts = sums.trained_and_measured()
         if options.loss_estimate == "unbiased" and options.lambda_.absent == ZERO:
-            # The 0 of a domain that is trained on, and not measured, belongs to the mean, too.
+            # The 0 of a domain that is trained on, but not measured, belongs to the mean, too.
             counts = tf.cast(sums.counts, tf.float32), None
-        lambda_ = ascent.next(state.lambda_, directions.losses, *counts, factor)
-        # w_A, lambda_A
-        mean_weights = [
-            running_mean(mean, w, t, has_examples) for mean, w in zip(state.mean_weights, trainable)
-        ]
-        mean_lambda = running_mean(state.mean_lambda, ascent.mixture(lambda_), t, has_examples)
-        return StochasticAflState(
-            core.ModelWeights(trainable, state.weights.non_trainable),
-            trained.optimizer_state,
-            lambda_,
-            mean_weights,
-            mean_lambda,
-            t,
-            state.rounds + 1,
-            last,
+        lambda_ = ascent.next(state.lambda_, by_lambda, *counts, factor)
+
+        def mean(before: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+            return running_mean(before, value, t, has_examples)
+
+        return trained._replace(
+            weights=core.ModelWeights(trainable, state.weights.non_trainable),
+            lambda_=lambda_,
+            # w_A, lambda_A
+            mean_weights=list(map(mean, state.mean_weights, trainable)),
+            mean_lambda=mean(state.mean_lambda, ascent.mixture(lambda_)),
+            steps=t,
+            rounds=state.rounds + 1,
+            last=last,
         )
 
     def models(state: StochasticAflState) -> core.Models:
@@ -238,9 +220,14 @@ def stochastic_afl(
             "last": state.weights,
         }
 
+    def with_weights(state: StochasticAflState, weights: core.ModelWeights) -> StochasticAflState:
+        no_steps = core.as_tensors(np.zeros([], np.int32))
+        mean_weights = list(weights.trainable)
+        return state._replace(weights=weights, mean_weights=mean_weights, steps=no_steps)
+
     training = core.CommunicationStep(
         name="training",
-        broadcast=broadcast,
+        broadcast=lambda state: core.Broadcast(state.weights, scale(state)),
         client_work=core.HashablePartial(
             client_work,
             model=model,
@@ -248,7 +235,7 @@ def stochastic_afl(
             sample_size=options.sample_size,
             holdout=holdout,
         ),
-        bounds=core.training_bounds(model, _MAX_BETA, holdout=holdout),
+        bounds=core.training_bounds(model, core.MAX_ROUND_SHARE, holdout=holdout),
     )
     weight = core.ReportField("weight", "sum of the clients' weights, 1 on average")
     return core.Algorithm(
@@ -268,16 +255,8 @@ def stochastic_afl(
             finalizer=[core.Column(weight, lambda r: r.sums[0].beta)],
         ),
         models=models,
-        with_weights=_start_from,
+        with_weights=with_weights,
         lambda_set=ascent.lambda_set,
-    )
-
-
-def _start_from(state: StochasticAflState, weights: core.ModelWeights) -> StochasticAflState:
-    return state._replace(
-        weights=weights,
-        mean_weights=list(weights.trainable),
-        steps=core.as_tensors(np.zeros([], np.int32)),
     )
 
 

@@ -1,11 +1,11 @@
 """TERM over clients: Li, Beirami, Sanjabi, Smith 2021, "Tilted Empirical Risk Minimization".
 
-It minimises (1/t) log(sum_k p_k exp(t F_k(w))). t = 0 is FedAvg; with t towards infinity the client
-with the largest loss is all that matters, with t towards minus infinity the one with the smallest.
-The gradient is the clients' mean with weights p_k exp(t F_k), over the sum of the round's own.
+It minimises (1/t) log(sum_k p_k exp(t F_k(w))). t = 0 is FedAvg; with t towards infinity only the
+client with the largest loss matters, with t towards minus infinity only that with the smallest. The
+gradient is the mean of the clients' gradients with weights p_k exp(t F_k).
 
-Clients send p_k exp(t (F_k - c)), so that no power overflows: the quotient is the same for any c,
-which is the mean of the F_k by the weights of the round before.
+Clients send p_k exp(t (F_k - c)), so that no power overflows: the mean is the same for any c, here
+the mean of the F_k by the weights of the round before.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from typing import Any, NamedTuple
 from tff_agnostic import computations as core
 from tff_agnostic.later import tf
 
-# In secure sums a client that weighs more than this for each example is scaled down as a whole.
+# Secure sums scale down a client that weighs more than this for each example.
 _MAX_TILT = 20.0
-# Exponents t (F_k - c) are cut to this range. The sums of a round stay finite above it; below it a
-# round whose clients all have weights there still averages them.
-LOWEST, HIGHEST = -16.0, 50.0
+# Exponents t (F_k - c) are cut to this range, so that the sums of a round stay finite, and a round
+# whose clients are all below it still averages them.
+_LOWEST, _HIGHEST = -16.0, 50.0
 
 
 @dataclasses.dataclass(frozen=True)
-class TermOptions(
-    core.AveragingOptions,
-    core.ClientWeightingOptions,
-    core.HoldoutOptions,
-):
+class TermOptions(core.AveragingOptions, core.ClientWeightingOptions, core.HoldoutOptions):
     """Options of TERM.
 
     Attributes:
@@ -43,7 +39,7 @@ class TermMemory(NamedTuple):
     """The server's memory, which clients receive.
 
     Attributes:
-        tilt: t, and 0 until a loss is known from which exponents can be counted.
+        tilt: t; 0 before any loss is known.
         center: c, the mean of the F_k of the last round by its own weights.
         mean_loss: Mean loss of the last round's examples; F_k of clients that measure nothing.
     """
@@ -58,7 +54,7 @@ class TermSums(NamedTuple):
 
     Attributes:
         weighted_loss: F_k times the weight, float32 scalar.
-        capped: 1 if the exponent is beyond `HIGHEST`, int64 scalar.
+        capped: 1 if the exponent is cut, int64 scalar.
     """
 
     weighted_loss: Any
@@ -97,9 +93,8 @@ def client_work(
 
 def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
     """Returns TERM over clients; the first round with examples is one of FedAvg."""
+    # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k) is in `core.averaging`.
     holdout = options.holdout(problem.seed)
-
-    # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k) is in `averaging`.
 
     def remember(memory: TermMemory, summed: core.TrainingOutput) -> TermMemory:
         sums = summed.domain_sums
@@ -139,32 +134,20 @@ def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
 
 
 def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns exp(t (F_k - c)), and whether it would be larger than weights can be.
-
-    Args:
-        loss: F_k, float32 of any shape.
-        center: c, float32 scalar.
-        tilt: t, float32 scalar.
-    """
+    """Returns exp(t (F_k - c)), and whether its exponent is cut from above."""
     exponent = tilt * (loss - center)
-    return tf.exp(tf.clip_by_value(exponent, LOWEST, HIGHEST)), exponent > HIGHEST
+    return tf.exp(tf.clip_by_value(exponent, _LOWEST, _HIGHEST)), exponent > _HIGHEST
 
 
-def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, usual_loss: tf.Tensor) -> tf.Tensor:
+def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, mean_loss: tf.Tensor) -> tf.Tensor:
     """Returns c of the next round: the mean of the F_k by the weights of this one.
 
     With it the same losses would have weights p_k exp(t (F_k - c)) whose sum is at most that of the
     p_k, and at least the smallest p_k: minus the logarithm of (their sum over that of the p_k) is
-    KL(q || p), where q_k is in proportion to p_k exp(t F_k). Where all weights were lost in the
-    rounding of a secure sum it is the mean loss of the examples.
-
-    Args:
-        weight: Sum of the clients' weights.
-        weighted_loss: Sum of their F_k times their weights.
-        usual_loss: The mean loss of the round's examples.
+    KL(q || p), where q_k is in proportion to p_k exp(t F_k). It is the mean loss of the examples if
+    the rounding of a secure sum has lost all weights.
     """
-    tilted_loss = tf.math.divide_no_nan(weighted_loss, weight)
-    return tf.where(weight > 0, tilted_loss, usual_loss)
+    return tf.where(weight > 0, tf.math.divide_no_nan(weighted_loss, weight), mean_loss)
 
 
 ALGORITHM = core.AlgorithmSpec(
@@ -172,13 +155,7 @@ ALGORITHM = core.AlgorithmSpec(
     paper="Li et al. 2021, over clients",
     build=term,
     options=TermOptions,
-    traits=frozenset(
-        {
-            core.Trait.DOMAIN_BLIND,
-            core.Trait.COHORT_TWICE_IS_ONCE,
-            core.Trait.LEARNS_FROM_EVERY_DOMAIN,
-        }
-    ),
+    traits=frozenset(core.Trait) - {core.Trait.ONE_DOMAIN_IS_FED_AVG, core.Trait.PARTITION_BLIND},
     paper_settings={
         **core.AVERAGE,
         "client_normalizer": "batch",

@@ -27,6 +27,7 @@ from tff_agnostic.computations.averaging import (
 )
 from tff_agnostic.computations.client_output import (
     CLIENT_WEIGHTINGS,
+    MAX_ROUND_SHARE,
     UNCOUNTED,
     ClientCounts,
     ClientWeightingOptions,
@@ -80,6 +81,7 @@ __all__ = [
     "AVERAGE",
     "CLIENT_WEIGHTINGS",
     "MAIN_MODEL",
+    "MAX_ROUND_SHARE",
     "UNCOUNTED",
     "Aggregation",
     "Algorithm",

@@ -23,6 +23,10 @@ from tff_agnostic.registry import Registry
 # The field `clients` of an output before `zero_if_not_finite` fills it.
 UNCOUNTED: Any = ()
 
+# Bound of a client's weight in rounds whose weights sum to about 1, as lambda does: a client whose
+# domains were rarer in earlier rounds can have more than 1.
+MAX_ROUND_SHARE = 10.0
+
 # n_k -> p_k, up to a factor of all clients.
 CLIENT_WEIGHTINGS = Registry(
     "client weighting", {"examples": lambda n: n, "equal": lambda n: tf.ones_like(n)}

@@ -1,15 +1,15 @@
-"""How lambda moves: mirror ascent, CVaR, or not at all; one step a round by the domains' losses.
+"""How lambda moves: mirror ascent, CVaR, or not at all; one step per round by the domains' losses.
 
 Mirror ascent: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019, sections 3
 and 4.2, with either mirror map, and equation (6) for `chi2`, a term of the objective besides the
 losses.
 
 CVaR over domains: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with
-Heterogeneous Devices", equation (2), with the p domains in the place of devices. A level theta in
-(0, 1] allows the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. The
+Heterogeneous Devices", equation (2), with the p domains instead of devices. A level theta in (0, 1]
+allows the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. The
 largest sum_i pi_i L_i over them is the mean loss of the worst theta of the examples, where those of
-a domain count alike: the (1 - theta)-superquantile, or conditional value at risk. theta = 1 allows
-alpha alone; a theta of at most every alpha_i allows all mixtures, and the worst domain counts.
+a domain count equally: the (1 - theta)-superquantile. theta = 1 allows alpha alone; a theta of at
+most every alpha_i allows all mixtures, and the worst domain counts.
 
 The arithmetic is in pure functions on vectors of one entry per domain, usable with NumPy arrays.
 """
@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Callable, Literal, NamedTuple, Optional, Self, Union
+from typing import Annotated, Any, Callable, Literal, Optional, Self, Union
 
 import numpy as np
 
 from tff_agnostic.base.options import Options, Verbatim, Within
+from tff_agnostic.domain_weights.ball import BallSet
 from tff_agnostic.domain_weights.sets import (
-    BallSet,
     BoxSet,
     HullSet,
     LambdaSet,
@@ -35,16 +35,16 @@ from tff_agnostic.domain_weights.sets import (
 from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportField, Role
 
-# The smallest normal float32: what is smaller, processors may take for 0.
+# The smallest normal float32: processors may treat smaller ones as 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
-# Of the total: what sums of bounds that should fill it exactly may leave.
+# Largest part of the total that rounding leaves where bounds fill it exactly.
 _ROUNDING = 1e-12
-# Signs of the term in `chi2`.
+# Signs of the term of `chi2`.
 PENALTY, PESSIMISM = -1, 1
 FREEZE: Literal["freeze"] = "freeze"
 ZERO: Literal["zero"] = "zero"
 _SUM_TOLERANCE = 1e-3
-# What algorithms report of lambda.
+# Columns of algorithms with a lambda.
 LAMBDA = ReportField(
     "lambda",
     "domain weight lambda",
@@ -67,7 +67,7 @@ def exponentiated_gradient(
     """
     losses = tf.convert_to_tensor(losses)
     exponents = learning_rate * losses
-    # The same up to a factor of all weights, and it rounds otherwise: only where it has to be.
+    # The same up to a factor of all weights, but it rounds differently: used only where necessary.
     from_largest = learning_rate * (losses - tf.reduce_max(losses))
     in_range = tf.reduce_all(tf.math.is_finite(exponents))
     logits = tf.math.log(lambda_) + tf.where(in_range, exponents, from_largest)
@@ -105,36 +105,16 @@ def chi2(mu: float, sign: int = PENALTY) -> Slope:
     return slope
 
 
-class AscentInput(NamedTuple):
-    """The input of a step of lambda.
-
-    Attributes:
-        coordinates: Of lambda_{t-1} in its set, float32 [q].
-        gradient: The gradient of sum_i lambda_i L_i by them, float32 [q].
-        learning_rate: gamma_lambda.
-        is_free: Which coordinates may change, bool [q]; all if None. The others get back what they
-            had, whatever the update returns for them.
-    """
-
-    coordinates: tf.Tensor
-    gradient: tf.Tensor
-    learning_rate: Any
-    is_free: Optional[tf.Tensor] = None
-
-
 def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     """Returns the pi with the largest sum_i pi_i L_i among those of 0 <= pi_i <= b_i, sum = total.
 
-    It is b_i for losses above a cut and 0 below; equal losses share what is left at the cut in
+    It is b_i for losses above a cut and 0 below; equal losses share the rest at the cut in
     proportion to b. Where sum_i b_i is less than the total, all of b is scaled up to it.
 
     Args:
-        losses: L, float [p]; they are compared as they are, and equal ones are ties.
+        losses: L, float [p].
         largest: b, float64 [p], at least 0.
-        total: What is shared, float64 scalar, at least 0.
-
-    Returns:
-        pi, float64 [p].
+        total: Sum of pi, float64 scalar, at least 0.
     """
     room = tf.reduce_sum(largest)
     largest = largest * tf.maximum(tf.math.divide_no_nan(total, room), 1.0)
@@ -142,7 +122,7 @@ def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.
     order = tf.argsort(losses, direction="DESCENDING", stable=True)
     descending = tf.gather(losses, order)
     is_new = tf.concat([[0], tf.cast(descending[1:] < descending[:-1], tf.int32)], axis=0)
-    # The rank of each loss; all that is equal has one rank.
+    # The rank of each loss; equal losses share one.
     ranks = tf.scatter_nd(order[:, tf.newaxis], tf.cumsum(is_new), [p])
     of_rank = tf.math.unsorted_segment_sum(largest, ranks, p)
     above = tf.cumsum(of_rank, exclusive=True)
@@ -162,16 +142,16 @@ def cvar_step(
 ) -> tf.Tensor:
     """Returns (1 - rate) lambda + rate pi, where pi is the worst mixture of the level.
 
-    Weights that are not free stay as they are, and pi is the worst of the mixtures that have them:
-    the others share the rest within their own bounds alpha_i / theta or, where the rest is more
-    than these allow, in proportion to alpha.
+    Weights that are not free stay, and pi is the worst of the mixtures that have them: the others
+    share the rest within their bounds alpha_i / theta or, where the rest is more than these allow,
+    in proportion to alpha.
 
     Args:
         lambda_: A point of the simplex, float32 [p].
         losses: L, float32 [p].
         training_mixture: alpha, p positive numbers that sum to 1.
         conformity: theta, in (0, 1].
-        rate: How far lambda goes to pi, in (0, 1].
+        rate: Part of the way to pi, in (0, 1].
         is_free: Which weights may change, bool [p]; all if None.
     """
     # float32 would lose the shares of rare domains in sums of all.
@@ -188,33 +168,15 @@ def cvar_step(
 class ExponentiatedGradient(Options):
     """Mirror ascent with the entropy as mirror map: line 12 of Ro et al. 2021."""
 
-    def step(self, lambda_set: LambdaSet, ascent: AscentInput, mixture: Shares) -> tf.Tensor:
-        """Returns the next coordinates of lambda; `mixture` is the training mixture."""
-        moved = exponentiated_gradient(ascent.coordinates, ascent.gradient, ascent.learning_rate)
-        return lambda_set.project_kl(moved)
-
 
 @dataclasses.dataclass(frozen=True)
 class ProjectedGradient(Options):
     """Mirror ascent with half the squared norm as mirror map: figure 3 of Mohri et al. 2019."""
 
-    def step(self, lambda_set: LambdaSet, ascent: AscentInput, mixture: Shares) -> tf.Tensor:
-        """Returns the next coordinates of lambda; `mixture` is the training mixture."""
-        point = ascent.coordinates + ascent.learning_rate * ascent.gradient
-        if ascent.is_free is None:
-            return lambda_set.project(point)
-        # On a simplex whose other weights are frozen, the free ones share the rest.
-        total = tf.reduce_sum(tf.where(ascent.is_free, ascent.coordinates, 0.0))
-        return project_to_simplex(point, total, ascent.is_free)
-
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Options):
     """Lambda stays as it begins."""
-
-    def step(self, lambda_set: LambdaSet, ascent: AscentInput, mixture: Shares) -> tf.Tensor:
-        """Returns the coordinates of lambda unchanged."""
-        return ascent.coordinates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,12 +191,6 @@ class Cvar(Options):
 
     level: Annotated[float, Within(above=0, most=1)] = 0.5
     rate: Annotated[float, Within(above=0, most=1)] = 0.1
-
-    def step(self, lambda_set: LambdaSet, ascent: AscentInput, mixture: Shares) -> tf.Tensor:
-        """Returns the next coordinates of lambda; `mixture` is the training mixture."""
-        return cvar_step(
-            ascent.coordinates, ascent.gradient, mixture, self.level, self.rate, ascent.is_free
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,18 +314,16 @@ class LambdaAscent:
         """Returns the coordinates of lambda_t from those of lambda_{t-1}.
 
         A domain without examples in the round is absent: it keeps its weight, or its loss is 0 with
-        `lambda_absent` "zero". One whose examples are all trained on, and none measured, is not
-        absent, and nobody knows its loss: it keeps its weight. A round without any loss changes
-        nothing. A weight that the update leaves positive stays positive: one that were rounded to 0
-        could never grow again.
+        `lambda_absent` "zero". A domain of which no example is measured, but some are trained on,
+        keeps its weight. A round without any loss changes nothing.
 
         Args:
-            coordinates: Of lambda_{t-1}, float32 [q].
+            coordinates: Coordinates of lambda_{t-1}, float32 [q].
             losses: L, the mean losses of the domains, float32 [p].
             counts: N_t, the round's examples of each domain, float32 [p].
-            measured: How many examples each loss is the mean of, if those are others than the ones
-                that are trained on, float32 [p].
-            rate_factor: What gamma_lambda is multiplied by in this round; 1 if None.
+            measured: Number of examples that each loss is the mean of, float32 [p], if these are
+                not the examples that are trained on.
+            rate_factor: Factor of gamma_lambda in this round; 1 if None.
         """
         keeps_absent = self.options.absent == FREEZE
         known = counts > 0
@@ -379,11 +333,31 @@ class LambdaAscent:
                 known |= tf.equal(counts, 0)
             known &= tf.reduce_sum(measured) > 0
             keeps_absent = True
-        rate = self.options.learning_rate
+        rate: Any = self.options.learning_rate
         if rate_factor is not None:
             rate = rate * rate_factor
         moved = self._moved(coordinates, losses, known, keeps_absent, rate)
         return tf.where(tf.reduce_any(known), moved, coordinates)
+
+    def _updated(
+        self, coordinates: tf.Tensor, gradient: tf.Tensor, rate: Any, is_free: Optional[tf.Tensor]
+    ) -> tf.Tensor:
+        """Returns the next coordinates; of those that are not free, any value."""
+        update = self.options.update
+        if isinstance(update, Fixed):
+            return coordinates
+        if isinstance(update, Cvar):
+            mixture = self.training_mixture
+            return cvar_step(coordinates, gradient, mixture, update.level, update.rate, is_free)
+        if isinstance(update, ExponentiatedGradient):
+            moved = exponentiated_gradient(coordinates, gradient, rate)
+            return self.lambda_set.project_kl(moved)
+        point = coordinates + rate * gradient
+        if is_free is None:
+            return self.lambda_set.project(point)
+        # On a simplex with frozen weights, the free ones share the rest.
+        total = tf.reduce_sum(tf.where(is_free, coordinates, 0.0))
+        return project_to_simplex(point, total, is_free)
 
     def _moved(
         self,
@@ -395,33 +369,29 @@ class LambdaAscent:
     ) -> tf.Tensor:
         keeps_weights = keeps_unknown and isinstance(self.lambda_set, Simplex)
         if keeps_unknown and not keeps_weights:
-            # In other sets no weight can be kept alone: what is unknown is taken for the mean.
-            losses = tf.where(known, losses, self._mean_of_known(coordinates, losses, known))
+            # In other sets no weight can be kept alone: an unknown loss counts as the mean.
+            weights = self.mixture(coordinates) * tf.cast(known, tf.float32)
+            mean = tf.math.divide_no_nan(tf.reduce_sum(weights * losses), tf.reduce_sum(weights))
+            losses = tf.where(known, losses, mean)
         if self.slope is not None:
             training_mixture = tf.constant(self.training_mixture, tf.float32)
             losses += self.slope(self.mixture(coordinates), training_mixture)
         if keeps_weights:
-            # Updates depend on differences of slopes. Beside the 0 of an absent domain, negative
-            # ones could leave the present domains without any weight to share.
+            # Updates depend on differences of slopes. Next to the 0 of an absent domain, negative
+            # slopes could leave the present domains without any weight to share.
             losses = tf.where(known, losses, 0.0)
             losses = tf.where(known, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
         gradient = self.lambda_set.gradient(losses)
-        step = AscentInput(coordinates, gradient, rate, known if keeps_weights else None)
-        updated = self.options.update.step(self.lambda_set, step, self.training_mixture)
+        updated = self._updated(coordinates, gradient, rate, known if keeps_weights else None)
         is_positive = updated > 0
         if keeps_weights:
-            # The others share the rest in the proportions that the update gives them.
+            # The free weights share the rest in the proportions that the update gives them.
             present = tf.cast(known, coordinates.dtype)
             share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
             kept = coordinates * (1.0 - present)
             updated = share * tf.reduce_sum(coordinates * present) + kept
+        # A positive weight stays positive: rounded to 0 it could never grow again.
         return tf.where(is_positive, tf.maximum(updated, SMALLEST_WEIGHT), updated)
-
-    def _mean_of_known(
-        self, coordinates: tf.Tensor, losses: tf.Tensor, known: tf.Tensor
-    ) -> tf.Tensor:
-        weights = self.mixture(coordinates) * tf.cast(known, tf.float32)
-        return tf.math.divide_no_nan(tf.reduce_sum(weights * losses), tf.reduce_sum(weights))
 
 
 def lambda_ascent(

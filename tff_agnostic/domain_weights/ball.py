@@ -11,11 +11,13 @@ in float64: the weights of small domains divide.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable
+from collections.abc import Sequence
+from typing import Annotated, Any, Callable
 
 import numpy as np
 
-from tff_agnostic.base.options import OptionError, Verbatim
+from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
+from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.later import tf
 
 _TOLERANCE = 1e-6
@@ -27,7 +29,22 @@ _LAMBERT_STEPS = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class Ball:
+class BallSet(Options):
+    """Mixtures near the training mixture.
+
+    Attributes:
+        radius: Largest chi-squared distance from the training mixture.
+    """
+
+    radius: Annotated[float, Within(above=0)] = 1.0
+
+    def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
+        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
+        return Ball(tuple(training_mixture.tolist()), self.radius)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ball(LambdaSet):
     """A ball around a mixture, within the simplex.
 
     Attributes:
@@ -38,20 +55,12 @@ class Ball:
     center: tuple[float, ...]
     radius: float
 
-    def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
-        """Returns lambda."""
-        return coordinates
-
-    def gradient(self, losses: tf.Tensor) -> tf.Tensor:
-        """Returns L."""
-        return losses
-
     def project(self, point: tf.Tensor) -> tf.Tensor:
-        """See `LambdaSet`."""
+        """See `LambdaSet.project`."""
         return self._on_surface(point, _euclidean)
 
     def project_kl(self, point: tf.Tensor) -> tf.Tensor:
-        """See `LambdaSet`."""
+        """See `LambdaSet.project_kl`."""
         return self._on_surface(point, _entropic)
 
     def start(self, initial: np.ndarray) -> np.ndarray:
@@ -67,7 +76,7 @@ class Ball:
         return initial
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
-        """See `LambdaSet`.
+        """See `LambdaSet.worst`.
 
         The multiplier mu of the ball and nu of the sum give lambda_i as m_i times the positive part
         of 1 + (L_i - nu) / (2 mu).
@@ -96,7 +105,7 @@ class Ball:
         return at(high)
 
     def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
-        """See `LambdaSet`."""
+        """See `LambdaSet.to_json`."""
         return {
             "set": "ball",
             "center": dict(zip(domain_names, self.center)),

@@ -1,4 +1,4 @@
-"""The set Lambda: simplex, box, hull and ball, with coordinates, projections and worst mixture.
+"""The set Lambda: simplex, box and hull, with coordinates, projections and worst mixture.
 
 Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning": the agnostic loss is the maximum over
 lambda in Lambda of sum_i lambda_i L_i. It is linear in lambda, so that Lambda and its convex hull
@@ -6,9 +6,8 @@ give the same; every set here is convex and within the simplex of the p domains.
 
 A box has the mixtures within bounds per domain, lower <= lambda <= upper. Its two projections clip
 a family of points that grows with one number, until the sum is 1: v + nu for the Euclidean one, c y
-for the entropy. As a function of that number the sum is piecewise linear,
-and it bends only where a coordinate reaches a bound, so that the piece that holds 1 is found by
-trying all bends, and solved exactly.
+for the entropy. As a function of that number the sum is piecewise linear, and it bends only where a
+coordinate reaches a bound. The piece that holds 1 is found by trying all bends, and solved exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from typing import Annotated, Any, Optional, Protocol
 import numpy as np
 
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
-from tff_agnostic.domain_weights.ball import Ball
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.later import tf
@@ -34,14 +32,15 @@ _SUM_TOLERANCE = 1e-3
 
 
 class LambdaSet(Protocol):
-    """A convex set of mixtures.
+    """A convex set of mixtures; its methods here are those of the simplex.
 
-    A server holds a point of it by its coordinates, float32 [q], and moves those: they are lambda
-    itself but in a `Hull`, where they are the weights of the mixtures that span it.
+    A server holds a point of it by its coordinates, float32 [q], and moves those. They are lambda
+    itself except in a `Hull`, where they are the weights of the mixtures that span it.
     """
 
     def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
         """Returns lambda, float32 [p]."""
+        return coordinates
 
     def gradient(self, losses: tf.Tensor) -> tf.Tensor:
         """Returns the gradient of sum_i lambda_i L_i by the coordinates, float32 [q].
@@ -49,23 +48,27 @@ class LambdaSet(Protocol):
         Args:
             losses: L, float32 [p].
         """
+        return losses
 
     def project(self, point: tf.Tensor) -> tf.Tensor:
         """Returns the coordinates nearest to a point [q] in Euclidean distance."""
+        return project_to_simplex(point)
 
     def project_kl(self, point: tf.Tensor) -> tf.Tensor:
         """Returns the coordinates x with the least sum_i x_i log(x_i / y_i) to a point y.
 
         Args:
-            point: y, a point of a simplex, float32 [q]. What is 0 there stays 0.
+            point: y, a point of a simplex, float32 [q]; its zeros stay 0.
         """
+        return point
 
     def start(self, initial: np.ndarray) -> np.ndarray:
         """Returns the coordinates of the first lambda, float64 [q].
 
         Args:
-            initial: lambda_0 as the settings have it, float64 [p].
+            initial: lambda_0 of the options, float64 [p].
         """
+        return initial
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
         """Returns the lambda in the set with the largest sum_i lambda_i L_i, float64 [p].
@@ -79,28 +82,8 @@ class LambdaSet(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Simplex:
+class Simplex(LambdaSet):
     """The simplex Delta_p."""
-
-    def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
-        """Returns lambda."""
-        return coordinates
-
-    def gradient(self, losses: tf.Tensor) -> tf.Tensor:
-        """Returns L."""
-        return losses
-
-    def project(self, point: tf.Tensor) -> tf.Tensor:
-        """See `LambdaSet`."""
-        return project_to_simplex(point)
-
-    def project_kl(self, point: tf.Tensor) -> tf.Tensor:
-        """Returns the point: it is in the set."""
-        return point
-
-    def start(self, initial: np.ndarray) -> np.ndarray:
-        """Returns lambda_0."""
-        return initial
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
         """Returns the vertex of the domain with the largest loss."""
@@ -108,8 +91,7 @@ class Simplex:
         return vertex
 
     def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
-        """See `LambdaSet`."""
-        del domain_names
+        """See `LambdaSet.to_json`."""
         return {"set": "simplex"}
 
 
@@ -137,15 +119,15 @@ def project_to_simplex(
 
 
 @dataclasses.dataclass(frozen=True)
-class Hull:
+class Hull(LambdaSet):
     """The convex hull of named mixtures.
 
     Its coordinates are the weights of the mixtures, a point of their simplex: a mixture is to this
     set what a domain is to the simplex.
 
     Attributes:
-        names: Of the q mixtures.
-        mixtures: Their weights of the p domains, a tuple for each.
+        names: Names of the q mixtures.
+        mixtures: Weights of the p domains in each mixture.
     """
 
     names: tuple[str, ...]
@@ -159,17 +141,8 @@ class Hull:
         """Returns the loss of each mixture."""
         return tf.linalg.matvec(self._matrix(), losses)
 
-    def project(self, point: tf.Tensor) -> tf.Tensor:
-        """See `LambdaSet`."""
-        return project_to_simplex(point)
-
-    def project_kl(self, point: tf.Tensor) -> tf.Tensor:
-        """Returns the point: it is in the set."""
-        return point
-
     def start(self, initial: np.ndarray) -> np.ndarray:
         """Returns equal weights of all mixtures; lambda_0 is then their mean."""
-        del initial
         return np.full([len(self.names)], 1.0 / len(self.names))
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
@@ -179,7 +152,7 @@ class Hull:
         return worst
 
     def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
-        """See `LambdaSet`."""
+        """See `LambdaSet.to_json`."""
         return {
             "set": "hull",
             "mixtures": {
@@ -193,24 +166,16 @@ class Hull:
 
 
 @dataclasses.dataclass(frozen=True)
-class Box:
+class Box(LambdaSet):
     """A box within the simplex.
 
     Attributes:
-        lower: Least weight of each domain; they sum to at most 1.
+        lower: Smallest weight of each domain; they sum to at most 1.
         upper: Largest weight of each domain; they sum to at least 1.
     """
 
     lower: tuple[float, ...]
     upper: tuple[float, ...]
-
-    def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
-        """Returns lambda."""
-        return coordinates
-
-    def gradient(self, losses: tf.Tensor) -> tf.Tensor:
-        """Returns L."""
-        return losses
 
     def project(self, point: tf.Tensor) -> tf.Tensor:
         """Returns clip(v + nu, lower, upper) of sum 1."""
@@ -237,7 +202,7 @@ class Box:
         return initial
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
-        """Returns lower, with what is left of 1 given to the largest losses first."""
+        """Returns lower, with the rest of 1 given to the largest losses first."""
         lambda_ = np.array(self.lower, np.float64)
         left = 1.0 - lambda_.sum()
         for i in np.argsort(-losses, kind="stable"):
@@ -247,7 +212,7 @@ class Box:
         return lambda_
 
     def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
-        """See `LambdaSet`."""
+        """See `LambdaSet.to_json`."""
         return {
             "set": "box",
             "lower": dict(zip(domain_names, self.lower)),
@@ -347,7 +312,6 @@ class SimplexSet(Options):
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
         """Returns Lambda of domains with these names and shares of the training examples, [p]."""
-        del domain_names, training_mixture
         return Simplex()
 
 
@@ -365,7 +329,6 @@ class BoxSet(Options):
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
         """Returns Lambda of domains with these names and shares of the training examples, [p]."""
-        del training_mixture
         lower = self._per_domain("lower", len(domain_names), default=0.0)
         upper = self._per_domain("upper", len(domain_names), default=1.0)
         for name, low, high in zip(domain_names, lower, upper):
@@ -401,21 +364,4 @@ class HullSet(Options):
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
         """Returns Lambda of domains with these names and shares of the training examples, [p]."""
-        del training_mixture
         return Hull(*read_mixtures(self.file, domain_names))
-
-
-@dataclasses.dataclass(frozen=True)
-class BallSet(Options):
-    """Mixtures near the training mixture.
-
-    Attributes:
-        radius: Largest chi-squared distance from the training mixture.
-    """
-
-    radius: Annotated[float, Within(above=0)] = 1.0
-
-    def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
-        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
-        del domain_names
-        return Ball(tuple(training_mixture.tolist()), self.radius)
