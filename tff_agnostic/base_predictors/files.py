@@ -26,7 +26,7 @@ from tff_agnostic.models.keras_platform import classes_of, layers_of
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.user_model import NUM_ROWS, described
-from tff_agnostic.program.options.tasks import task_in, task_options
+from tff_agnostic.program.options.tasks import check_format, load_task_of_run, task_in
 from tff_agnostic.saving.checkpoints import (
     CHECKPOINTS,
     Checkpoint,
@@ -34,7 +34,6 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 from tff_agnostic.saving.keras import KERAS_FILES, architecture_text, read_keras
-from tff_agnostic.tasks.registry import check_format, load_task
 from tff_agnostic.tasks.task import DATA, MODEL_CODE, Task, TaskContext
 from tff_agnostic.user_code import in_one_line
 
@@ -361,7 +360,7 @@ class RunPredictors:
         if name != self._mixing.name:
             paths = (config.get("data_dir"), config.get("data"))
             context = TaskContext(context.seed, *(None if p is None else Path(p) for p in paths))
-        task = load_task(name, task_options(name, options), context)
+        task = load_task_of_run(name, options, context)
         self._tasks.append(((name, options), task))
         return task
 

@@ -12,8 +12,8 @@ from tff_agnostic.base_predictors.counting import GROUPINGS, outcomes_of, unigra
 from tff_agnostic.base_predictors.files import PredictorFile, write_predictors
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import check_can_be_made, make_folder
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
-from tff_agnostic.tasks.registry import TASKS
 
 _SETTINGS = (
     "seed",
@@ -39,7 +39,7 @@ class PredictorOptions(TaskOptions):
         output: File to write, .npz, for --base_predictors of train.
     """
 
-    task: Annotated[str, OneOf(TASKS)] = "unigram"
+    task: Annotated[str, OneOf(DEFAULTS)] = "unigram"
     group_by: Annotated[str, OneOf(GROUPINGS)] = "domain"
     smoothing_share: Annotated[float, Within(least=0.0, most=1.0)] = 0.01
     output: Path = dataclasses.field(kw_only=True)
