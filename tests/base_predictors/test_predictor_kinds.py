@@ -15,10 +15,10 @@ from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.predictor_store import OneArchitecture
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.program.options.tasks import task_options
+from tff_agnostic.program.options.tasks import FORMAT, task_options
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.tasks.registry import FORMAT, load_task
+from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
 layers = tf.keras.layers

@@ -7,7 +7,6 @@ features). The examples are dealt to clients at random. Reads `adult.data` and `
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -62,8 +61,8 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     }.items()
 }
 
-# Columns x, y and domain_id of a file's rows.
-Table = Mapping[str, np.ndarray]
+# Features, labels and domain ids of a file's rows.
+Table = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +89,7 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
     rng = np.random.default_rng([context.seed, 2])
     train = read_adult(context.data_dir / "adult.data")
     if options.heldout_share:
-        order = rng.permutation(len(train["y"]))
+        order = rng.permutation(len(train[1]))
         cut = round(options.heldout_share * len(order))
         test, train = _rows(train, order[:cut]), _rows(train, order[cut:])
     else:
@@ -98,9 +97,10 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
 
     def clients(field: str, ids: str, table: Table) -> InMemoryClients:
         def partition(num_clients: int) -> list[np.ndarray]:
-            return even_partition(len(table["y"]), num_clients, rng)
+            return even_partition(len(table[1]), num_clients, rng)
 
-        return deal(options, field, ids, table, partition)
+        examples = dict(zip(("x", "y", "domain_id"), table))
+        return deal(options, field, ids, examples, partition)
 
     num_features = sum(len(values) for values in CATEGORIES.values())
     return Task(
@@ -114,15 +114,16 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
 
 
 def _rows(table: Table, rows: np.ndarray) -> Table:
-    return {name: column[rows] for name, column in table.items()}
+    x, y, domain_id = table
+    return x[rows], y[rows], domain_id[rows]
 
 
 def read_adult(path: Path) -> Table:
     """Reads a file in UCI's format.
 
     Returns:
-        x, one-hot features float32 [n, 99], all zeros in a column whose value is unknown ("?"); y,
-        labels int32 [n], 1 for more than 50,000; domain_id, int32 [n].
+        One-hot features float32 [n, 99] (all zeros in a column whose value is unknown, "?"), labels
+        int32 [n] (1 for more than 50,000), domain ids int32 [n].
     """
     try:
         lines = path.read_text(encoding="ascii").splitlines()
@@ -140,11 +141,11 @@ def read_adult(path: Path) -> Table:
         domain_ids.append(0 if row["education"] == "Doctorate" else 1)
     if not labels:
         raise UserError(f"{path}: expected rows of UCI's Adult data, found none")
-    return {
-        "x": np.array(features, np.float32),
-        "y": np.array(labels, np.int32),
-        "domain_id": np.array(domain_ids, np.int32),
-    }
+    return (
+        np.array(features, np.float32),
+        np.array(labels, np.int32),
+        np.array(domain_ids, np.int32),
+    )
 
 
 def _parse_row(line: str, where: str) -> dict[str, str]:
