@@ -154,8 +154,8 @@ def test_texts_without_classes(tmp_path):
     assert str(error.value).startswith(f"{data}: expected examples with a label, found domain")
     numbers = _reviews(tmp_path / "n.sqlite", 0.5)
     assert golden.refusal(_load, numbers) == (
-        f"{numbers}: --task=text_classifier needs labels that are classes, found other numbers "
-        "(--task=custom has a model for them)"
+        f"{numbers}: expected labels that are classes, found other numbers (the task custom has a "
+        "model for them)"
     )
 
 
@@ -267,7 +267,5 @@ def test_a_feature_of_one_value_is_no_class(tmp_path):
         (split, Record("a", "x", {"tokens": "cat", "app": "web"})) for split in ("train", "test")
     ]
     path = write_store(tmp_path / "s.sqlite", rows, "text", vocabulary=WORDS)
-    with pytest.raises(
-        UserError, match="expected at least 2 classes, found that app is web in all"
-    ):
+    with pytest.raises(UserError, match="expected at least 2 classes, found app=web in all"):
         _task(path, "text_classifier", label_feature="app")

@@ -258,7 +258,7 @@ class ChosenLabels:
     def __init__(self, store: Store, feature: str, splits: Sequence[str]) -> None:
         names = distinct_values(store, feature, splits, "label_feature", "classes")
         if len(names) < 2:
-            found = Verbatim(f"{feature} {names[0]} in all examples of {store.path}")
+            found = Verbatim(f"{feature}={names[0]} in all examples of {store.path}")
             raise OptionError("label_feature", "at least 2 classes", found)
         self.name = feature
         self.feature = store.description.features[feature]

@@ -127,11 +127,8 @@ class TaskSpec:
             values: Options that differ from the defaults; a string may represent a path.
         """
         known = Registry(f"option of {name}", hints(self.options))
-        return self.options(
-            **{
-                option: Path(value)
-                if isinstance(value, str) and Path in alternatives(known[option])
-                else value
-                for option, value in values.items()
-            }
-        )
+        options = {}
+        for option, value in values.items():
+            takes_path = Path in alternatives(known[option])
+            options[option] = Path(value) if takes_path and isinstance(value, str) else value
+        return self.options(**options)

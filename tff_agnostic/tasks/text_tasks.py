@@ -268,8 +268,8 @@ def _stored_corpus(
     """Returns the texts of a store, with the domains that the store names."""
     assert context.data is not None
     store = open_store(context.data, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
-    domains = chosen_domains(store, options)
-    return Corpus(store, known_words(options, store.vocabulary), domains)
+    words = known_words(options, store.vocabulary)
+    return Corpus(store, words, chosen_domains(store, options))
 
 
 def next_word_task(corpus: Corpus, options: SentenceOptions, model: Model) -> Task:
