@@ -38,11 +38,8 @@ NOT_YET: dict[str, int] = {
     "data": 8,
     "deployment": 13,
     "importing": 92,
-    "metrics": 2,
     "runtimes": 27,
     "saving": 8,
-    "tasks": 38,
-    "user_code": 1,
 }
 
 

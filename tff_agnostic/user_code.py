@@ -9,6 +9,7 @@ import importlib.machinery
 import inspect
 import itertools
 import linecache
+import logging
 import os
 import re
 import sys
@@ -26,8 +27,10 @@ from tff_agnostic.files import digest, read_file
 
 # How many names of a file a message lists.
 _MAX_NAMES = 10
-# After so long a user should know what is waited for.
+# Seconds after which a warning says that the file still runs.
 _LONG_SECONDS = 30.0
+# Without a handler, Python writes its warnings to stderr.
+_LOGGER = logging.getLogger(__name__)
 # How names of packages begin.
 _PACKAGE = "user_file_"
 _OTHERS = (Path(__file__).resolve().parents[1], Path(sysconfig.get_path("stdlib")).resolve())
@@ -129,7 +132,7 @@ class UserFile:
             made_by: The function that made what runs; where none of the user's lines were running,
                 the message names the line where it begins.
         """
-        with self._imports.by_name(), _said_if_long(f"{self.path}: {what}"):
+        with self._imports.by_name(), _warning_if_long(f"{self.path}: {what}"):
             try:
                 yield
             except UserError as e:
@@ -191,13 +194,13 @@ class UserFile:
 
 
 @contextlib.contextmanager
-def _said_if_long(what: str) -> Iterator[None]:
-    """Prints a line once what runs inside takes long: a loop without end looks like work."""
+def _warning_if_long(what: str) -> Iterator[None]:
+    """While entered for long, logs a warning: an endless loop looks like work."""
     text = (
         f"note: waiting for {what} has run for {_LONG_SECONDS:g} s and has not ended (to end the "
         "command, press Ctrl-C twice)"
     )
-    timer = threading.Timer(_LONG_SECONDS, lambda: print(text, file=sys.stderr, flush=True))
+    timer = threading.Timer(_LONG_SECONDS, _LOGGER.warning, [text])
     timer.daemon = True
     timer.start()
     try:

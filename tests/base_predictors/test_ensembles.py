@@ -13,7 +13,7 @@ from tests.computations.harness import assert_all_close
 from tests.data.stores import sentence, write_store
 from tests.importing.harness import REAL, needs, read
 from tests.options import make_options
-from tff_agnostic.base_predictors.counting import by_client, by_domain, smoothed_scores
+from tff_agnostic.base_predictors.counting import by_client, by_domain
 from tff_agnostic.base_predictors.files import (
     MixingTask,
     PredictorFile,
@@ -24,6 +24,7 @@ from tff_agnostic.base_predictors.files import (
 )
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.boosting.unigrams import smoothed_scores
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import ModelWeights
@@ -152,29 +153,30 @@ def test_files_are_what_was_written(task, tmp_path):
 
 
 def test_counts_of_domains_are_sums_over_clients(task, streaming_runtime):
-    found = by_domain(task, streaming_runtime, PlainSum())
+    found, _ = by_domain(task, streaming_runtime, PlainSum())
     expected = {"answer": [1, 1, 2, 1], "question": [4, 1, 0, 0]}
     assert {name: counts.tolist() for name, counts in found.counts.items()} == expected
-    assert found.left_out == {}
+    assert found.skipped == {}
 
 
 @pytest.mark.nightly
 def test_secure_counts_are_those_of_groups_that_are_large_enough(task, streaming_runtime):
     options = make_options(SecureSumOptions, limit_examples=10, secure_min_clients=2)
-    found = by_domain(task, streaming_runtime, SecureSum(options))
+    found, _ = by_domain(task, streaming_runtime, SecureSum(options))
     assert found.counts["question"].tolist() == [4, 1, 0, 0]
     with pytest.raises(UserError, match="expected at least 4 clients in a sum, found 3"):
         by_domain(
             task, streaming_runtime, SecureSum(make_options(SecureSumOptions, secure_min_clients=4))
         )
     only = SecureSum(make_options(SecureSumOptions, limit_examples=10, secure_min_clients=3))
-    assert by_domain(task, streaming_runtime, only).left_out == {"answer": 2, "question": 2}
+    groups, _ = by_domain(task, streaming_runtime, only)
+    assert groups.skipped == {"answer": 2, "question": 2}
     with pytest.raises(UserError, match="--group_by=client has no sums over clients"):
         by_client(task, streaming_runtime, only)
 
 
 def test_counts_of_clients(task, streaming_runtime):
-    found = by_client(task, streaming_runtime, PlainSum())
+    found, _ = by_client(task, streaming_runtime, PlainSum())
     assert list(found.counts) == ["a", "b", "c"]
     assert found.counts["b"].tolist() == [1, 1, 1, 1]
 

@@ -15,10 +15,10 @@ from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.predictor_store import OneArchitecture
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.program.options.tasks import task_options
+from tff_agnostic.program.options.tasks import FORMAT, task_options
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.tasks.registry import FORMAT, load_task
+from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
 layers = tf.keras.layers
@@ -106,8 +106,8 @@ def test_files_that_do_not_fit_are_refused_in_a_line(digits, tmp_path):
     assert _error(digits, path).startswith(f"{expected}float32, found one that fails on them: ")
     _save(path, layers.Dense(12))
     assert _error(digits, path) == (
-        f"--base_predictors: {path}: expected outputs [n, 10] float32 as those of the task's "
-        "model, found [n, 12] float32"
+        f"--base_predictors: {path}: expected outputs [n, 10] float32 like the task's model, "
+        "found [n, 12] float32"
     )
     model = _save(path, layers.Dense(10))
     model.set_weights([np.full([64, 10], np.inf), np.zeros(10)])
@@ -285,7 +285,7 @@ def test_files_of_one_output_are_scores_unless_they_end_in_a_sigmoid(tmp_path):
     own.write_text(_TWO_CLASSES.replace("ACTIVATION", '"sigmoid"'))
     mixing = _mixing("custom", data, model=str(own))
     assert _error(mixing, *paths).startswith(
-        f"--base_predictors: {paths[0]}: expected probabilities, as the task's model has them, "
+        f"--base_predictors: {paths[0]}: expected probabilities like the task's model, found "
     )
     model = _mixed(mixing, paths[1]).model
     found = model.predict(model.initial_weights, tf.constant(x), False, _SEED)

@@ -14,11 +14,11 @@ from tests.binaries.harness import ROOT, TOY, Caller, defined_flags
 from tests.run.harness import is_png
 from tff_agnostic.commands import COMMANDS, own_flags
 from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of
 from tff_agnostic.run.options import RunConfig, settings_of_runs
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.tasks.registry import TASKS
 
 _DIGITS = (
     "--task=digits",
@@ -163,14 +163,14 @@ def test_the_last_row_has_the_distribution_of_the_result(digits):
 def test_every_flag_is_in_the_config(digits):
     config = json.loads((digits[0] / "config.json").read_text())
     expected = {"task", "data_dir", "data", *resolve("digits", {}, {}).settings()}
-    expected |= set(TASKS["digits"].option_names)
+    expected |= set(DEFAULTS["digits"].spec.option_names)
     assert set(config) == {"format", "execution", *expected}
     assert (config["rounds"], config["num_clients"], config["seed"]) == (2, 6, 0)
 
 
 def _settings() -> set[str]:
     """The flags of every setting of tasks, runs and runtimes."""
-    options = {name for spec in TASKS.values() for name in spec.option_names}
+    options = {name for entry in DEFAULTS.values() for name in entry.spec.option_names}
     assert {"keep", "test_split", "model"} < options
     of_runs = [RunConfig, RuntimeOptions, *(settings for _, _, settings in settings_of_runs())]
     settings = {flag.name for part in of_runs for flag in flags_of(part)}

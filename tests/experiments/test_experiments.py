@@ -16,8 +16,9 @@ from tff_agnostic.experiments.experiment import (
 )
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, statistic_names
+from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.options.tasks import load_task_of_run
 from tff_agnostic.run.spec import resolve
-from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, Use
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
@@ -59,7 +60,9 @@ def _load(experiment: Experiment, folder) -> Task:
     # How many writers there are is a matter of the data.
     of_data = ("high_school_writers", "train_share")
     options = {k: v for k, v in experiment.task_options.items() if k not in of_data}
-    return load_task(name, {**options, **_SMALL.get(name, {})}, TaskContext(0, data_dir, data))
+    return load_task_of_run(
+        name, {**options, **_SMALL.get(name, {})}, TaskContext(0, data_dir, data)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +157,7 @@ def test_what_a_paper_does_not_report_has_no_cell():
 @pytest.mark.parametrize("name", _NAMES)
 def test_raw_data_become_what_the_task_reads(name, tmp_path):
     experiment = EXPERIMENTS[name]
-    task = TASKS[experiment.task]
+    task = DEFAULTS[experiment.task].spec
     if experiment.raw_data is None:
         assert task.data_dir is not Use.NO
         return

@@ -1,5 +1,7 @@
 """Users' files that cannot be run, or fail: one clear line, or their own lines."""
 
+import contextlib
+import logging
 import os
 import sys
 import textwrap
@@ -53,9 +55,10 @@ def test_whatever_a_file_raises_is_told(tmp_path, error):
 def test_a_file_that_runs_for_long_is_said_to_be_waited_for(tmp_path, monkeypatch):
     """It is not ended: here it waits for the very line."""
     written = tmp_path / "written"
-    with open(written, "w") as errors:
-        monkeypatch.setattr(user_code, "_LONG_SECONDS", 0.01)
-        monkeypatch.setattr(sys, "stderr", errors)
+    logger, handler = logging.getLogger(user_code.__name__), logging.FileHandler(written)
+    monkeypatch.setattr(user_code, "_LONG_SECONDS", 0.01)
+    logger.addHandler(handler)
+    with contextlib.closing(handler):
         text = f"""
             from pathlib import Path
 
@@ -64,6 +67,7 @@ def test_a_file_that_runs_for_long_is_said_to_be_waited_for(tmp_path, monkeypatc
             """
         path = model_file(tmp_path, text)
         assert error_of(path).endswith("expected a function build_model(data), found no function")
+    logger.removeHandler(handler)
     assert written.read_text() == (
         f"note: waiting for {path}: it has run for 0.01 s and has not ended (to end the command, "
         "press Ctrl-C twice)\n"

@@ -17,6 +17,7 @@ from tests.binaries.harness import defined_flags
 from tff_agnostic.base.options import OneOf, OptionError, Options, Within, alternatives, hints
 from tff_agnostic.commands import COMMANDS, command
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import FlagTable, check_needs, flags_in_errors
 from tff_agnostic.program.options.flags import (
     REPEATED,
@@ -31,7 +32,6 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.run.options import RunConfig, settings_of_runs
 from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
-from tff_agnostic.tasks.registry import TASKS
 
 _FLOURS = Registry("flour", {"wheat": 1, "rye": 2, "spelt": 3})
 
@@ -278,7 +278,7 @@ _CLASSES: dict[str, type] = {
     "config": RunConfig,
     "runtime": RuntimeOptions,
     **{f"{kind} {name}": options for kind, name, options in settings_of_runs()},
-    **{f"task {name}": spec.options for name, spec in TASKS.items()},
+    **{f"task {name}": entry.spec.options for name, entry in DEFAULTS.items()},
     **{f"command {name}": command(name).own for name in COMMANDS},
 }
 _REQUIRED: dict[type, dict[str, Any]] = {

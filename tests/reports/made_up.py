@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from tff_agnostic.tasks.registry import FORMAT
+from tff_agnostic.program.options.tasks import FORMAT
 
 MEASURES = {
     "loss": {"unit": "none", "higher_is_better": False},

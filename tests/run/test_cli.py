@@ -21,6 +21,7 @@ from tff_agnostic.commands import COMMANDS, command
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.files import claimed_folder, output_folder
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.report_fields import ReportField
 from tff_agnostic.run.observers import Progress, round_in_short
 from tff_agnostic.run.process import (
@@ -31,7 +32,6 @@ from tff_agnostic.run.process import (
     parse_flags,
     resume_command,
 )
-from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.training.loop import FinishedRound
 
 
@@ -223,9 +223,9 @@ def test_flags_of_what_is_not_chosen_are_not_shown(page):
 @pytest.mark.parametrize("task", ["digits", "adult", "toy_regression"])
 def test_defaults_are_those_that_hold(page, task):
     text = page("train", f"--task={task}")
-    assert _default(text, "rounds") == str(TASKS[task].defaults.get("rounds", 100))
-    own = TASKS[task].algorithm_defaults.get("stochastic_afl", {})
-    expected = {**TASKS[task].defaults, **own}.get("server_learning_rate", 1.0)
+    assert _default(text, "rounds") == str(DEFAULTS[task].settings.get("rounds", 100))
+    own = DEFAULTS[task].settings_by_algorithm.get("stochastic_afl", {})
+    expected = {**DEFAULTS[task].settings, **own}.get("server_learning_rate", 1.0)
     text = page("train", f"--task={task}", "--algorithm=stochastic_afl")
     assert float(_default(text, "server_learning_rate")) == float(expected)
     text = page("train", f"--task={task}", "--algorithm=delta_fl", "--preset=paper")

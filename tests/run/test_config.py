@@ -19,13 +19,13 @@ from tff_agnostic.base.options import OneOf, Within, alternatives
 from tff_agnostic.computations.domain_losses import Holdout, domain_counts
 from tff_agnostic.data.sampling import turns
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import Flag, flags_of, members_of
 from tff_agnostic.run.build import build_algorithm, build_lambda_set, training_examples
 from tff_agnostic.run.effects import NEEDS
 from tff_agnostic.run.options import RunConfig, options_of_runs, settings_of_runs
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.studies.methods import Arm, arms_of_algorithms, parsed_arms
-from tff_agnostic.tasks.registry import TASKS
 
 # Others refuse some values of the options that they share with AgnosticFedAvg.
 _CLASSES = [
@@ -149,9 +149,9 @@ def test_unknown_name_gets_the_nearest():
 
 
 def test_defaults_of_tasks_are_flags_of_runs():
-    for spec in TASKS.values():
-        assert set(spec.defaults) <= {*_BY_FLAG, *spec.option_names}
-        assert set().union(*spec.algorithm_defaults.values()) <= set(_BY_FLAG)
+    for entry in DEFAULTS.values():
+        assert set(entry.settings) <= set(_BY_FLAG)
+        assert set().union(*entry.settings_by_algorithm.values()) <= set(_BY_FLAG)
 
 
 # --- What --arms and --algorithms say, as rows of a comparison

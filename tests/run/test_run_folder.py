@@ -13,6 +13,7 @@ from tests import golden
 from tests.run.harness import as_nobody
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import claimed_folder, digest, file_digest
+from tff_agnostic.program.options.tasks import FORMAT
 from tff_agnostic.run.folder import (
     RunFolder,
     algorithm_of_run,
@@ -21,7 +22,6 @@ from tff_agnostic.run.folder import (
     with_kept_model,
 )
 from tff_agnostic.run.spec import RunSpec, resolve
-from tff_agnostic.tasks.registry import FORMAT
 
 _EXECUTION = {"client_mode": "auto", "xla": False}
 

@@ -23,13 +23,13 @@ from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
 from tff_agnostic.base.options import hints
 from tff_agnostic.data.sampling import poisson_cohort, sample_cohort, turns
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of, values_of
 from tff_agnostic.run.options import RunConfig, options_of_runs
 from tff_agnostic.run.process import define
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere, from_flags, resolve
 from tff_agnostic.run.train import TRAIN
 from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Use
 from tff_agnostic.training.private_cohorts import cohort_seed, noise_key
 
@@ -41,7 +41,7 @@ def _error(task: str, given: dict[str, Any], **arguments: Any) -> str:
 def test_what_is_given_goes_before_the_tasks_defaults_and_those_before_the_general_ones():
     spec = resolve("toy_regression", {"rounds": 3}, {"num_clients": 9})
     assert spec.config.rounds == 3
-    of_task, of_algorithm = TASKS["toy_regression"].defaults["window"], spec.algorithm.window
+    of_task, of_algorithm = DEFAULTS["toy_regression"].settings["window"], spec.algorithm.window
     assert of_algorithm == of_task != type(spec.algorithm)().window
     assert spec.algorithm.client.epochs == type(spec.algorithm)().client.epochs
     assert spec.task_options["num_clients"] == 9
@@ -66,9 +66,11 @@ def test_the_aggregation_has_its_settings():
     assert aggregation.options.secure_bits == 20
 
 
-@pytest.mark.parametrize("task", [name for name in TASKS if TASKS[name].algorithm_defaults])
+@pytest.mark.parametrize(
+    "task", [name for name in DEFAULTS if DEFAULTS[name].settings_by_algorithm]
+)
 def test_an_algorithm_may_have_its_own_defaults(task):
-    for algorithm, defaults in TASKS[task].algorithm_defaults.items():
+    for algorithm, defaults in DEFAULTS[task].settings_by_algorithm.items():
         settings = resolve(task, {"algorithm": algorithm}, {}).settings()
         assert {name: settings[name] for name in defaults} == defaults
         values = values_of(ALGORITHMS[algorithm].options())
@@ -93,11 +95,14 @@ _GIVEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", _GIVEN)
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", list(DEFAULTS))
 def test_flags_there_and_back(task, given, tmp_path):
     data_dir, data = (
         tmp_path / name if use is not Use.NO else None
-        for name, use in (("folder", TASKS[task].data_dir), ("store", TASKS[task].data))
+        for name, use in (
+            ("folder", DEFAULTS[task].spec.data_dir),
+            ("store", DEFAULTS[task].spec.data),
+        )
     )
     spec = resolve(task, given, {}, data_dir, data)
     flags = spec.flags()
@@ -111,7 +116,7 @@ def test_flags_name_every_setting_of_the_run_and_no_other():
         "task",
         "data_dir",
         "data",
-        *(flag.name for flag in flags_of(TASKS["digits"].options)),
+        *(flag.name for flag in flags_of(DEFAULTS["digits"].spec.options)),
         # A flag that is given each time is not stored.
         *({flag.name for flag in flags_of(RunConfig)} - {"trust"}),
         *(flag.name for flag in flags_of(ALGORITHMS["q_ffl"].options)),
@@ -226,7 +231,7 @@ def test_what_is_given_is_told_from_what_is_a_default():
     assert spec == resolve("digits", {"client_shuffle": False}, {})
 
 
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", list(DEFAULTS))
 def test_every_run_can_be_given_by_its_flags(task):
     """What config.json holds, written out as flags, is the same run again."""
     spec = resolve(task, {"seed": 3, "lambda_initial": (0.25, 0.75)}, {})
@@ -266,7 +271,7 @@ def _check_help() -> None:
     assert "One of: auto, vectorised, streamed." in text("client_mode")
     # A text that explains every choice names them by itself.
     assert text("runtime").endswith("the reference (tff). [cohort]")
-    rounds = TASKS["digits"].defaults["rounds"]
+    rounds = DEFAULTS["digits"].settings["rounds"]
     assert f"[digits: {rounds};" in text("rounds")
     assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
     assert text("client_shuffle").endswith("[true]")
@@ -277,7 +282,7 @@ def _check_help() -> None:
     assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")
     assert "Of: secure." in text("secure_bits")
     assert text("num_clients").endswith("[50]")
-    assert f"One of: {', '.join(TASKS)}." in text("task")
+    assert f"One of: {', '.join(DEFAULTS)}." in text("task")
 
 
 # --- Keys are as long as their generators want them, and cohorts are drawn as the account assumes

@@ -118,9 +118,9 @@ def test_rows_are_dealt_to_clients(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_clients": 4}, "--num_clients: expected 1 to 3, the rows of "),
-        ({"num_clients": 0}, "--num_clients: expected 1 to 3, the rows of "),
-        ({"num_test_clients": 3}, "--num_test_clients: expected 1 to 2, the rows of "),
+        ({"num_clients": 4}, "num_clients: expected 1 to 3, the number of examples, found 4"),
+        ({"num_clients": 0}, "num_clients: expected 1 to 3, the number of examples, found 0"),
+        ({"num_test_clients": 3}, "num_test_clients: expected 1 to 2, the number of examples"),
     ],
 )
 def test_more_clients_than_rows_are_refused(tmp_path, options, message):

@@ -114,7 +114,7 @@ def test_parse_keep():
     "text", ["8", "8:", "8:a", "a:0.5", "8=0.5", "10:0.5", "-1:0.5", "8:0", "8:1.5", "8:nan"]
 )
 def test_a_malformed_keep_is_refused(text):
-    with pytest.raises(UserError, match=rf"^--keep: expected CLASS:SHARE .*found '{text}'"):
+    with pytest.raises(UserError, match=rf"^keep: expected CLASS:SHARE .*found '{text}'"):
         parse_keep(text)
 
 

@@ -1,4 +1,4 @@
-"""Models that are told the domain: a vector of each domain is added to their scores."""
+"""Models with the domain as an input: a vector of each domain is added to their scores."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from tff_agnostic.models.metrics import SentenceLoss, sparse_cross_entropy
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 from tff_agnostic.run.spec import resolve
-from tff_agnostic.tasks.domain_input import LAYER, TellingClients, told
+from tff_agnostic.tasks.domain_input import LAYER, ClientsWithDomain, with_domain
 
 _LABELS = tf.TensorSpec([None], tf.int32)
 _SEED = np.zeros(2, np.int32)
@@ -72,7 +72,7 @@ def _words():
 def test_a_domains_vector_is_added_to_the_scores_of_the_network(model):
     rng = np.random.default_rng(0)
     model = model()
-    wider = told(model, 4)
+    wider = with_domain(model, 4)
     k = _vectors(wider)
     # It starts as the network does, with vectors of zeros.
     start = list(wider.initial_weights.trainable)
@@ -100,7 +100,7 @@ def test_a_domains_vector_is_added_to_the_scores_of_the_network(model):
 def test_it_learns_as_a_linear_model_of_x_and_the_domain_one_hot():
     """Gradients against those in closed form: (softmax - one-hot label) times [x, one-hot d]."""
     rng = np.random.default_rng(1)
-    wider = told(logistic_regression(4, 3), 2)
+    wider = with_domain(logistic_regression(4, 3), 2)
     weights, k = _random(wider, rng), _vectors(wider)
     x = rng.normal(size=[6, 4]).astype(np.float32)
     y, domain = rng.integers(0, 3, 6).astype(np.int32), np.array([0, 1, 1, 0, 1, 1], np.int32)
@@ -128,13 +128,13 @@ def test_clients_tell_the_domain_beside_all_they_have():
         "y": np.array([7, 8, 9], np.int32),
         "domain_id": np.array([1, 0, 1], np.int32),
     }
-    telling = TellingClients(InMemoryClients({"a": examples}))
+    telling = ClientsWithDomain(InMemoryClients({"a": examples}))
     found = telling.read("a")
     np.testing.assert_array_equal(found["x"]["domain"], [1, 0, 1])
     np.testing.assert_array_equal(found["x"]["x"], examples["x"])
     assert found["y"] is examples["y"] and telling.client_domain_counts() is None
     np.testing.assert_array_equal(client_domain_counts(telling, 2), [[1, 2]])
-    of_arrays = TellingClients(InMemoryClients({"a": {**examples, "x": {"b": examples["x"]}}}))
+    of_arrays = ClientsWithDomain(InMemoryClients({"a": {**examples, "x": {"b": examples["x"]}}}))
     assert sorted(of_arrays.read("a")["x"]) == ["b", "domain"]
 
 
@@ -149,18 +149,22 @@ def _of_probabilities():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: unigram_model(3), "expected a task with a Keras model, found another"),
-        (_of_probabilities, "expected a model whose outputs are scores or numbers, to which"),
-        (lambda: told(logistic_regression(2, 2), 2), "expected inputs without 'domain', found x, "),
+        (lambda: unigram_model(3), "a task with a Keras model, found another model"),
+        (_of_probabilities, "a model whose outputs are scores or numbers, to which"),
+        (
+            lambda: with_domain(logistic_regression(2, 2), 2),
+            "model inputs without the name 'domain', found x, domain",
+        ),
     ],
 )
 def test_models_that_cannot_take_it_are_refused(model, message):
-    with pytest.raises(UserError, match=f"^--domain_input=embedding: {message}"):
-        told(model(), 2)
+    with pytest.raises(UserError, match=f"^domain_input: expected {message}"):
+        with_domain(model(), 2)
 
 
 def test_domains_that_are_the_classes_are_refused():
-    with pytest.raises(UserError, match="expected domains that are not the classes, as the domain"):
+    message = "^--domain_input: expected none, as the domains of this task are its classes, found"
+    with pytest.raises(UserError, match=message):
         resolve("digits", {"domain_input": "embedding"}, {}).load_task()
 
 

@@ -152,7 +152,7 @@ def test_writers_of_tffs_file_are_thinned_too(tmp_path):
 @pytest.mark.parametrize("keep", [0, -1, 5])
 def test_more_writers_than_there_are_or_none(tmp_path, keep):
     assert _error(_of_import(tmp_path / "s.sqlite"), high_school_writers=keep) == (
-        f"--high_school_writers: expected 1 to 4, the high-school writers there are, found {keep}"
+        f"high_school_writers: expected 1 to 4, the number of high-school writers, found {keep}"
     )
 
 
@@ -236,8 +236,8 @@ def test_where_there_is_no_network(tmp_path, monkeypatch, error, told):
 
     monkeypatch.setattr(tff.simulation.datasets.emnist, "load_data", load_data)
     assert golden.refusal(lambda: load_task("emnist", {}, TaskContext(0, data_dir=tmp_path))) == (
-        f"emnist_all.sqlite: TensorFlow Federated could not download it ({told}); name a client "
-        "store with --data"
+        "data: expected a client store, as TensorFlow Federated could not download "
+        f"emnist_all.sqlite ({told}), found none"
     )
 
 
@@ -277,10 +277,10 @@ class TestTrainShare:
     def test_what_cannot_be_is_one_line(self, tmp_path):
         path = _of_import(tmp_path / "s.sqlite")
         assert _error(path, train_share=0.01) == (
-            "--train_share: expected a share that leaves clients to train and others to "
-            "test on, found 0.01, 0 of 10 training clients"
+            "train_share: expected a fraction that keeps clients to train and others to evaluate, "
+            "found 0.01, 0 of 10 training clients"
         )
         assert _error(path, train_share=0.5, test_split="heldout").startswith(
-            "--test_split has no effect with --train_share: "
+            "test_split: expected test with train_share, which evaluates training clients, found "
         )
         assert _error(path, train_share=1.0).startswith("train_share: expected ")

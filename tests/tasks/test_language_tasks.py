@@ -13,27 +13,19 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tff
 from tff_agnostic.models.next_word import NextWordNetwork
 from tff_agnostic.tasks import text_tasks
-from tff_agnostic.tasks.language import TextOptions, known_words
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
-from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
+from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork, TextOptions, known_words
 
 _SMALL: dict[str, dict[str, Any]] = {
     "next_word": {"network": CifgNetwork(2, 3, layers=2)},
     "stackoverflow": {"network": LstmNetwork(2, 3)},
-    "spanish_keyboard": {"network": CifgNetwork(2, 3)},
-    "two_domain_lm": {"network": LstmNetwork(2, 3, layers=2)},
 }
-# What these mean: the papers' tasks are settings of the general one.
 _NETWORKS = {
     "next_word": NextWordNetwork("cifg", 2, 3, layers=2, tied=True),
     "stackoverflow": NextWordNetwork("lstm", 2, 3, layers=1),
-    "spanish_keyboard": NextWordNetwork("cifg", 2, 3, layers=1, tied=True),
-    "two_domain_lm": NextWordNetwork("lstm", 2, 3, layers=2),
 }
 _LANGUAGE_TASKS = list(_SMALL)
-# Tasks with the domains that the store names.
-_OF_ANY_DOMAINS = ["next_word", "spanish_keyboard", "two_domain_lm"]
 
 
 @pytest.fixture
@@ -111,7 +103,7 @@ def test_what_is_cut_is_said_or_goes_on_in_the_next_example(tmp_path, sizes, tas
     (remark,) = _load(task, path, sequence_length=2).remarks()
     assert remark.text == (
         "22.2% of the words of train (2 of 9) are cut off: 50.0% of the sentences have more than "
-        "--sequence_length=2 words; --long_sentences=chunk continues them in the next example."
+        "--sequence_length=2 words; long_sentences=chunk continues them in the next example."
     )
     assert not _load(task, path, sequence_length=3).remarks()
     chunked = _load(task, path, sequence_length=2, long_sentences="chunk")
@@ -195,18 +187,16 @@ def test_a_store_without_words(tmp_path, task):
     assert _error(task, path) == f"{path}: expected a vocabulary, found an empty one"
 
 
-@pytest.mark.parametrize("task", _OF_ANY_DOMAINS)
-def test_domains_are_those_of_the_store(tmp_path, sizes, task):
-    loaded = _load(task, _locales(tmp_path / "s.sqlite"))
+def test_domains_are_those_of_the_store(tmp_path, sizes):
+    loaded = _load("next_word", _locales(tmp_path / "s.sqlite"))
     assert loaded.domain_names == ("es-419", "es-AR", "es-MX")
     ids = [loaded.train.read(f"train_{name}")["domain_id"] for name in loaded.domain_names]
     assert np.concatenate(ids).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("task", _OF_ANY_DOMAINS)
-def test_a_store_of_tff_has_no_vocabulary(tmp_path, task):
+def test_a_store_of_tff_has_no_vocabulary(tmp_path):
     path = tff_store(tmp_path / "s.sqlite", [("train", "a", {"tokens": "x", "domain": "y"})])
-    assert _error(task, path) == f"{path}: expected a vocabulary, found a store without one"
+    assert _error("next_word", path) == f"{path}: expected a vocabulary, found a store without one"
 
 
 def test_questions_and_answers_only(tmp_path, sizes):
@@ -247,6 +237,8 @@ def test_tffs_file_in_its_cache_is_not_downloaded_again(tmp_path, sizes, word_co
     _questions(tmp_path / "stackoverflow.sqlite")
     loaded = load_task("stackoverflow", {}, TaskContext(0, data_dir=tmp_path))
     assert list(loaded.train.client_ids) == ["7"]
+    # The file does not count its sentences.
+    assert loaded.remarks() == []
 
 
 def test_a_type_that_is_neither(tmp_path, sizes, word_counts):
@@ -267,8 +259,8 @@ def test_a_store_of_tff_without_types(tmp_path, sizes, word_counts):
 @pytest.mark.parametrize(
     ("missing", "instead"),
     [
-        ("load_data", "name a client store with --data"),
-        ("load_word_counts", "name a file of words with --vocabulary"),
+        ("load_data", "data: expected a client store"),
+        ("load_word_counts", "vocabulary: expected a file of words"),
     ],
 )
 def test_where_there_is_no_network(tmp_path, monkeypatch, missing, instead):
@@ -283,12 +275,13 @@ def test_where_there_is_no_network(tmp_path, monkeypatch, missing, instead):
     )
     file = {"load_data": "stackoverflow.sqlite", "load_word_counts": "stackoverflow.word_count"}
     assert found == (
-        f"{file[missing]}: TensorFlow Federated could not download it (no network); {instead}"
+        f"{instead}, as TensorFlow Federated could not download {file[missing]} (no network), "
+        "found none"
     )
 
 
 def _loaded(path, **options):
-    return load_task("spanish_keyboard", options, TaskContext(seed=0, data=path))
+    return load_task("next_word", options, TaskContext(seed=0, data=path))
 
 
 def test_words_may_be_those_of_another_store_or_a_list(tmp_path):

@@ -13,8 +13,16 @@ from tests.data.stores import image, sentence, tff_store, write_store
 from tests.run.harness import make_task
 from tff_agnostic.commands import own_flags
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.heldout import check_heldout, heldout_options, split_options
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of
-from tff_agnostic.program.options.tasks import check_task_options, options_of_tasks
+from tff_agnostic.program.options.tasks import (
+    FORMAT,
+    check_task_options,
+    load_task_of_run,
+    options_of_tasks,
+    task_options,
+)
 from tff_agnostic.run.options import (
     RunConfig,
     options_of_runs,
@@ -22,34 +30,27 @@ from tff_agnostic.run.options import (
     settings_of_runs,
 )
 from tff_agnostic.run.spec import from_flags, resolve
-from tff_agnostic.tasks.registry import (
-    FORMAT,
-    TASKS,
-    check_heldout,
-    heldout_options,
-    load_task,
-    what_decides_the_split,
-)
+from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import TaskContext, Use
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
 
 @pytest.mark.parametrize("name", list(TASKS))
 def test_options_have_a_help_text_and_a_default(name):
-    assert TASKS[name].summary
     for flag in flags_of(TASKS[name].options):
         assert flag.text
         assert flag.default is not dataclasses.MISSING
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize("name", list(DEFAULTS))
 def test_defaults_are_settings_of_a_run_and_in_range(name):
-    spec = TASKS[name]
+    entry = DEFAULTS[name]
+    assert entry.summary
     kinds = [RunConfig, *(kind for _, _, kind in settings_of_runs())]
     known = {flag.name for kind in kinds for flag in flags_of(kind)}
-    assert set(spec.defaults) <= known | set(spec.option_names)
-    for algorithm, defaults in spec.algorithm_defaults.items():
+    assert set(entry.settings) <= known
+    for algorithm, defaults in entry.settings_by_algorithm.items():
         assert set(defaults) <= known
         resolve(name, {"algorithm": algorithm}, {})
     resolve(name, {}, {})
@@ -94,17 +95,46 @@ def test_papers_networks_are_defaults_of_next_word():
         "spanish_keyboard": CifgNetwork(embedding=96, units=670, layers=1, tied=True),
     }
     for name, network in networks.items():
-        assert TASKS[name].make_options().network == network
+        assert task_options(name, {}).network == network
     for name in ("two_domain_lm", "spanish_keyboard"):
-        assert TASKS[name].load is TASKS["next_word"].load
-        assert TASKS[name].options is TASKS["next_word"].options
+        assert DEFAULTS[name].spec is TASKS["next_word"]
+
+
+def test_every_task_of_the_library_has_defaults():
+    assert {entry.task for entry in DEFAULTS.values()} == set(TASKS)
+
+
+def test_network_of_a_bare_name_fits_every_task():
+    option = options_of_tasks()["network"]
+    for task, text in (
+        ("text_classifier", "lstm"),
+        ("emnist", "linear"),
+        ("text_classifier", "mean"),
+    ):
+        assert task_options(task, {"network": option.parsed(text)}).network == text
+    for text, network in (("cifg", CifgNetwork()), ("lstm:units=5", LstmNetwork(units=5))):
+        assert task_options("next_word", {"network": option.parsed(text)}).network == network
+
+
+def test_errors_of_a_run_name_flags(tmp_path):
+    context = TaskContext(0, data=_images(tmp_path / "s.sqlite", 0.5))
+    options = {"high_school_writers": 9}
+    message = "high_school_writers: expected 1 to 1, the number of high-school writers, found 9"
+    assert golden.refusal(load_task, "emnist", options, context) == message
+    assert golden.refusal(load_task_of_run, "emnist", options, context) == f"--{message}"
+    message = "data: expected a client store, which this task reads, found none"
+    assert golden.refusal(load_task, "next_word", {}, TaskContext(0)) == message
+    found = golden.refusal(load_task_of_run, "spanish_keyboard", {}, TaskContext(0))
+    assert found == f"--{message}"
 
 
 @pytest.mark.parametrize("name", ["digits", "toy_regression"])
 def test_tasks_without_files_load_with_their_defaults(name):
     task = load_task(name, {}, TaskContext(seed=0))
     assert len(set(task.domain_names)) == task.num_domains
-    cohort_size = {**dataclasses.asdict(RunConfig()), **TASKS[name].defaults}["clients_per_round"]
+    cohort_size = {**dataclasses.asdict(RunConfig()), **DEFAULTS[name].settings}[
+        "clients_per_round"
+    ]
     assert cohort_size <= len(task.train.client_ids)
 
 
@@ -119,7 +149,9 @@ def test_what_does_not_fit_is_refused(tmp_path, case):
 # --- Settings are chosen by clients who neither train nor belong to the test
 
 
-@pytest.mark.parametrize("name", [name for name, spec in TASKS.items() if spec.data is not Use.NO])
+@pytest.mark.parametrize(
+    "name", [name for name, entry in DEFAULTS.items() if entry.spec.data is not Use.NO]
+)
 def test_tasks_on_stores_have_a_held_out_split(name):
     assert heldout_options(name, {}) == {"test_split": "heldout"}
 
@@ -135,7 +167,7 @@ def test_tasks_on_stores_have_a_held_out_split(name):
 )
 def test_what_is_given_stays(name, given, expected):
     assert heldout_options(name, given) == expected
-    assert set(expected) - {"keep", "ridge"} <= what_decides_the_split(name)
+    assert set(expected) - {"keep", "ridge"} <= split_options(name)
 
 
 @golden.values
@@ -160,8 +192,7 @@ _OPTIONS: dict[str, Any] = {
     "emnist": {},
     "fashion_mnist": {},
     "stackoverflow": _SMALL,
-    "two_domain_lm": _SMALL,
-    "spanish_keyboard": _SMALL,
+    "next_word": _SMALL,
     "custom": {},
 }
 _MODEL = """
@@ -213,8 +244,7 @@ _STORES = [
     ("custom", _images, (0.25, 0.75)),
     ("stackoverflow", _texts, ("a", "b")),
     ("stackoverflow", _texts_of_tff, ("a", "b")),
-    ("two_domain_lm", _texts, ("a", "b")),
-    ("spanish_keyboard", _texts, ("a", "b")),
+    ("next_word", _texts, ("a", "b")),
 ]
 
 

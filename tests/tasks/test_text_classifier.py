@@ -154,8 +154,8 @@ def test_texts_without_classes(tmp_path):
     assert str(error.value).startswith(f"{data}: expected examples with a label, found domain")
     numbers = _reviews(tmp_path / "n.sqlite", 0.5)
     assert golden.refusal(_load, numbers) == (
-        f"{numbers}: --task=text_classifier needs labels that are classes, found other numbers "
-        "(--task=custom has a model for them)"
+        f"{numbers}: expected labels that are classes, found other numbers (the task custom has a "
+        "model for them)"
     )
 
 
@@ -214,7 +214,7 @@ def test_the_split_that_is_evaluated_has_its_domains(store):
 @pytest.mark.parametrize("feature", ["country", "score", ""])
 def test_a_feature_that_the_store_lacks_or_that_is_no_domain(store, feature):
     assert golden.refusal(_task, store, domain_feature=feature) == (
-        "--domain_feature: expected a text or a whole number of every example of "
+        "domain_feature: expected a text or a whole number of every example of "
         f"{store}, which has domain, tokens, type, year, found {feature!r}"
     )
 
@@ -227,7 +227,7 @@ def test_a_feature_of_more_values_than_domains_can_have(tmp_path):
     records.append(("test", Record("t", "all_of_it", {"tokens": "the", "number": 3})))
     path = write_store(tmp_path / "s.sqlite", records, "text", vocabulary=WORDS, source="by hand")
     assert golden.refusal(_task, path, domain_feature="number") == (
-        f"--domain_feature: expected at most 1000 domains, found more values of number in {path}"
+        f"domain_feature: expected at most 1000 domains, found more values of number in {path}"
     )
 
 
@@ -253,7 +253,7 @@ def test_the_classes_are_the_values_of_the_feature(store, feature, of_a, of_t, c
 @pytest.mark.parametrize(
     ("feature", "message"),
     [
-        ("score", "--label_feature: expected a text or a whole number of every "),
+        ("score", "label_feature: expected a text or a whole number of every "),
         ("tags", "found 'tags'"),
         ("label", "expected examples with a label, found "),
     ],
@@ -267,7 +267,5 @@ def test_a_feature_of_one_value_is_no_class(tmp_path):
         (split, Record("a", "x", {"tokens": "cat", "app": "web"})) for split in ("train", "test")
     ]
     path = write_store(tmp_path / "s.sqlite", rows, "text", vocabulary=WORDS)
-    with pytest.raises(
-        UserError, match="expected at least 2 classes, found that app is web in all"
-    ):
+    with pytest.raises(UserError, match="expected at least 2 classes, found app=web in all"):
         _task(path, "text_classifier", label_feature="app")

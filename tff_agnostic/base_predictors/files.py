@@ -1,8 +1,7 @@
-"""What an ensemble is mixed of: runs, Keras files, and files that base_predictors made.
+"""Base predictors of an ensemble, from runs, Keras files, and files of the command base_predictors.
 
-Files of base predictors: several models of one architecture, in one .npz file.
-
-The zip format holds a checksum of every array, so damage is noticed when a file is read.
+A file of base predictors holds several models of one architecture in .npz format, whose checksums
+reveal damage.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tff_agnostic.models.keras_platform import classes_of, layers_of
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.user_model import NUM_ROWS, described
-from tff_agnostic.program.options.tasks import task_in, task_options
+from tff_agnostic.program.options.tasks import check_format, load_task_of_run, task_in
 from tff_agnostic.saving.checkpoints import (
     CHECKPOINTS,
     Checkpoint,
@@ -34,7 +33,6 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 from tff_agnostic.saving.keras import KERAS_FILES, architecture_text, read_keras
-from tff_agnostic.tasks.registry import check_format, load_task
 from tff_agnostic.tasks.task import DATA, MODEL_CODE, Task, TaskContext
 from tff_agnostic.user_code import in_one_line
 
@@ -42,19 +40,20 @@ FLAG = "--base_predictors"
 _FORMAT = 1
 _HEADER = "header"
 _KIND = "base predictors"
-# Of the sum of probabilities.
+# Tolerance of the sum of probabilities.
 _TOLERANCE = 1e-4
+_PROBABILITIES = "probabilities like the task's model"
 
 
 @dataclasses.dataclass(frozen=True)
 class MixingTask:
-    """The task of the run that mixes.
+    """The task of a run that mixes predictors.
 
     Attributes:
-        task: It, loaded.
+        task: The loaded task.
         name: Name of the task.
-        options: All of its options.
-        context: What else it was loaded from.
+        options: All options of the task, by flag.
+        context: Seed and places of the data.
         trust: Whether Keras files may run code.
     """
 
@@ -70,36 +69,37 @@ class BasePredictor:
     """A predictor of an ensemble.
 
     Attributes:
-        weights: Its weights.
-        architecture: What it says, given them.
-        told_apart_by: A text that other architectures do not have; "" of the task's own model.
+        weights: The weights.
+        architecture: The architecture.
+        key: Text that other architectures do not have; "" for the task's model.
     """
 
     weights: ModelWeights
     architecture: Architecture
-    told_apart_by: str = ""
+    key: str = ""
 
 
-def check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Checks that a predictor is of the same vocabulary, say; examples may differ.
+def _error(path: Path, expected: str, found: str) -> UserError:
+    return UserError(f"{FLAG}: {path}: expected {expected}, found {found}")
+
+
+def _check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Checks that a predictor has a task's fingerprint, except for the examples.
 
     Args:
-        path: Of the predictor.
-        fingerprint: What it depends on; see `Task.fingerprint`.
-        expected: That of a task.
+        path: Path of the predictor.
+        fingerprint: The predictor's fingerprint; see `Task.fingerprint`.
+        expected: The task's fingerprint.
     """
     for name, value in expected.items():
         if name != DATA and name in fingerprint and fingerprint[name] != value:
-            raise UserError(
-                f"{FLAG}: {path}: expected the {name} of this task ({value}), found another one "
-                f"({fingerprint[name]})"
-            )
+            raise _error(path, f"the {name} of this task ({value})", fingerprint[name])
 
 
-def rows_of(spec: Any) -> Any:
-    """Returns two examples that differ, in the structure of specs with a first dimension of None.
+def _two_examples(spec: Any) -> Any:
+    """Returns two different examples in the structure of specs with a first dimension of None.
 
-    Numbers are random, and integers 0 in the first example and 1 in the second one.
+    Real numbers are random, and integers 0 in the first example and 1 in the second.
     """
     rng = np.random.default_rng(0)
 
@@ -113,20 +113,19 @@ def rows_of(spec: Any) -> Any:
     return tf.nest.map_structure(rows, spec)
 
 
-def check_outputs(path: Path, found: Any, model: Model) -> None:
-    """Checks that a predictor's outputs for `rows_of` are those of the task's model."""
-    x = rows_of(model.example_spec["x"])
-    expected = model.predict(_tensors(model.initial_weights), x, False, tf.zeros([2], tf.int32))
-    if not tf.is_tensor(found) or found.shape != expected.shape or not found.dtype.is_floating:
-        text = described(found) if tf.is_tensor(found) else "several"
-        raise UserError(
-            f"{FLAG}: {path}: expected outputs {described(expected)} as those of the task's model, "
-            f"found {text}"
-        )
+def _outputs_of(model: Model, x_spec: Any) -> Any:
+    """Returns the outputs of a model with its initial weights for `_two_examples`."""
+    weights = tf.nest.map_structure(tf.constant, model.initial_weights)
+    return model.predict(weights, _two_examples(x_spec), False, tf.zeros([2], tf.int32))
 
 
-def _tensors(weights: ModelWeights) -> ModelWeights:
-    return tf.nest.map_structure(tf.constant, weights)
+def _check_outputs(path: Path, outputs: Any, model: Model) -> None:
+    """Checks that a predictor's outputs for `_two_examples` fit the outputs of the task's model."""
+    expected = _outputs_of(model, model.example_spec["x"])
+    is_tensor = tf.is_tensor(outputs)
+    if not is_tensor or outputs.shape != expected.shape or not outputs.dtype.is_floating:
+        found = described(outputs) if is_tensor else "several"
+        raise _error(path, f"outputs {described(expected)} like the task's model", found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,10 +133,10 @@ class PredictorFile:
     """Base predictors as they were saved.
 
     Attributes:
-        names: Of the q predictors.
-        arrays: Their weights in the order of the model's, arrays [q, ...].
-        fingerprint: What the weights depend on, such as the vocabulary; see `Task.fingerprint`.
-        about: How they were made.
+        names: Names of the q predictors.
+        arrays: Weights of the predictors in the order of the model's, arrays [q, ...].
+        fingerprint: Fingerprint of the task; see `Task.fingerprint`.
+        about: How the predictors were made.
     """
 
     names: tuple[str, ...]
@@ -178,7 +177,7 @@ def read_predictors(path: Path) -> PredictorFile:
     if file_format != _FORMAT:
         raise UserError(f"{path}: expected format {_FORMAT} of this version, found {file_format}")
     try:
-        found = PredictorFile(
+        predictors = PredictorFile(
             tuple(map(str, header["names"])),
             tuple(arrays[f"array_{i:05d}"] for i in range(header["arrays"])),
             {str(name): str(value) for name, value in header["fingerprint"].items()},
@@ -186,20 +185,17 @@ def read_predictors(path: Path) -> PredictorFile:
         )
     except (AttributeError, LookupError, TypeError, ValueError) as e:
         raise UserError(f"{path}: expected a file of base predictors, found other arrays") from e
-    _check_names(path, found.names, found.arrays)
-    return found
-
-
-def _check_names(path: Path, names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
-    if not names or not arrays or any(a.ndim == 0 or len(a) != len(names) for a in arrays):
-        shapes = ", ".join(str(list(a.shape)) for a in arrays) or "none"
+    names, arrays_of_all = predictors.names, predictors.arrays
+    if not names or not arrays_of_all or any(a.shape[:1] != (len(names),) for a in arrays_of_all):
+        shapes = ", ".join(str(list(a.shape)) for a in arrays_of_all) or "none"
         raise UserError(
             f"{path}: expected arrays of {len(names)} base predictors, found arrays of shapes "
             f"{shapes}"
         )
+    return predictors
 
 
-def keras_predictor(
+def _keras_predictor(
     path: Path, mixing: MixingTask, known: Mapping[str, Architecture]
 ) -> BasePredictor:
     """Reads a Keras file as a base predictor.
@@ -210,52 +206,47 @@ def keras_predictor(
 
     Args:
         path: A .keras or .h5 file.
-        known: Architectures of earlier files by their text: equal ones are one.
+        mixing: The task of the run that mixes.
+        known: Architectures of earlier files by key: equal architectures are one.
     """
     model = mixing.task.model
     if not form_of(model).are_models:
-        raise UserError(
-            f"{FLAG}: {path}: expected a run or a file of base_predictors: the task's predictors "
-            "are distributions of words, which Keras has no model of"
-        )
-    own = model.keras_model
-    classes = {} if own is None else classes_of(own)
+        expected = "a run or a file of base_predictors for distributions of words"
+        raise _error(path, expected, "a Keras model")
+    classes = {} if model.keras_model is None else classes_of(model.keras_model)
     keras_model = read_keras(path, classes, FLAG, mixing.trust)
     outputs = _outputs(path, keras_model, model.example_spec["x"])
-    check_outputs(path, outputs, model)
+    _check_outputs(path, outputs, model)
     takes = takes_scores(model.loss)
     if outputs.shape.rank == 1 or outputs.shape[-1] == 1:
         from_scores = _has_score(path, keras_model, outputs, takes)
     else:
         from_scores = _has_scores(path, outputs, takes)
-    text = f"{'scores' if from_scores else 'probabilities'} {architecture_text(keras_model)}"
-    # What a layer was adapted to is a constant of what it computes, and not in its configuration.
+    key = f"{'scores' if from_scores else 'probabilities'} {architecture_text(keras_model)}"
+    # The statistics of an adapted layer are constants, and not in its configuration.
     if any(hasattr(layer, "adapt") for layer in layers_of(keras_model)):
-        text += f" of {file_digest(path)}"
-    if text in known:
-        architecture = known[text]
+        key += f" of {file_digest(path)}"
+    if key in known:
+        architecture = known[key]
     else:
         try:
             architecture = Architecture(fixed_from_keras(keras_model, model), from_scores)
         except ValueError as e:
             raise UserError(f"{FLAG}: {path}: {e}") from e
     values = [weight.numpy() for weight in keras_model.weights]
-    return BasePredictor(ModelWeights([], values), architecture, text)
+    return BasePredictor(ModelWeights([], values), architecture, key)
 
 
 def _outputs(path: Path, keras_model: tf.keras.Model, x_spec: Any) -> Any:
     try:
-        return keras_model(rows_of(x_spec), training=False)
-    # It is the file's own code that fails.
-    except Exception as e:
-        raise UserError(
-            f"{FLAG}: {path}: expected a model of the task's features, x {described(x_spec)}, "
-            f"found one that fails on them: {in_one_line(e)}"
-        ) from e
+        return keras_model(_two_examples(x_spec), training=False)
+    except Exception as e:  # The file's code can raise anything.
+        expected = f"a model of the task's features, x {described(x_spec)}"
+        raise _error(path, expected, f"one that fails on them: {in_one_line(e)}") from e
 
 
 def _has_scores(path: Path, outputs: tf.Tensor, takes: Optional[bool]) -> bool:
-    """Returns whether outputs are scores; `takes` as of `takes_scores`."""
+    """Returns whether outputs are scores; see `takes_scores` for `takes`."""
     if takes is None:
         return False
     values = np.asarray(outputs, np.float64)
@@ -263,10 +254,7 @@ def _has_scores(path: Path, outputs: tf.Tensor, takes: Optional[bool]) -> bool:
     if np.all(values >= 0) and np.allclose(sums, 1, rtol=0, atol=_TOLERANCE):
         return False
     if not takes:
-        raise UserError(
-            f"{FLAG}: {path}: expected probabilities, as the task's model has them, found outputs "
-            f"that sum to {sums.ravel()[0]:.4g}"
-        )
+        raise _error(path, _PROBABILITIES, f"outputs that sum to {sums.ravel()[0]:.4g}")
     return True
 
 
@@ -274,23 +262,16 @@ def _has_score(
     path: Path, keras_model: tf.keras.Model, outputs: tf.Tensor, takes: Optional[bool]
 ) -> bool:
     """Returns whether a single output is the score of a class, and not its probability."""
-    if takes is None or _ends_in_sigmoid(keras_model):
+    activation = getattr(keras_model.layers[-1], "activation", None)
+    if takes is None or activation is tf.keras.activations.sigmoid:
         return False
     values = np.asarray(outputs)
     if not takes and not np.all((values >= 0) & (values <= 1)):
-        raise UserError(
-            f"{FLAG}: {path}: expected probabilities, as the task's model has them, found the "
-            f"output {values.ravel()[0]:.4g}"
-        )
+        raise _error(path, _PROBABILITIES, f"the output {values.ravel()[0]:.4g}")
     return takes
 
 
-def _ends_in_sigmoid(keras_model: tf.keras.Model) -> bool:
-    (*_, last) = keras_model.layers
-    return getattr(last, "activation", None) is tf.keras.activations.sigmoid
-
-
-class RunPredictors:
+class _RunPredictors:
     """Reads runs as base predictors; runs of equal settings have one architecture.
 
     Args:
@@ -305,13 +286,14 @@ class RunPredictors:
         """Returns the main model of a checkpoint.
 
         Args:
-            path: What was named, for messages.
+            path: The given path, for messages.
             folder: The folder of the run.
+            checkpoint: The checkpoint.
         """
         fingerprint = _content(folder / "fingerprint.json")
         own = self._mixing.task
         task = self._task_of(path, _content(folder / "config.json"), fingerprint)
-        check_same(path, fingerprint, own.fingerprint if task is None else task.fingerprint)
+        _check_same(path, fingerprint, own.fingerprint if task is None else task.fingerprint)
         model = own.model if task is None else task.model
         models = checkpoint.models(model.initial_weights, f"{FLAG}: {path}")
         weights = next(iter(models.values()))
@@ -319,20 +301,18 @@ class RunPredictors:
             return BasePredictor(weights, architecture_of(model))
         _check_fits(path, model, own.model)
         keras_model = model.keras_model
-        text = type(model).__name__ if keras_model is None else architecture_text(keras_model)
-        return BasePredictor(weights, architecture_of(model), text)
+        key = type(model).__name__ if keras_model is None else architecture_text(keras_model)
+        return BasePredictor(weights, architecture_of(model), key)
 
     def _task_of(
         self, path: Path, config: Mapping[str, Any], fingerprint: Mapping[str, str]
     ) -> Optional[Task]:
-        """Returns the task of a run if its model may be another one than that of the own task."""
+        """Returns the task of a run; None if its model is the mixing task's."""
         if not config:
             return None
         if config.get("base_predictors") is not None:
-            raise UserError(
-                f"{FLAG}: {path}: expected a run that trained a model, found an ensemble: name its "
-                "base predictors"
-            )
+            found = "an ensemble, whose base predictors may be named instead"
+            raise _error(path, "a run that trained a model", found)
         mixing = self._mixing
         try:
             check_format("config.json", config.get("format"))
@@ -341,16 +321,16 @@ class RunPredictors:
             )
             code = {key: mixing.task.fingerprint.get(key) for key in MODEL_CODE}
             is_own = (name, options) == (mixing.name, dict(mixing.options))
-            # A user's file that has changed since is another model under the same name.
+            # A changed file of a user is another model of the same name.
             if is_own and all(fingerprint.get(key) == value for key, value in code.items()):
                 return None
             task = self._loaded(name, options, config)
         except KeyError as e:
-            raise UserError(f"{FLAG}: {path}: expected every flag of a run, {e} is missing") from e
+            raise _error(path, "every flag of a run", f"none called {e}") from e
         except UserError as e:
             raise UserError(f"{FLAG}: {path}: {e}") from e
         of_data = {k: v for k, v in task.fingerprint.items() if k not in MODEL_CODE}
-        check_same(path, of_data, mixing.task.fingerprint)
+        _check_same(path, of_data, mixing.task.fingerprint)
         return None if task.model == mixing.task.model else task
 
     def _loaded(self, name: str, options: Mapping[str, Any], config: Mapping[str, Any]) -> Task:
@@ -361,7 +341,7 @@ class RunPredictors:
         if name != self._mixing.name:
             paths = (config.get("data_dir"), config.get("data"))
             context = TaskContext(context.seed, *(None if p is None else Path(p) for p in paths))
-        task = load_task(name, task_options(name, options), context)
+        task = load_task_of_run(name, options, context)
         self._tasks.append(((name, options), task))
         return task
 
@@ -370,51 +350,44 @@ def _content(path: Path) -> Mapping[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _check_fits(path: Path, model: Model, own: Model) -> None:
-    """Raises a `UserError` if a model has other inputs, labels or outputs than the task's own."""
+def _check_fits(path: Path, model: Model, task_model: Model) -> None:
+    """Raises a `UserError` if a model has other inputs, labels or outputs than the task's model."""
     for key in ("x", "y"):
-        found, expected = model.example_spec[key], own.example_spec[key]
-        if found != expected:
-            raise UserError(
-                f"{FLAG}: {path}: expected a model of the task's examples, {key} "
-                f"{described(expected)}, found one of {key} {described(found)}"
-            )
-    if form_of(model) is not form_of(own):
-        raise UserError(
-            f"{FLAG}: {path}: expected a model with the task's kind of loss, found another: what "
-            "the two predict does not mix"
-        )
-    weights = tf.nest.map_structure(tf.constant, model.initial_weights)
-    x = rows_of(own.example_spec["x"])
-    check_outputs(path, model.predict(weights, x, False, tf.zeros([2], tf.int32)), own)
+        spec, expected = model.example_spec[key], task_model.example_spec[key]
+        if spec != expected:
+            text = f"a model of the task's examples, {key} {described(expected)}"
+            raise _error(path, text, f"one of {key} {described(spec)}")
+    if form_of(model) is not form_of(task_model):
+        raise _error(path, "a model with the task's kind of loss", "another loss")
+    _check_outputs(path, _outputs_of(model, task_model.example_spec["x"]), task_model)
 
 
 def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
-    """Returns a task whose model is the ensemble that an algorithm's settings name.
+    """Returns a task whose model is the ensemble of an algorithm's base predictors.
 
     Args:
         mixing: The task, whose inputs and outputs each predictor has.
-        options: Settings of any algorithm; those that mix nothing leave the task as it is.
+        options: Options of any algorithm; without base predictors the task is returned unchanged.
     """
     task = mixing.task
     if not isinstance(options, EnsembleOptions) or options.base_predictors is None:
         return task
-    # Before anything is read: what is no mixture has no predictors.
+    # Check the task's model before files are read.
     form_of(task.model)
-    found = _all_of(mixing, options.base_predictors)
-    predictors = list(found.values())
+    named = _all_of(mixing, options.base_predictors)
+    predictors = list(named.values())
     model = ensemble(
         task.model,
         [predictor.weights for predictor in predictors],
-        list(found),
+        list(named),
         architectures=[predictor.architecture for predictor in predictors],
     )
     content = b"".join(np.asarray(a).tobytes() for a in model.initial_weights.non_trainable)
-    content += "".join(predictor.told_apart_by for predictor in predictors).encode()
+    content += "".join(predictor.key for predictor in predictors).encode()
     return dataclasses.replace(
         task,
         model=model,
-        # Those of the task are about the weights of its own model.
+        # These concern the weights of the task's model.
         tracked_weights={},
         figures={},
         fingerprint={**task.fingerprint, "base_predictors": digest(content)},
@@ -422,14 +395,14 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
 
 
 def _all_of(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, BasePredictor]:
-    """Returns the predictors that files and folders hold, by their names."""
-    runs, of_files = RunPredictors(mixing), dict[str, Architecture]()
-    found: dict[str, BasePredictor] = {}
+    """Returns the predictors in files and folders, by name."""
+    runs, architectures = _RunPredictors(mixing), dict[str, Architecture]()
+    predictors: dict[str, BasePredictor] = {}
     names = [path.name for path in paths]
     for path in paths:
         if path.suffix in KERAS_FILES and path.is_file():
-            predictor = keras_predictor(path, mixing, of_files)
-            of_files[predictor.told_apart_by] = predictor.architecture
+            predictor = _keras_predictor(path, mixing, architectures)
+            architectures[predictor.key] = predictor.architecture
             read = {f"{path.parent.name}/{path.stem}": predictor}
         else:
             # Trials of a comparison have the same names in different folders.
@@ -437,16 +410,13 @@ def _all_of(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, BasePredi
             name = path.name if is_one else f"{path.parent.name}/{path.name}"
             read = _read(path, name, mixing.task, runs)
         for name, predictor in read.items():
-            if name in found:
-                raise UserError(
-                    f"{FLAG}: expected different base predictors, found {name!r} twice, in {path} "
-                    "for the second time"
-                )
-            found[name] = predictor
-    return found
+            if name in predictors:
+                raise _error(path, "different base predictors", f"{name!r} twice")
+            predictors[name] = predictor
+    return predictors
 
 
-def _read(path: Path, name: str, task: Task, runs: RunPredictors) -> dict[str, BasePredictor]:
+def _read(path: Path, name: str, task: Task, runs: _RunPredictors) -> dict[str, BasePredictor]:
     if path.is_dir():
         return {name: runs.read(path, path, newest_checkpoint(path / CHECKPOINTS))}
     if not path.exists():
@@ -461,38 +431,35 @@ def _read(path: Path, name: str, task: Task, runs: RunPredictors) -> dict[str, B
 
 
 def _of_file(path: Path, task: Task) -> dict[str, BasePredictor]:
-    found = read_predictors(path)
-    check_same(path, found.fingerprint, task.fingerprint)
+    file = read_predictors(path)
+    _check_same(path, file.fingerprint, task.fingerprint)
     template = task.model.initial_weights
     expected = _described(tf.nest.flatten(template))
-    there = _described([array[0] for array in found.arrays])
-    if expected != there:
-        raise UserError(
-            f"{FLAG}: {path}: expected weights of the task's model ({', '.join(expected)}), found "
-            f"{', '.join(there)}"
-        )
-    if len(set(found.names)) < len(found.names):
-        twice = next(name for name in found.names if found.names.count(name) > 1)
-        raise UserError(f"{FLAG}: {path}: expected different names, found {twice!r} twice")
+    stored = _described([array[0] for array in file.arrays])
+    if expected != stored:
+        raise _error(path, f"weights of the task's model ({expected})", stored)
+    twice = next((name for name in file.names if file.names.count(name) > 1), None)
+    if twice is not None:
+        raise _error(path, "different names", f"{twice!r} twice")
     architecture = architecture_of(task.model)
     return {
         name: BasePredictor(
-            tf.nest.pack_sequence_as(template, [array[k] for array in found.arrays]), architecture
+            tf.nest.pack_sequence_as(template, [array[k] for array in file.arrays]), architecture
         )
-        for k, name in enumerate(found.names)
+        for k, name in enumerate(file.names)
     }
 
 
-def _described(arrays: Sequence[Any]) -> list[str]:
-    return [f"{a.dtype}{list(a.shape)}" for a in map(np.asarray, arrays)]
+def _described(arrays: Sequence[Any]) -> str:
+    return ", ".join(f"{a.dtype}{list(a.shape)}" for a in map(np.asarray, arrays))
 
 
 def single_predictors(model: Model, models: Mapping[str, ModelWeights]) -> dict[str, ModelWeights]:
-    """Returns each predictor of an ensemble as an ensemble in which the others weigh nothing.
+    """Returns each predictor of an ensemble as an ensemble in which the others have weight 0.
 
     Args:
-        model: The ensemble; of other models there is nothing.
-        models: The models of a run of it, of which one has the predictors.
+        model: The ensemble; the result is empty for other models.
+        models: The models of a run of the ensemble, any of which has the predictors.
     """
     if not isinstance(model, EnsembleModel):
         return {}

@@ -29,6 +29,7 @@ TOKENS = "tokens"
 LABEL = client_store.LABEL
 # The split to train on: a store's description of its values is of this split's clients.
 TRAIN = client_store.TRAIN
+TEST = "test"
 TEXT = "text"
 FEATURES = "features"
 KINDS = (TEXT, FEATURES)

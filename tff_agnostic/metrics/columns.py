@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import numpy as np
 
+from tff_agnostic.data.store_format import TEST
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,
@@ -16,9 +17,8 @@ from tff_agnostic.metrics.evaluation_report import (
     statistic_names,
 )
 from tff_agnostic.metrics.metrics_file import ROUND, Column, History, Numbers
-from tff_agnostic.models.model import Measure, ModelWeights, measures_of
+from tff_agnostic.models.model import Measure, Model, ModelWeights, measures_of
 from tff_agnostic.report_fields import ReportField, ReportFields, Role, Unit, flattened, paired
-from tff_agnostic.tasks.task import TEST_SPLIT, Task
 
 
 class TrainingColumns:
@@ -90,7 +90,7 @@ class EvaluationColumns:
         measures: Mapping[str, Measure],
         clipped: Mapping[str, ReportField],
         domain_names: Sequence[str],
-        split: str = TEST_SPLIT,
+        split: str = TEST,
         percentiles: Sequence[float] = DEFAULT_PERCENTILES,
     ) -> None:
         self._split = split
@@ -142,9 +142,7 @@ class EvaluationColumns:
             )
 
 
-def tested(
-    measure: Measure, split: str = TEST_SPLIT, further_model: Optional[str] = None
-) -> ReportField:
+def tested(measure: Measure, split: str = TEST, further_model: Optional[str] = None) -> ReportField:
     """Returns a measure on the clients of a split, of the run's main model or of a further one."""
     whose = "" if further_model is None else f" of {further_model}"
     return _of_evaluations(
@@ -160,7 +158,7 @@ def tested(
 
 
 def tested_worst(
-    measure: Measure, split: str = TEST_SPLIT, further_model: Optional[str] = None
+    measure: Measure, split: str = TEST, further_model: Optional[str] = None
 ) -> ReportField:
     """Returns the same of whichever domain is worst, of those that are counted."""
     return _of_evaluations(
@@ -176,7 +174,7 @@ def tested_worst(
 def tested_over_clients(
     measure: Measure,
     statistic: str,
-    split: str = TEST_SPLIT,
+    split: str = TEST,
     further_model: Optional[str] = None,
 ) -> ReportField:
     """Returns what describes a measure's distribution over clients; see `statistic_names`."""
@@ -238,6 +236,26 @@ def _defined(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
+class EvaluatedTask(Protocol):
+    """The attributes of `tasks.task.Task` that columns need."""
+
+    @property
+    def domain_names(self) -> tuple[str, ...]:
+        """See `Task.domain_names`."""
+
+    @property
+    def model(self) -> Model:
+        """See `Task.model`."""
+
+    @property
+    def tracked_weights(self) -> Mapping[str, tuple[int, int]]:
+        """See `Task.tracked_weights`."""
+
+    @property
+    def test_split(self) -> str:
+        """See `Task.test_split`."""
+
+
 class RunRows:
     """metrics.csv of a run, filled by its rounds and its evaluations.
 
@@ -257,7 +275,7 @@ class RunRows:
     def __init__(
         self,
         path: Path,
-        task: Task,
+        task: EvaluatedTask,
         quantities: ReportFields,
         models: Sequence[str],
         clipped: Mapping[str, ReportField],

@@ -24,6 +24,7 @@ from tff_agnostic.computations.evaluation import (
     grid_of,
 )
 from tff_agnostic.computations.histograms import LinearGrid, quantile, superquantile
+from tff_agnostic.data.store_format import TEST
 from tff_agnostic.domain_weights import LambdaSet, Simplex
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.metrics.class_counts import ClassReport, class_report
@@ -42,7 +43,6 @@ from tff_agnostic.metrics.intervals import (
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Measure, Model, measures_of
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.tasks.task import TEST_SPLIT
 
 # Method of percentiles over clients.
 PERCENTILES = "interpolated"
@@ -312,7 +312,7 @@ class EvaluationReport:
     measures: Mapping[str, Measure]
     clients: Mapping[str, int]
     clipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    split: str = TEST_SPLIT
+    split: str = TEST
     worst_min_examples: int = 1
     lambda_set: Optional[LambdaSet] = None
     client_values: Mapping[str, ClientValues] = dataclasses.field(default_factory=dict)
@@ -426,7 +426,7 @@ def evaluation_report(
     domain_names: tuple[str, ...],
     summed: EvaluationOutput,
     clipped: Optional[Mapping[str, int]] = None,
-    split: str = TEST_SPLIT,
+    split: str = TEST,
     worst_min_examples: int = 1,
     lambda_set: Optional[LambdaSet] = None,
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,

@@ -18,9 +18,9 @@ from tff_agnostic.metrics.intervals import Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import Column, read_history
 from tff_agnostic.models.model import Measure
 from tff_agnostic.privacy.accountant import WEAK_EPSILON
+from tff_agnostic.program.options.tasks import check_format
 from tff_agnostic.report_fields import ReportField, Role, Unit
 from tff_agnostic.reports.page import Line, Name, Part, Section, Source, Warnings
-from tff_agnostic.tasks.registry import check_format
 from tff_agnostic.tasks.task import TEST_SPLIT
 
 RESULT = "result.json"

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 from tff_agnostic.base.options import OneOf, Within
-from tff_agnostic.base_predictors.counting import GROUPINGS, outcomes_of, unigram_predictors
+from tff_agnostic.base_predictors.counting import GROUPINGS, unigram_predictors
 from tff_agnostic.base_predictors.files import PredictorFile, write_predictors
+from tff_agnostic.boosting.unigrams import num_outcomes
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import check_can_be_made, make_folder
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
-from tff_agnostic.tasks.registry import TASKS
 
 _SETTINGS = (
     "seed",
@@ -39,7 +40,7 @@ class PredictorOptions(TaskOptions):
         output: File to write, .npz, for --base_predictors of train.
     """
 
-    task: Annotated[str, OneOf(TASKS)] = "unigram"
+    task: Annotated[str, OneOf(DEFAULTS)] = "unigram"
     group_by: Annotated[str, OneOf(GROUPINGS)] = "domain"
     smoothing_share: Annotated[float, Within(least=0.0, most=1.0)] = 0.01
     output: Path = dataclasses.field(kw_only=True)
@@ -50,16 +51,16 @@ class Predictors:
     """The predictors that were written.
 
     Attributes:
-        options: What was asked for.
+        options: The options.
         made: The predictors.
-        left_out: How many clients each group has that has too few for its own model.
-        num_outcomes: How many outcomes a predictor is of.
-        max_examples: How many examples of a client secure sums count.
+        skipped: Number of clients of each group with too few clients for its own model.
+        num_outcomes: Number of outcomes of a predictor.
+        max_examples: Number of examples of a client that secure sums count.
     """
 
     options: PredictorOptions
     made: PredictorFile
-    left_out: Mapping[str, int]
+    skipped: Mapping[str, int]
     num_outcomes: int
     max_examples: int
 
@@ -75,20 +76,20 @@ def base_predictors(given: GivenRun) -> Predictors:
         raise UserError(f"--output: {output} is there already: it is not overwritten")
     spec = given.spec()
     task = spec.load_task()
-    num_outcomes, aggregation = outcomes_of(task), spec.build_aggregation()
+    outcomes, aggregation = num_outcomes(task.model), spec.build_aggregation()
     name = spec.config.runtime
     with started(name, given.runtime_options(name)) as runtime:
-        made, left_out = unigram_predictors(
+        made, skipped = unigram_predictors(
             task, runtime, aggregation, own.group_by, own.smoothing_share
         )
     make_folder(output.parent)
     write_predictors(output, made)
-    return Predictors(own, made, left_out, num_outcomes, aggregation.limits.examples)
+    return Predictors(own, made, skipped, outcomes, aggregation.limits.examples)
 
 
 def _show(predictors: Predictors) -> None:
     own, made = predictors.options, predictors.made
-    for name, num_clients in predictors.left_out.items():
+    for name, num_clients in predictors.skipped.items():
         print(f"note: {name} is left out: too few clients ({num_clients}) have examples")
     if made.about["examples_cut"]:
         print(

@@ -29,6 +29,8 @@ from tff_agnostic.metrics.constant_answers import entropy
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.metrics import SentenceLoss
 from tff_agnostic.models.model import Model
+from tff_agnostic.program.heldout import check_heldout, check_store, heldout_defaults
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.baseline_files import BASELINES, FILE_NAME, file_content, read_baselines
 from tff_agnostic.run.folder import RunFolder
@@ -39,7 +41,6 @@ from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import read_checkpoint
-from tff_agnostic.tasks.registry import TASKS, check_heldout, check_store, wanted_heldout
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
 
@@ -144,8 +145,8 @@ def _reference(spec: RunSpec, has_heldout: bool) -> RunSpec:
     Args:
         has_heldout: Whether it is loaded with held-out clients, whatever its options are.
     """
-    wanted, options = wanted_heldout(spec.task), dict(spec.task_options)
-    defaults = {f.name: f.default for f in dataclasses.fields(TASKS[spec.task].options)}
+    wanted, options = heldout_defaults(spec.task), dict(spec.task_options)
+    defaults = {f.name: f.default for f in dataclasses.fields(DEFAULTS[spec.task].spec.options)}
     if has_heldout:
         wanted = {}
     elif not wanted:

@@ -21,6 +21,7 @@ from tff_agnostic.base.options import OneOf, Options
 from tff_agnostic.commands import own_flags as flags_of_commands
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import output_folder
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import FlagTable, assignments
 from tff_agnostic.program.options.flags import Flag, flag_text, flags_of
 from tff_agnostic.program.options.help import (
@@ -61,7 +62,6 @@ from tff_agnostic.run.spec import (
 from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions, options_of
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.tasks.registry import TASKS
 
 # Where results go that nobody named a folder for.
 RUNS = Path("runs")
@@ -97,7 +97,7 @@ class TaskOptions(DataOptions):
         task: Task to learn.
     """
 
-    task: Optional[Annotated[str, OneOf(TASKS)]] = None
+    task: Optional[Annotated[str, OneOf(DEFAULTS)]] = None
     algorithm_options: str = ""
 
 
@@ -205,8 +205,8 @@ class RunCommand(Command):
             return option.name in runs and self.has_setting(option)
 
         groups = [*own_groups(self.own), *groups_of(RunConfig, is_flag)]
-        if issubclass(self.own, DataOptions) and task is not None and task in TASKS:
-            groups.append(Group(task, f"The task {task}", flags_of(TASKS[task].options)))
+        if issubclass(self.own, DataOptions) and task is not None and task in DEFAULTS:
+            groups.append(Group(task, f"The task {task}", flags_of(DEFAULTS[task].spec.options)))
         for name in algorithms:
             groups += groups_of(algorithm_of_flag(name).options, is_flag)
 
@@ -252,7 +252,7 @@ class RunCommand(Command):
         last = [
             "Flags that another one's value makes useless are hidden, as in "
             "--lambda_update=fixed --help; --help=GROUP shows them.",
-            f"Other tasks: --task=NAME --help, of {', '.join(TASKS)}.",
+            f"Other tasks: --task=NAME --help, of {', '.join(DEFAULTS)}.",
             f"Other algorithms: --algorithm=NAME --help, of {', '.join(ALGORITHMS)}.",
             "Likewise: --preset, --aggregation, --update_aggregator, --privacy and --runtime.",
         ]
@@ -348,14 +348,14 @@ def started(runtime: str, options: RuntimeOptions) -> contextlib.AbstractContext
 
 def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
     """Yields where an option of runs has a default of its own, by task and algorithm, and which."""
-    for task, spec in TASKS.items():
-        if option.name in spec.defaults:
-            yield task, flag_text(spec.defaults[option.name])
-        if option.name in spec.option_defaults:
-            yield task, flag_text(option.to_value(spec.option_defaults[option.name]))
-        for algorithm, own in spec.algorithm_defaults.items():
-            if option.name in own:
-                yield f"{task} with {algorithm}", flag_text(own[option.name])
+    for task, entry in DEFAULTS.items():
+        if option.name in entry.settings:
+            yield task, flag_text(entry.settings[option.name])
+        if option.name in entry.options:
+            yield task, flag_text(option.to_value(entry.options[option.name]))
+        for algorithm, settings in entry.settings_by_algorithm.items():
+            if option.name in settings:
+                yield f"{task} with {algorithm}", flag_text(settings[option.name])
 
 
 def _default_text(option: Flag) -> str:
@@ -368,11 +368,11 @@ def _default_text(option: Flag) -> str:
 def default_for_task(task: Optional[str], flag: str, algorithms: Sequence[str]) -> Any:
     """Returns the default of a setting of runs for a task and the first of some algorithms."""
     default = getattr(RunConfig, flag)
-    if task is None or task not in TASKS:
+    if task is None or task not in DEFAULTS:
         return default
-    spec = TASKS[task]
-    own = spec.algorithm_defaults.get(algorithms[0], {}) if algorithms else {}
-    return {flag: default, **spec.defaults, **own}[flag]
+    entry = DEFAULTS[task]
+    tuned = entry.settings_by_algorithm.get(algorithms[0], {}) if algorithms else {}
+    return {flag: default, **entry.settings, **tuned}[flag]
 
 
 def _algorithms_in(named: Mapping[str, Any], task: Optional[str]) -> list[str]:
@@ -389,13 +389,13 @@ def _algorithms_in(named: Mapping[str, Any], task: Optional[str]) -> list[str]:
 
 def _default_for(option: Flag, task: Optional[str], algorithms: Sequence[str], preset: str) -> str:
     """Returns the default that holds for a task, algorithms and a preset, as a text."""
-    if task is None or task not in TASKS:
+    if task is None or task not in DEFAULTS:
         return _default_text(option)
-    spec = TASKS[task]
+    entry = DEFAULTS[task]
     values = {
         name: {
-            **spec.defaults,
-            **spec.algorithm_defaults.get(name, {}),
+            **entry.settings,
+            **entry.settings_by_algorithm.get(name, {}),
             **(algorithm_of_flag(name).paper_settings if preset == PAPER else {}),
         }.get(option.name)
         for name in algorithms

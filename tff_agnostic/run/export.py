@@ -33,13 +33,14 @@ from tff_agnostic.deployment.rounds import (
 from tff_agnostic.errors import UserError, counted
 from tff_agnostic.files import new_folder
 from tff_agnostic.privacy.accountant import guarantee
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.options.tasks import FORMAT
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.fleet_privacy import fleet_privacy
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.tasks.registry import FORMAT, TASKS
 from tff_agnostic.tasks.task import Task
 
 # Fields of `RunConfig` that a plan does not depend on.
@@ -218,7 +219,7 @@ def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregatio
 
 def _options_without_paths(spec: RunSpec) -> dict[str, Any]:
     # Where files lie is nobody's business, and would be other bytes on another machine.
-    paths = {flag.name for flag in flags_of(TASKS[spec.task].options) if flag.is_path}
+    paths = {flag.name for flag in flags_of(DEFAULTS[spec.task].spec.options) if flag.is_path}
     return {name: value for name, value in spec.task_options.items() if name not in paths}
 
 

@@ -34,6 +34,7 @@ from tff_agnostic.files import (
     write_json,
 )
 from tff_agnostic.program.options.flags import flag_text
+from tff_agnostic.program.options.tasks import FORMAT, check_format
 from tff_agnostic.program.user_algorithm import OWN_CODE, is_user_file
 from tff_agnostic.run.baseline_files import BASELINES
 from tff_agnostic.run.options import CHANGEABLE_ON_RESUME
@@ -54,7 +55,6 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 from tff_agnostic.saving.keras import KERAS_FILES
-from tff_agnostic.tasks.registry import FORMAT, check_format
 from tff_agnostic.tasks.task import DATA, Task
 
 CHECKPOINT = ".npz"

@@ -23,7 +23,9 @@ from tff_agnostic.files import check_free, make_folder, new_folder, read_json, w
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import build, values_of
+from tff_agnostic.program.options.tasks import check_format
 from tff_agnostic.program.options.tasks import task_options as task_options_of
 from tff_agnostic.program.user_algorithm import algorithm_label
 from tff_agnostic.run.build import build_algorithm
@@ -33,7 +35,6 @@ from tff_agnostic.run.folder import RunFolder, trained_with
 from tff_agnostic.run.options import RunConfig, stored_values
 from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
 from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.tasks.registry import TASKS, check_format
 from tff_agnostic.tasks.task import DATA, Task
 
 # The tensor of a server's state that says after how many rounds it is.
@@ -103,8 +104,7 @@ def run_of_export(
             "what it has released since, and its key, are known to its server alone"
         )
     task = manifest["task"]
-    spec = TASKS[task]
-    settings = stored_values(build(RunConfig, spec.defaults))
+    settings = stored_values(build(RunConfig, DEFAULTS[task].settings))
     flags = {
         "task": task,
         "data_dir": None,

@@ -26,6 +26,7 @@ from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.formatting import csv_text, short_names
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights, measures_of
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.user_algorithm import algorithm_label, algorithm_named
 from tff_agnostic.report_fields import ReportField
 from tff_agnostic.reports.distributions import client_figure
@@ -46,7 +47,6 @@ from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import RunSpec, flags_without_folders
 from tff_agnostic.saving.save import SavedFile, save_for_keras
 from tff_agnostic.saving.trained_model import MADE_UP, FileCheck
-from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task
 
 CARD = "model_card.json"
@@ -183,7 +183,7 @@ def run_facts(
         if "evaluation" in privacy:
             evaluated = dataclasses.replace(evaluated, counts=None)
     return {
-        "task": {"summary": TASKS[spec.task].summary},
+        "task": {"summary": DEFAULTS[spec.task].summary},
         "algorithm": {
             "label": f"{algorithm.label}, pooled" if spec.config.pooled else algorithm.label,
             "paper": algorithm.paper,

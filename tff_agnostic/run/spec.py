@@ -23,9 +23,10 @@ from tff_agnostic.data.sampling import SIZES_BY_CHANCE
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.keras import computing_in, freeze
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.flags import NONE, build, checked, flag_text, flags_of, values_of
-from tff_agnostic.program.options.tasks import task_in
+from tff_agnostic.program.options.tasks import load_task_of_run, task_in
 from tff_agnostic.program.options.tasks import task_options as task_options_of
 from tff_agnostic.program.user_algorithm import (
     algorithm_fingerprint,
@@ -52,7 +53,6 @@ from tff_agnostic.run.options import (
     without_effect,
 )
 from tff_agnostic.tasks.domain_input import with_domain_input
-from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import DATA, Task, TaskContext
 
 PLACES_OF_DATA = ("data_dir", "data")
@@ -166,10 +166,11 @@ class RunSpec:
         """
         context = TaskContext(self.config.seed, path_of(self.data_dir), path_of(self.data))
         with computing_in(self.config.precision):
-            task = load_task(self.task, task_options_of(self.task, self.task_options), context)
+            task = load_task_of_run(self.task, self.task_options, context)
             mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
             task = with_base_predictors(mixing, self.algorithm)
-            task = with_domain_input(task, self.config.domain_input)
+            with flags_in_errors(self.config):
+                task = with_domain_input(task, self.config.domain_input)
         with flags_in_errors(self.config):
             model = freeze(task.model, self.config.frozen_layers)
         task = dataclasses.replace(task, model=model)
@@ -181,7 +182,7 @@ class RunSpec:
 def path_flags(spec: RunSpec) -> set[str]:
     """Returns the flags of a run that say where files lie."""
     paths = {*PLACES_OF_DATA}
-    paths.update(flag.name for flag in flags_of(TASKS[spec.task].options) if flag.is_path)
+    paths.update(flag.name for flag in flags_of(DEFAULTS[spec.task].spec.options) if flag.is_path)
     paths.update(spec.paths())
     return paths
 
@@ -205,15 +206,15 @@ def resolve(
         inherited: Options of an earlier run, which what was given replaces.
         shared: Options that were given for several runs, and need not have an effect on this one.
     """
-    spec = TASKS[task]
+    defaults = DEFAULTS[task]
     # What is first counts.
-    layers = [dict(one) for one in (given, shared, inherited or {}, spec.defaults)]
+    layers = [dict(one) for one in (given, shared, inherited or {}, defaults.settings)]
     name = ChainMap(*layers).get("algorithm", RunConfig.algorithm)
     if is_user_file(name):
         name = absolute(Path(name))
     # An earlier run's preset is in its settings already.
     preset = ChainMap(*layers[:2]).get("preset", NO_PRESET)
-    tuned = {} if inherited is not None else spec.algorithm_defaults.get(name, {})
+    tuned = {} if inherited is not None else defaults.settings_by_algorithm.get(name, {})
     values = ChainMap(
         {"algorithm": name},
         *layers[:2],

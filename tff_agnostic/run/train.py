@@ -16,6 +16,7 @@ from tff_agnostic.later import tf
 from tff_agnostic.metrics.by_group import ByGroup, by_group_of
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.user_algorithm import algorithm_label
 from tff_agnostic.reports.run_page import with_results_kept, write_run_report
 from tff_agnostic.reports.run_record import read_run
@@ -34,7 +35,6 @@ from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.saving.keras import read_keras
 from tff_agnostic.saving.save import FORMATS
-from tff_agnostic.tasks.registry import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class TrainOptions(TaskOptions):
             keep_checkpoints, of how rounds are executed, and say where files have moved to.
     """
 
-    task: Annotated[str, OneOf(TASKS)] = "digits"
+    task: Annotated[str, OneOf(DEFAULTS)] = "digits"
     output_dir: Optional[Path] = None
     resume: bool = False
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Optional, Union
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import assignments
 from tff_agnostic.program.options.flags import REPEATED
 from tff_agnostic.program.user_algorithm import algorithm_label, algorithm_named, is_user_file
@@ -18,7 +19,6 @@ from tff_agnostic.run.options import algorithm_of_flag
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere
 from tff_agnostic.studies.comparison import MAX_TRIALS
 from tff_agnostic.tasks.domain_input import EMBEDDING
-from tff_agnostic.tasks.registry import TASKS
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
 # Options that all rows of a comparison share, or it would compare something else.
@@ -251,7 +251,7 @@ class ArmOptions(TaskOptions):
         override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
     """
 
-    task: Annotated[str, OneOf(TASKS)] = "digits"
+    task: Annotated[str, OneOf(DEFAULTS)] = "digits"
     algorithms: tuple[str, ...] = ("fed_avg", "agnostic_fed_avg")
     arms: Union[str, Mapping[str, Any], None] = None
     override: Annotated[tuple[str, ...], REPEATED] = ()

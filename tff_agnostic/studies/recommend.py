@@ -18,6 +18,7 @@ from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json
 from tff_agnostic.models.model import measures_of
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, session
 from tff_agnostic.run.process import StopRequest
@@ -31,7 +32,6 @@ from tff_agnostic.studies.recommendation import Recommended, shown, write_recomm
 from tff_agnostic.studies.report import write_recommendation_report
 from tff_agnostic.studies.search_space import Objective, parse_objective
 from tff_agnostic.studies.validation_clients import ValidationClients, check_judges
-from tff_agnostic.tasks.registry import TASKS
 
 _TRIALS, _MAX_TRIALS = 5, 100
 # In the folder: what is recommended for what.
@@ -60,7 +60,7 @@ class RecommendOptions(TaskOptions):
         resume: Go on in --output_dir, or join other processes that are at work there.
     """
 
-    task: Annotated[str, OneOf(TASKS)] = "digits"
+    task: Annotated[str, OneOf(DEFAULTS)] = "digits"
     portfolio: tuple[str, ...] = tuple(row for row in PORTFOLIO if row not in IF_NAMED)
     objective: str = "worst"
     average_may_lose: Optional[str] = None

@@ -15,6 +15,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.keras import last_layer
+from tff_agnostic.program.heldout import check_heldout
 from tff_agnostic.progress import LongWork
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.observers import AfterRound, RoundCount
@@ -40,7 +41,6 @@ from tff_agnostic.studies.optuna_studies import (
 from tff_agnostic.studies.search_space import Distribution, Objective
 from tff_agnostic.studies.searched_method import SearchedArm, check_run
 from tff_agnostic.studies.stages import going_on
-from tff_agnostic.tasks.registry import check_heldout
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.divergence import Diverged
 from tff_agnostic.training.loop import FinishedRound, Observer

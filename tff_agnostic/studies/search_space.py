@@ -15,12 +15,12 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure, main_measure
+from tff_agnostic.program.heldout import split_options
 from tff_agnostic.program.options.flags import Flag
 from tff_agnostic.program.options.tasks import options_of_tasks
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.run.options import options_of_runs
-from tff_agnostic.tasks.registry import what_decides_the_split
 
 FORM = "LOW..HIGH, LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,..."
 _CHOICE, _LOG, _DOTS = "choice:", "log:", ".."
@@ -225,7 +225,7 @@ def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Regis
 
 def task_settings(task: str) -> dict[str, Flag]:
     """Returns the options of a task that may be searched, by flag."""
-    fixed = what_decides_the_split(task)
+    fixed = split_options(task)
     return {
         flag: option
         for flag, option in options_of_tasks().items()

@@ -21,6 +21,8 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
+from tff_agnostic.program.heldout import split_options
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.user_algorithm import is_user_file
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.spec import (
@@ -34,7 +36,6 @@ from tff_agnostic.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.studies.optuna_studies import Method
 from tff_agnostic.studies.search_space import Dimension, task_settings
 from tff_agnostic.studies.stages import halves
-from tff_agnostic.tasks.registry import TASKS, what_decides_the_split
 from tff_agnostic.tasks.task import DATA, Task
 
 _FORMAT = 1
@@ -159,13 +160,13 @@ class SearchedArm:
             sampled: See `spec`.
         """
         spec = self.spec(sampled, seed)
-        flags, fixed = spec.flags(), what_decides_the_split(self.task)
+        flags, fixed = spec.flags(), split_options(self.task)
         options = {name for name in self.task_options if name not in fixed}
         wanted = [*self.shared, *self.given, *sorted(options), *self.dimensions]
         of_word = WORDS[LAST_LAYER].settings if self.has_two_stages else {}
         left_out = {"algorithm", "seed", *of_word}
         kept = [name for name in dict.fromkeys(wanted) if name not in left_out]
-        of_task = TASKS[self.task].option_names
+        of_task = DEFAULTS[self.task].spec.option_names
         return {
             name: flags[name]
             for name in kept

@@ -16,6 +16,7 @@ from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder, write_errors, write_json, write_text
 from tff_agnostic.models.model import measures_of
+from tff_agnostic.program.heldout import check_heldout, check_store, heldout_options
 from tff_agnostic.reports.figures import save
 from tff_agnostic.reports.page import rendered, title_of
 from tff_agnostic.reports.run_page import REPORT
@@ -51,7 +52,6 @@ from tff_agnostic.studies.tuning_report import (
     table,
     to_csv,
 )
-from tff_agnostic.tasks.registry import check_heldout, check_store, heldout_options
 
 _MAX_REPEATS = 1000
 _SECONDS_PER_HOUR = 3600.0

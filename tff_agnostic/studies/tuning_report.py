@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, csv_text, shown, with_percent
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, scale_axis
 from tff_agnostic.run.command_line import arm_text, with_algorithm_options
@@ -23,7 +24,6 @@ from tff_agnostic.studies.optuna_studies import ENDED, SECONDS
 from tff_agnostic.studies.search import best
 from tff_agnostic.studies.search_space import DECIMALS, Distribution, Objective
 from tff_agnostic.studies.searched_method import SearchedArm
-from tff_agnostic.tasks.registry import TASKS
 
 _MAX_COLUMNS = 2
 _PANEL_INCHES = (4.2, 3.6)
@@ -244,7 +244,7 @@ def flags_of_one(arm: SearchedArm, settings: Mapping[str, Any], remark: str) -> 
     """
     if arm.has_two_stages:
         # A run has one stage, a row may have two.
-        of_all = {*TASKS[arm.task].option_names, *OF_ALL_ROWS, *arm.shared}
+        of_all = {*DEFAULTS[arm.task].spec.option_names, *OF_ALL_ROWS, *arm.shared}
         common = {flag: value for flag, value in settings.items() if flag in of_all}
         return _file(remark, {**_of_task(arm), **common, "arms": _row(arm, settings, of_all)})
     # Each of the two commands has one of these flags, and is told to overlook the other.
@@ -265,7 +265,7 @@ def flags_of_all(arms: Mapping[str, SearchedArm], settings: Settings, remark: st
     first = next(iter(arms.values()))
     own_of_any = {f for arm in arms.values() for f in (*arm.given, *arm.dimensions)}
     shared = set(first.shared) - own_of_any
-    of_all = {*TASKS[first.task].option_names, *OF_ALL_ROWS, *shared}
+    of_all = {*DEFAULTS[first.task].spec.option_names, *OF_ALL_ROWS, *shared}
     common: dict[str, Any] = {}
     for of in settings.values():
         for flag, value in of.items():

@@ -19,9 +19,9 @@ from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_dom
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.intervals import LEAST_CLIENTS, has_enough
+from tff_agnostic.program.heldout import heldout_defaults, heldout_options
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.comparison import LoadedTasks
-from tff_agnostic.tasks.registry import heldout_options, wanted_heldout
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
 
 # Of the training clients, where a task has no others to judge with: one in five.
@@ -72,7 +72,7 @@ class ValidationClients:
     @property
     def are_heldout(self) -> bool:
         """Whether they are held-out clients, and not training clients in their place."""
-        if not wanted_heldout(self.task):
+        if not heldout_defaults(self.task):
             return False
         return self.data is None or HELDOUT_SPLIT in Store(self.data).splits()
 

@@ -16,6 +16,7 @@ from tff_agnostic.base.options import Options, Within
 from tff_agnostic.data.clients import InMemoryClients, even_partition
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.classifiers import logistic_regression
+from tff_agnostic.tasks.dealing import deal
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, TEST_SPLIT, Task, TaskContext, TaskSpec, Use
 
 _DOMAIN_NAMES = ("doctorate", "non-doctorate")
@@ -60,7 +61,7 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     }.items()
 }
 
-# Features, labels and domain ids of the rows of a file.
+# Features, labels and domain ids of a file's rows.
 Table = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -86,20 +87,26 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
     """Returns the task; the seed deals the rows to clients."""
     assert context.data_dir is not None
     rng = np.random.default_rng([context.seed, 2])
-    train_path, test_path = (context.data_dir / name for name in ("adult.data", "adult.test"))
-    train = read_adult(train_path)
+    train = read_adult(context.data_dir / "adult.data")
     if options.heldout_share:
         order = rng.permutation(len(train[1]))
         cut = round(options.heldout_share * len(order))
-        test_path, test = train_path, _rows(train, order[:cut])
-        train = _rows(train, order[cut:])
+        test, train = _rows(train, order[:cut]), _rows(train, order[cut:])
     else:
-        test = read_adult(test_path)
+        test = read_adult(context.data_dir / "adult.test")
+
+    def clients(field: str, ids: str, table: Table) -> InMemoryClients:
+        def partition(num_clients: int) -> list[np.ndarray]:
+            return even_partition(len(table[1]), num_clients, rng)
+
+        examples = dict(zip(("x", "y", "domain_id"), table))
+        return deal(options, field, ids, examples, partition)
+
     num_features = sum(len(values) for values in CATEGORIES.values())
     return Task(
         domain_names=_DOMAIN_NAMES,
-        train=_clients(train, train_path, "num_clients", options.num_clients, "train", rng),
-        test=_clients(test, test_path, "num_test_clients", options.num_test_clients, "test", rng),
+        train=clients("num_clients", "train_{:04d}", train),
+        test=clients("num_test_clients", "test_{:04d}", test),
         model=logistic_regression(num_features, len(_LABELS), options.ridge),
         test_split=HELDOUT_SPLIT if options.heldout_share else TEST_SPLIT,
         class_names=tuple(_LABELS),
@@ -109,22 +116,6 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
 def _rows(table: Table, rows: np.ndarray) -> Table:
     x, y, domain_id = table
     return x[rows], y[rows], domain_id[rows]
-
-
-def _clients(
-    table: Table, path: Path, flag: str, num_clients: int, prefix: str, rng: np.random.Generator
-) -> InMemoryClients:
-    x, y, domain_id = table
-    if not 1 <= num_clients <= len(y):
-        raise UserError(
-            f"--{flag}: expected 1 to {len(y)}, the rows of {path}, found {num_clients}"
-        )
-    return InMemoryClients(
-        {
-            f"{prefix}_{k:04d}": {"x": x[rows], "y": y[rows], "domain_id": domain_id[rows]}
-            for k, rows in enumerate(even_partition(len(y), num_clients, rng))
-        }
-    )
 
 
 def read_adult(path: Path) -> Table:
@@ -140,7 +131,7 @@ def read_adult(path: Path) -> Table:
         raise UserError(f"{path}: expected UCI's Adult file, cannot read it ({e})") from e
     features, labels, domain_ids = [], [], []
     for number, line in enumerate(lines, start=1):
-        # The test file starts with a remark, and both end with an empty line.
+        # The test file starts with a comment, and both end with an empty line.
         if not line.strip() or line.startswith("|"):
             continue
         where = f"{path}:{number}"
@@ -179,22 +170,4 @@ def _one_hot(row: dict[str, str], where: str) -> list[float]:
     return encoded
 
 
-TASK = TaskSpec(
-    summary="UCI Adult census income; domains doctorate or not (files in --data_dir)",
-    options=AdultOptions,
-    load=load,
-    # docs/results/adult_early_stopping.md has their choice, and how others change the comparison.
-    defaults={
-        "rounds": 200,
-        "clients_per_round": 10,
-        "client_batch_size": 50,
-        "client_learning_rate": 1.0,
-        "lambda_learning_rate": 0.1,
-        # The domains' shares of the training rows.
-        "lambda_initial": (0.0127, 0.9873),
-        "window": 5,
-        "evaluate_every": 20,
-    },
-    data_dir=Use.REQUIRED,
-    heldout={"heldout_share": 0.2},
-)
+TASK = TaskSpec(AdultOptions, load, data_dir=Use.REQUIRED)

@@ -1,9 +1,9 @@
-"""Tasks whose model is told the domain of an example, where it is known when the model is used.
+"""Tasks whose model receives the domain of an example as an input.
 
-Each domain has a vector of its own, an embedding, that is added to the scores of the network: the
-same as a last layer whose inputs have the domain beside what the network made of x, one-hot. It
-moves the scores of a domain, as its class shares or its words ask for, and not what the network
-sees in x. Vectors start from zeros: the first model is that without them.
+Each domain has a vector, an embedding, that is added to the scores of the network. This equals a
+last layer whose inputs are the network's outputs and the domain, one-hot: it moves the scores of a
+domain, as the domain's class shares or words require, and not the features of x. Vectors start from
+zeros: the first model equals the model without them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.data.clients import ClientDataset, known_counts
 from tff_agnostic.data.inputs import DOMAIN, ONLY, UNKNOWN, Input, ModelInputs, Whole
-from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.metrics import takes_scores
@@ -33,10 +33,10 @@ DOMAIN_INPUTS: Registry[str] = Registry(
         EMBEDDING: "a vector of each domain, added to the scores",
     },
 )
-# The input that is the domain's number, and the layer that has the vectors.
+# Names of the input that is the domain's id, and of the layer with the vectors.
 INPUT, LAYER = "domain", "domain_scores"
-_FLAG = f"--domain_input={EMBEDDING}"
-# Of models that are told; equal ones are traced once.
+_FIELD = "domain_input"
+# Number of models with a domain input to keep: equal ones are traced once.
 _MAX_KEPT = 8
 
 
@@ -50,28 +50,27 @@ def with_domain_input(task: Task, kind: str) -> Task:
     if kind == NO_DOMAIN_INPUT:
         return task
     if set(task.domain_names) == set(task.class_names or ()):
-        raise UserError(
-            f"{_FLAG}: expected domains that are not the classes, as the domain would be the label,"
-            f" found {', '.join(task.domain_names)}"
-        )
-    columns = None if task.inputs is None else task.inputs.columns
-    inputs: dict[str, Input] = {ONLY: Whole(UNKNOWN)}
+        expected = f"{NO_DOMAIN_INPUT}, as the domains of this task are its classes"
+        raise OptionError(_FIELD, expected, kind)
+    inputs: Mapping[str, Input] = {ONLY: Whole(UNKNOWN)}
+    columns = column = None
     if task.inputs is not None:
-        inputs = dict(task.inputs.inputs)
-    column = None if columns is None else columns.roles.get("domain")
+        inputs, columns = task.inputs.inputs, task.inputs.columns
+        column = None if columns is None else columns.roles.get("domain")
+    domain = Whole(DOMAIN, column, task.domain_names)
     return dataclasses.replace(
         task,
-        train=TellingClients(task.train),
-        test=TellingClients(task.test),
-        model=told(task.model, task.num_domains),
-        # Those of the task are about the weights of its own model.
+        train=ClientsWithDomain(task.train),
+        test=ClientsWithDomain(task.test),
+        model=with_domain(task.model, task.num_domains),
+        # These concern the weights of the task's model.
         tracked_weights={},
         figures={},
-        inputs=ModelInputs({**inputs, INPUT: Whole(DOMAIN, column, task.domain_names)}, columns),
+        inputs=ModelInputs({**inputs, INPUT: domain}, columns),
     )
 
 
-class TellingClients:
+class ClientsWithDomain:
     """The clients of another dataset, with the domains of their examples among the inputs."""
 
     def __init__(self, clients: ClientDataset) -> None:
@@ -85,25 +84,24 @@ class TellingClients:
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples."""
         examples = self._clients.read(client_id)
-        x = {**_by_name(examples["x"]), INPUT: examples["domain_id"]}
-        return {name: x if name == "x" else column for name, column in examples.items()}
+        return {**examples, "x": {**_by_name(examples["x"]), INPUT: examples["domain_id"]}}
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
         """Returns the examples of each client by domain; see `CountedClients`."""
         return known_counts(self._clients)
 
 
-def told(model: Model, num_domains: int) -> Model:
+def with_domain(model: Model, num_domains: int) -> Model:
     """Returns a model of x and the domain: x is a mapping, in which `INPUT` is int32 [n].
 
-    Its weights are those of `model`, with the vectors of the domains, zeros, float32
-    [num_domains, scores], among those that are trained.
+    Its weights are the model's, with the vectors of the domains, zeros, float32
+    [num_domains, scores], among the trainable ones.
 
     Args:
         model: A model of a Keras model, without frozen layers.
         num_domains: p.
     """
-    wider = _told(model, num_domains)
+    wider = _with_domain(model, num_domains)
     outer = wider.keras_model
     assert outer is not None
     (vectors,) = outer.get_layer(LAYER).trainable_weights
@@ -116,14 +114,15 @@ def told(model: Model, num_domains: int) -> Model:
 
 
 @functools.lru_cache(maxsize=_MAX_KEPT)
-def _told(model: Model, num_domains: int) -> Model:
-    network = model.keras_model
+def _with_domain(model: Model, num_domains: int) -> Model:
+    network, x_spec = model.keras_model, model.example_spec["x"]
     if network is None:
-        raise UserError(f"{_FLAG}: expected a task with a Keras model, found another")
-    specs = _by_name(model.example_spec["x"])
+        raise OptionError(_FIELD, "a task with a Keras model", Verbatim("another model"))
+    specs = _by_name(x_spec)
     if INPUT in specs:
-        raise UserError(f"{_FLAG}: expected inputs without {INPUT!r}, found {', '.join(specs)}")
-    _check_scores(model, specs)
+        found = Verbatim(", ".join(specs))
+        raise OptionError(_FIELD, f"model inputs without the name {INPUT!r}", found)
+    size = _num_scores(model, specs)
 
     def build() -> tf.keras.Model:
         layers = tf.keras.layers
@@ -132,10 +131,9 @@ def _told(model: Model, num_domains: int) -> Model:
             for name, spec in specs.items()
         }
         domain = tf.keras.Input([], dtype=tf.int32, name=INPUT)
-        scores = network(inputs if isinstance(model.example_spec["x"], Mapping) else inputs[ONLY])
-        size = int(scores.shape[-1])
+        scores = network(inputs if isinstance(x_spec, Mapping) else inputs[ONLY])
         vectors = layers.Embedding(num_domains, size, embeddings_initializer="zeros", name=LAYER)
-        # The same for all steps of a sentence.
+        # All steps of a sentence share the vector.
         shape = [1] * (len(scores.shape) - 2) + [size]
         added = layers.Reshape(shape, name=f"{LAYER}_of_steps")(vectors(domain))
         scores = layers.Add(name="scores")([added, scores])
@@ -152,14 +150,16 @@ def _told(model: Model, num_domains: int) -> Model:
     )
 
 
-def _check_scores(model: Model, specs: Mapping[str, Any]) -> None:
+def _num_scores(model: Model, specs: Mapping[str, Any]) -> int:
+    """Returns the number of scores of a model, after checking that vectors can be added to them."""
     labels = model.example_spec["y"]
     are_numbers = isinstance(labels, tf.TensorSpec) and labels.dtype.is_floating
     if not (takes_scores(model.loss) or (are_numbers and takes_scores(model.loss) is None)):
-        raise UserError(
-            f"{_FLAG}: expected a model whose outputs are scores or numbers, to which vectors can "
-            "be added: a loss with from_logits=True, or labels that are real numbers"
+        expected = (
+            "a model whose outputs are scores or numbers, to which vectors can be added: a loss "
+            "with from_logits=True, or labels that are real numbers"
         )
+        raise OptionError(_FIELD, expected, Verbatim("another loss"))
     zeros = {
         name: tf.zeros([1, *(n or 1 for n in s.shape[1:])], s.dtype) for name, s in specs.items()
     }
@@ -167,7 +167,9 @@ def _check_scores(model: Model, specs: Mapping[str, Any]) -> None:
     weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
     outputs = model.predict(weights, x, False, tf.zeros([2], tf.int32))
     if not tf.is_tensor(outputs) or outputs.shape.rank < 2:
-        raise UserError(f"{_FLAG}: expected outputs [n, scores] or [n, steps, scores]")
+        expected = "a model with outputs [n, scores] or [n, steps, scores]"
+        raise OptionError(_FIELD, expected, Verbatim("others"))
+    return int(outputs.shape[-1])
 
 
 def _by_name(x: Any) -> dict[str, Any]:

@@ -1,22 +1,21 @@
 """EMNIST: handwritten characters; the writers are high-school students or census employees.
 
-As in appendix C of Ro et al. 2021: the CNN and the hyperparameters of Reddi et al. 2021, with Adam
-at the server. The domains are a client partition. Without --data the data are TFF's, where writers
-2100 to 2599 are the high-school ones (NIST special database 19, hsf_4); a store of import_data
-names the domain of each example.
+As in appendix C of Ro et al. 2021, with the CNN of Reddi et al. 2021. The domains are a client
+partition. Without a store the data are TFF's, in which the high-school writers are 2100 to 2599
+(NIST special database 19, hsf_4); an imported store names the domain of each example.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Annotated, Callable, Optional
+from collections.abc import Callable, Mapping
+from typing import Annotated, Optional
 
 import numpy as np
 
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
-from tff_agnostic.data.store import Store, StoreClients
+from tff_agnostic.data.store import StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
@@ -28,9 +27,9 @@ from tff_agnostic.tasks.stored import (
     SplitOptions,
     data_fingerprint,
     domains_by_name,
-    emnist_store,
     labels_of,
     open_store,
+    tff_store,
 )
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
@@ -43,7 +42,7 @@ _FEATURES = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
 _TFF_SPLITS = {62: "all_", 10: "digits_only_"}
 
 
-# (classes, seed) -> model.
+# Called with the number of classes and a seed; returns a model.
 NETWORKS: Registry[Callable[[int, int], Model]] = Registry(
     "network",
     # The linear model starts at zero.
@@ -70,11 +69,12 @@ class EmnistOptions(SplitOptions):
 
 def load(options: EmnistOptions, context: TaskContext) -> Task:
     """Returns the task."""
-    path = context.data if context.data is not None else emnist_store(context.data_dir)
-    store = open_store(path, _FEATURES)
-    names_domains = DOMAIN in store.description.features
-    features = {**_FEATURES, **({DOMAIN: Feature("string")} if names_domains else {})}
-    domains_of = domains_by_name(_DOMAIN_NAMES, path) if names_domains else _domains_by_writer(path)
+    path = context.data or tff_store("emnist", context.data_dir)
+    store, features = open_store(path, _FEATURES), dict(_FEATURES)
+    domains_of = _domains_by_writer(path)
+    if DOMAIN in store.description.features:
+        features[DOMAIN] = Feature("string")
+        domains_of = domains_by_name(_DOMAIN_NAMES, path)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         where = f"{path}: client {client_id}"
@@ -85,26 +85,22 @@ def load(options: EmnistOptions, context: TaskContext) -> Task:
         }
 
     def clients(split: str) -> StoreClients:
-        name = _split_name(store, split, options.num_classes)
+        tffs = _TFF_SPLITS.get(options.num_classes, "") + split
+        name = tffs if tffs in store.splits() else split
         return StoreClients(store, name, features, to_examples, _DOMAIN_NAMES)
 
     return Task(
         domain_names=_DOMAIN_NAMES,
-        train=_thinned(clients(TRAIN_SPLIT), options.high_school_writers, context.seed),
+        train=_thinned(clients(TRAIN_SPLIT), options, context.seed),
         test=clients(options.test_split),
         model=NETWORKS[options.network](options.num_classes, context.seed),
         fingerprint={"classes": str(options.num_classes), **data_fingerprint(store)},
     )
 
 
-def _split_name(store: Store, split: str, num_classes: int) -> str:
-    theirs = _TFF_SPLITS.get(num_classes, "") + split
-    return theirs if theirs in store.splits() else split
-
-
 def _domains_by_writer(path: object) -> DomainsOf:
     def domains_of(client_id: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        # Ids are like f2103_04: writer 2103.
+        # The id f2103_04 is of writer 2103.
         number = client_id[1:].partition("_")[0]
         if not number.isdigit():
             raise UserError(
@@ -117,36 +113,18 @@ def _domains_by_writer(path: object) -> DomainsOf:
     return domains_of
 
 
-def _thinned(clients: ClientDataset, keep: Optional[int], seed: int) -> ClientDataset:
-    if keep is None:
+def _thinned(clients: ClientDataset, options: EmnistOptions, seed: int) -> ClientDataset:
+    num_kept = options.high_school_writers
+    if num_kept is None:
         return clients
     ids = np.array(clients.client_ids)
     is_high_school = np.argmax(client_domain_counts(clients, 2), axis=1) == 0
-    there = ids[is_high_school]
-    if not 1 <= keep <= len(there):
-        raise UserError(
-            f"--high_school_writers: expected 1 to {len(there)}, the high-school writers "
-            f"there are, found {keep}"
-        )
-    kept = np.random.default_rng([seed, 3]).choice(there, size=keep, replace=False)
+    writers = ids[is_high_school]
+    if not 1 <= num_kept <= len(writers):
+        expected = f"1 to {len(writers)}, the number of high-school writers"
+        raise options.error("high_school_writers", expected)
+    kept = np.random.default_rng([seed, 3]).choice(writers, size=num_kept, replace=False)
     return SelectedClients(clients, [*kept, *ids[~is_high_school]])
 
 
-TASK = TaskSpec(
-    summary="EMNIST characters, CNN; domains high-school or census writers (--data, or TFF's own)",
-    options=EmnistOptions,
-    load=load,
-    defaults={
-        "rounds": 1500,
-        "clients_per_round": 10,
-        "client_batch_size": 20,
-        "client_learning_rate": 10**-1.5,
-        "server_optimizer": "adam:epsilon=1e-4",
-        "server_learning_rate": 10**-2.5,
-        "lambda_learning_rate": 0.01,
-        "client_normalizer": "batch",
-        "evaluate_every": 50,
-    },
-    data_dir=Use.OPTIONAL,
-    data=Use.OPTIONAL,
-)
+TASK = TaskSpec(EmnistOptions, load, data_dir=Use.OPTIONAL, data=Use.OPTIONAL)

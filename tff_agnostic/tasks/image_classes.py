@@ -1,12 +1,11 @@
 """Image tasks whose classes are the domains, as in section 5.2 of Mohri et al. 2019.
 
-- `digits`: handwritten digits from scikit-learn, real data that needs no network: 1,797 images of
+- `digits`: handwritten digits from scikit-learn, real data without a download: 1,797 images of
   8x8 pixels. Groups are rarely of one size, so by default class 8 keeps 15% and class 9 keeps 30%
   of its training examples; the test images are untouched. Without the thinning there is little
-  unfairness to reduce, and uniform and agnostic training end alike.
-- `fashion_mnist`: t-shirt/top, pullover and shirt of Fashion-MNIST, logistic regression, Adam. The
-  store has all ten classes, from `import_data --format=idx`, or these three, with
-  `--classes=0,2,6`, which renumbers them.
+  unfairness to reduce: uniform and agnostic training end equally.
+- `fashion_mnist`: t-shirt/top, pullover and shirt of Fashion-MNIST, logistic regression. The store
+  has all ten classes, or these three, numbered 0 to 2.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Annotated, Optional
 
 import numpy as np
 
-from tff_agnostic.base.options import Options, Within
+from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.data.clients import InMemoryClients, dirichlet_partition
 from tff_agnostic.data.store import StoreClients
 from tff_agnostic.data.store_format import LABEL, Feature
@@ -25,6 +24,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import sklearn
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.models.model import Examples
+from tff_agnostic.tasks.dealing import deal
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
     SplitOptions,
@@ -37,7 +37,7 @@ from tff_agnostic.tasks.task import HELDOUT_SPLIT, TEST_SPLIT, Task, TaskContext
 _NUM_CLASSES = 10
 _MAX_PIXEL = 16.0
 _DOMAIN_NAMES = ("t-shirt/top", "pullover", "shirt")
-# Their labels among the ten classes of Fashion-MNIST.
+# Labels of the domains among the ten classes of Fashion-MNIST.
 _LABELS = (0, 2, 6)
 _NUM_LABELS = 10
 _PIXELS = "pixels"
@@ -89,35 +89,26 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
         )
     train_rows = _thin(train_rows, y, keep, rng)
 
-    def clients(flag: str, rows: np.ndarray, count: int, prefix: str) -> InMemoryClients:
-        if not 1 <= count <= len(rows):
-            raise UserError(
-                f"--{flag}: expected 1 to {len(rows)}, the images for them, found {count}"
-            )
-        parts = dirichlet_partition(y[rows], count, options.concentration, rng)
-        return InMemoryClients(
-            {
-                f"{prefix}_{k:03d}": {
-                    "x": x[rows[part]],
-                    "y": y[rows[part]],
-                    "domain_id": y[rows[part]],
-                }
-                for k, part in enumerate(parts)
-            }
-        )
+    def clients(field: str, ids: str, rows: np.ndarray) -> InMemoryClients:
+        def partition(num_clients: int) -> list[np.ndarray]:
+            return dirichlet_partition(y[rows], num_clients, options.concentration, rng)
 
+        examples = {"x": x[rows], "y": y[rows], "domain_id": y[rows]}
+        return deal(options, field, ids, examples, partition)
+
+    class_names = tuple(map(str, range(_NUM_CLASSES)))
     return Task(
-        domain_names=tuple(str(c) for c in range(_NUM_CLASSES)),
-        train=clients("num_clients", train_rows, options.num_clients, "train"),
-        test=clients("num_test_clients", test_rows, options.num_test_clients, "test"),
+        domain_names=class_names,
+        train=clients("num_clients", "train_{:03d}", train_rows),
+        test=clients("num_test_clients", "test_{:03d}", test_rows),
         model=logistic_regression(x.shape[1], _NUM_CLASSES),
-        class_names=tuple(str(c) for c in range(_NUM_CLASSES)),
+        class_names=class_names,
         test_split=HELDOUT_SPLIT if options.heldout_share else TEST_SPLIT,
     )
 
 
 def parse_keep(text: str) -> dict[int, float]:
-    """Returns the share that each rare class keeps, from texts like "8:0.15,9:0.3"."""
+    """Returns the fraction that each rare class keeps, from texts like "8:0.15,9:0.3"."""
     keep: dict[int, float] = {}
     for item in filter(None, text.split(",")):
         try:
@@ -126,10 +117,8 @@ def parse_keep(text: str) -> dict[int, float]:
         except ValueError:
             label, share = -1, -1.0
         if not (0 <= label < _NUM_CLASSES and 0 < share <= 1) or label in keep:
-            raise UserError(
-                "--keep: expected CLASS:SHARE with a class from 0 to 9, each once, and a "
-                f"share in (0, 1], found {item!r} in {text!r}"
-            )
+            expected = "CLASS:SHARE with a class from 0 to 9, each once, and a share in (0, 1]"
+            raise OptionError("keep", expected, Verbatim(f"{item!r} in {text!r}"))
         keep[label] = share
     return keep
 
@@ -143,29 +132,6 @@ def _thin(
         for of_class in [rows[labels[rows] == label]]
     ]
     return np.sort(np.concatenate(kept))
-
-
-DIGITS = TaskSpec(
-    summary="scikit-learn's handwritten digits; every class a domain, two of them rare",
-    options=DigitsOptions,
-    load=load,
-    # Tuned for each algorithm by the worst class's accuracy on seeds that no reported table uses;
-    # docs/results/digits.md has the grid.
-    defaults={
-        "rounds": 200,
-        "clients_per_round": 10,
-        "client_batch_size": 10,
-        "client_learning_rate": 1.0,
-        "lambda_learning_rate": 0.03,
-        "window": 10,
-        "evaluate_every": 10,
-    },
-    algorithm_defaults={
-        "fed_avg": {"client_learning_rate": 8.0},
-        "fed_avg_target_only": {"client_learning_rate": 8.0},
-    },
-    heldout={"heldout_share": 0.25},
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +172,7 @@ def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Ta
 
 
 def _class_of(num_classes: Optional[int]) -> np.ndarray:
-    """Returns the class of each label of the store, -1 for one that is left out."""
+    """Returns the class of each label of the store, -1 for skipped labels."""
     if num_classes == len(_LABELS):
         return np.arange(num_classes, dtype=np.int32)
     class_of = np.full([_NUM_LABELS], -1, np.int32)
@@ -214,20 +180,5 @@ def _class_of(num_classes: Optional[int]) -> np.ndarray:
     return class_of
 
 
-FASHION_MNIST = TaskSpec(
-    summary="three garments of Fashion-MNIST, logistic regression; every class a domain (--data)",
-    options=FashionMnistOptions,
-    load=load_fashion_mnist,
-    defaults={
-        "rounds": 300,
-        "clients_per_round": 10,
-        "client_batch_size": 50,
-        "client_learning_rate": 0.1,
-        "server_optimizer": "adam:epsilon=1e-7",
-        "server_learning_rate": 0.01,
-        "lambda_learning_rate": 0.01,
-        "client_normalizer": "batch",
-        "evaluate_every": 20,
-    },
-    data=Use.REQUIRED,
-)
+DIGITS = TaskSpec(DigitsOptions, load)
+FASHION_MNIST = TaskSpec(FashionMnistOptions, load_fashion_mnist, data=Use.REQUIRED)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Callable, Optional
+from typing import Annotated, Any, Optional
 
 import numpy as np
 
-from tff_agnostic.base.options import Options, Within
-from tff_agnostic.data.clients import check_labels
+from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
+from tff_agnostic.data.clients import SelectedClients, check_labels
 from tff_agnostic.data.inputs import ONLY, ModelInputs, Whole
 from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
-from tff_agnostic.tasks.task import DATA, TEST_SPLIT
+from tff_agnostic.tasks.task import DATA, TEST_SPLIT, Task
 
 TRAIN_SPLIT = TRAIN
-# More than anybody looks at one by one; a feature with more groups nothing.
+# A feature with more values groups nothing.
 _MAX_VALUES = 1000
 _DTYPES = ("string", "int64")
+# Distinguishes this draw from others that use the run's seed.
+_STREAM = 12
+# Name of a split that cohorts come from: columns of the cohort are called "train".
+_EVALUATED_TRAIN = "train_clients"
+# Files of TFF's data sets.
+_TFF_FILES = {"emnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +43,50 @@ class SplitOptions(Options):
     test_split: str = TEST_SPLIT
     train_share: Optional[Annotated[float, Within(above=0, below=1.0)]] = None
 
+    @property
+    def splits(self) -> tuple[str, str]:
+        """Names of the splits that the task reads."""
+        return TRAIN_SPLIT, self.test_split
 
-# (client id, columns) -> the domain id of each example, -1 for one that is left out.
+
+@dataclasses.dataclass(frozen=True)
+class DomainOptions(SplitOptions):
+    """The option of tasks with the domains that a store names.
+
+    Attributes:
+        domain_feature: Feature of the store with an example's domain: domain, as imported, or
+            another string or integer, such as type in a store of Stack Exchange.
+    """
+
+    domain_feature: str = DOMAIN
+
+
+def with_split(task: Task, options: SplitOptions, seed: int) -> Task:
+    """Returns a task on a store with the evaluated clients that its options choose.
+
+    Args:
+        task: The task, with the clients of `test_split`.
+        options: The task's options.
+        seed: Seed of the run; each seed has another division of the training clients.
+    """
+    split, share = options.test_split, options.train_share
+    if share is None:
+        name = _EVALUATED_TRAIN if split == TRAIN_SPLIT else split
+        return dataclasses.replace(task, test_split=name)
+    if split != TEST_SPLIT:
+        raise options.error("test_split", "test with train_share, which evaluates training clients")
+    ids = np.array(task.train.client_ids)
+    number = round(share * len(ids))
+    if not 1 <= number < len(ids):
+        found = Verbatim(f"{share:g}, {number} of {len(ids)} training clients")
+        expected = "a fraction that keeps clients to train and others to evaluate"
+        raise options.error("train_share", expected, found)
+    drawn = np.random.default_rng([seed, _STREAM]).permutation(ids).tolist()
+    train, test = (SelectedClients(task.train, part) for part in (drawn[:number], drawn[number:]))
+    return dataclasses.replace(task, train=train, test=test, test_split=split)
+
+
+# Called with a client's id and columns; returns the domain id of each example.
 DomainsOf = Callable[[str, Mapping[str, np.ndarray]], np.ndarray]
 
 
@@ -49,18 +98,21 @@ def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
             because TFF's stores do not record shapes.
     """
     store = Store(path)
-    found = store.description.features
-    for name, feature in features.items():
-        there = found.get(name)
-        if (
-            there is None
-            or there.dtype != feature.dtype
-            or np.prod(there.shape) != np.prod(feature.shape)
-        ):
-            raise UserError(
-                f"{path}: expected examples with {_described(features)} for this task, found "
-                f"{_described(found)}"
-            )
+    stored = store.description.features
+
+    def fits(name: str, feature: Feature) -> bool:
+        other = stored.get(name)
+        return (
+            other is not None
+            and other.dtype == feature.dtype
+            and np.prod(other.shape) == np.prod(feature.shape)
+        )
+
+    if not all(fits(name, feature) for name, feature in features.items()):
+        raise UserError(
+            f"{path}: expected examples with {_described(features)} for this task, found "
+            f"{_described(stored)}"
+        )
     return store
 
 
@@ -77,21 +129,19 @@ def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMA
     Args:
         domain_names: The task's domains.
         path: The store, for messages.
-        feature: The feature that holds the name, or a number that is it.
+        feature: The feature with the name; a number is its own name.
     """
     id_of = {name: i for i, name in enumerate(domain_names)}
 
     def domains_of(client_id: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        values = columns[feature].tolist()
-        names = [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values]
-        ids = [id_of.get(name, -1) for name in names]
-        if -1 in ids:
-            name = names[ids.index(-1)]
+        names = texts_of(columns[feature])
+        unknown = next((name for name in names if name not in id_of), None)
+        if unknown is not None:
             raise UserError(
                 f"{path}: client {client_id}: expected domains {', '.join(domain_names)}, found "
-                f"{name!r}"
+                f"{unknown!r}"
             )
-        return np.array(ids, np.int32)
+        return np.array([id_of[name] for name in names], np.int32)
 
     return domains_of
 
@@ -103,36 +153,20 @@ def labels_of(columns: Mapping[str, np.ndarray], num_classes: int, where: str) -
 
 
 def text_inputs(store: Store, kind: str) -> ModelInputs:
-    """Returns what the only input of a model of texts is: a name of `data.inputs`."""
+    """Returns the meaning of the only input of a model of texts.
+
+    Args:
+        store: The store.
+        kind: A name of `data.inputs`.
+    """
     columns = store.description.columns
     column = None if columns is None else columns.roles.get("text")
     return ModelInputs({ONLY: Whole(kind, column)}, columns)
 
 
 def data_fingerprint(store: Store) -> dict[str, str]:
-    """Returns the store's part of a `Task.fingerprint`: a changed store is another one."""
+    """Returns the part of a `Task.fingerprint` that changes with any example of the store."""
     return {DATA: store.digest()}
-
-
-def stored_domains(store: Store) -> tuple[str, ...]:
-    """Returns the names of the domains of a store that import_data made."""
-    if not store.description.domains:
-        raise UserError(
-            f"{store.path}: expected a store that names its domains, found one that TFF wrote"
-        )
-    return store.description.domains
-
-
-@dataclasses.dataclass(frozen=True)
-class DomainOptions(Options):
-    """The option of tasks with the domains that a store names.
-
-    Attributes:
-        domain_feature: Feature of the store with an example's domain: domain, as imported, or
-            another string or integer, such as type in a store of Stack Exchange.
-    """
-
-    domain_feature: str = DOMAIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +174,9 @@ class StoredDomains:
     """The domains of a task, as a store names them.
 
     Attributes:
-        names: Their names, in the order of their ids.
+        names: Names of the domains, in the order of their ids.
         feature: Name of the feature with an example's domain.
-        kind: That feature.
+        kind: Type of this feature.
     """
 
     names: tuple[str, ...]
@@ -151,12 +185,12 @@ class StoredDomains:
 
     @property
     def are_the_stores(self) -> bool:
-        """Whether they are what the store counts by client."""
+        """Whether the store counts each client's examples by these domains."""
         return self.feature == DOMAIN
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """The features to parse of an example for its domain."""
+        """The features with an example's domain."""
         return {self.feature: self.kind}
 
     def of_examples(self, store: Store) -> DomainsOf:
@@ -164,52 +198,54 @@ class StoredDomains:
         return domains_by_name(self.names, store.path, self.feature)
 
 
-def chosen_domains(store: Store, feature: str, splits: Sequence[str]) -> StoredDomains:
-    """Returns the domains that --domain_feature chooses.
+def chosen_domains(store: Store, options: DomainOptions) -> StoredDomains:
+    """Returns the domains that `domain_feature` chooses.
 
-    Names of other features than "domain" are all values that it has; see `distinct_values`.
-
-    Args:
-        splits: Names of the splits that the task reads.
+    Another feature than "domain" has a domain for each of its values; see `distinct_values`.
     """
+    feature = options.domain_feature
     if feature == DOMAIN:
-        return StoredDomains(stored_domains(store))
-    names = distinct_values(store, feature, splits, "--domain_feature", "domains")
+        if not store.description.domains:
+            raise UserError(
+                f"{store.path}: expected a store that names its domains, found one that TFF wrote"
+            )
+        return StoredDomains(store.description.domains)
+    names = distinct_values(store, feature, options.splits, "domain_feature", "domains")
     return StoredDomains(names, feature, store.description.features[feature])
 
 
 def distinct_values(
-    store: Store, feature: str, splits: Sequence[str], flag: str, what: str
+    store: Store, feature: str, splits: Sequence[str], option: str, noun: str
 ) -> tuple[str, ...]:
     """Returns the values of a feature, in alphabetical order, or numbers in ascending order.
 
-    To find them, every example of the splits is read once.
+    Every example of the splits is read once.
 
     Args:
+        store: The store.
+        feature: Name of the feature.
         splits: Names of the splits to read.
-        flag: The flag that names the feature, for messages.
-        what: The role of its values, for messages.
+        option: The option that names the feature, for messages.
+        noun: Plural of the values' role, for messages.
     """
     features = store.description.features
     possible = [n for n, f in features.items() if f.dtype in _DTYPES and f.shape == ()]
     if feature not in possible:
-        raise UserError(
-            f"{flag}: expected a text or a whole number of every example of {store.path}, which "
-            f"has {', '.join(possible)}, found {feature!r}"
+        expected = (
+            f"a text or a whole number of every example of {store.path}, which has "
+            f"{', '.join(possible)}"
         )
+        raise OptionError(option, expected, feature)
     values: set[Any] = set()
     for split in dict.fromkeys(splits):
         for client_id in store.client_ids(split):
             where = f"{store.path}: client {client_id}"
-            columns = parse_examples(
-                store.read(split, client_id), {feature: features[feature]}, where
-            )
+            examples = store.read(split, client_id)
+            columns = parse_examples(examples, {feature: features[feature]}, where)
             values.update(columns[feature].tolist())
             if len(values) > _MAX_VALUES:
-                raise UserError(
-                    f"{flag}: expected at most {_MAX_VALUES} {what}, found more values of "
-                    f"{feature} in {store.path}"
-                )
+                found = Verbatim(f"more values of {feature} in {store.path}")
+                raise OptionError(option, f"at most {_MAX_VALUES} {noun}", found)
     return tuple(map(as_text, sorted(values)))
 
 
@@ -223,55 +259,47 @@ def texts_of(column: np.ndarray) -> list[str]:
     return [as_text(value) for value in column.tolist()]
 
 
-def _tff_datasets() -> Any:
-    # What of TFF is used stands in its bridge, which loads it.
-    from tff_agnostic.computations.tff_bridge.programs import simulation_datasets
+def tff_store(name: str, cache_dir: Optional[Path]) -> Path:
+    """Returns the file of one of TFF's data sets, which TFF downloads if it is missing.
 
-    return simulation_datasets()
-
-
-def emnist_store(cache_dir: Optional[Path]) -> Path:
-    """Returns the file of TFF's EMNIST.
-
-    Its splits are all_train and all_test (62 classes, 3,400 writers), digits_only_train and
-    digits_only_test (10 classes, 3,383 writers).
+    EMNIST has the splits all_train and all_test (62 classes, 3,400 writers), digits_only_train and
+    digits_only_test (10 classes, 3,383 writers); Stack Overflow has 342,477 clients in the splits
+    train, heldout and test.
 
     Args:
-        cache_dir: Where TFF keeps it; its own default if None.
+        name: Name of the data set: emnist or stackoverflow.
+        cache_dir: Folder where TFF keeps the file; TFF's default if None.
     """
-    return _fetched(cache_dir, "emnist_all.sqlite", "emnist")
-
-
-def stackoverflow_store(cache_dir: Optional[Path]) -> Path:
-    """Returns the file of TFF's Stack Overflow (342,477 clients; splits train, heldout, test)."""
-    return _fetched(cache_dir, "stackoverflow.sqlite", "stackoverflow")
+    folder = Path.home() / ".tff" if cache_dir is None else cache_dir
+    path = folder / _TFF_FILES[name]
+    if not path.is_file():
+        with _downloading(path.name, "data", "a client store") as datasets:
+            getattr(datasets, name).load_data(cache_dir=str(folder))
+    return path
 
 
 def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]:
     """Returns the words that most of Stack Overflow's training users use."""
     folder = None if cache_dir is None else str(cache_dir)
-    load_word_counts = _tff_datasets().stackoverflow.load_word_counts
+    with _downloading("stackoverflow.word_count", "vocabulary", "a file of words") as datasets:
+        return tuple(datasets.stackoverflow.load_word_counts(folder, size))
+
+
+@contextlib.contextmanager
+def _downloading(file: str, option: str, noun: str) -> Iterator[Any]:
+    """While entered, TFF's data sets download a file.
+
+    Args:
+        file: Name of the file, for messages.
+        option: The option that replaces the file, for messages.
+        noun: The value of this option, for messages.
+    """
+    # The bridge loads TFF.
+    from tff_agnostic.computations.tff_bridge.programs import simulation_datasets
+
     try:
-        counts = load_word_counts(folder, size)
-    except Exception as e:  # Whatever a download can raise.
-        instead = "name a file of words with --vocabulary"
-        raise _not_fetched("stackoverflow.word_count", e, instead) from e
-    return tuple(counts)
-
-
-def _fetched(cache_dir: Optional[Path], file: str, name: str) -> Path:
-    folder = Path.home() / ".tff" if cache_dir is None else cache_dir
-    if not (folder / file).is_file():
-        load = getattr(_tff_datasets(), name).load_data
-        try:
-            load(cache_dir=str(folder))
-        except Exception as e:  # Whatever a download can raise.
-            raise _not_fetched(file, e, "name a client store with --data") from e
-    return folder / file
-
-
-def _not_fetched(file: str, error: Exception, instead: str) -> UserError:
-    return UserError(
-        f"{file}: TensorFlow Federated could not download it "
-        f"({' '.join(str(error).split()) or type(error).__name__}); {instead}"
-    )
+        yield simulation_datasets()
+    except Exception as e:  # A download can raise anything.
+        reason = " ".join(str(e).split()) or type(e).__name__
+        expected = f"{noun}, as TensorFlow Federated could not download {file} ({reason})"
+        raise OptionError(option, expected, Verbatim("none")) from e

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import abc
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Optional, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.data.inputs import (
     IDS,
     IMAGE,
@@ -27,130 +26,30 @@ from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature,
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest
 from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.stored import distinct_values, labels_of, texts_of
 
-# The one-hot categories, where they are no part of the only vector.
+# Name of the input with one-hot categories, where the numbers are not a single vector.
 CATEGORIES = "categories"
-
-
-class CategoryEncoding(abc.ABC):
-    """How categories are numbers. An id is 0 where the value is missing or not known.
-
-    Args:
-        categories: The known values of each categorical column; value k has the id k + 1.
-    """
-
-    def __init__(self, categories: Mapping[str, Sequence[str]]) -> None:
-        self._categories = categories
-        self._ids = {
-            column: {value.encode(): k for k, value in enumerate(values, start=1)}
-            for column, values in categories.items()
-        }
-
-    @abc.abstractmethod
-    def specs(self, others: Mapping[str, tf.TensorSpec]) -> dict[str, tf.TensorSpec]:
-        """Returns the specs of all inputs, given those that hold no categories."""
-
-    @abc.abstractmethod
-    def inputs(
-        self, columns: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """Returns all inputs, given a client's categories as bytes [n], and its other inputs."""
-
-    @abc.abstractmethod
-    def described(
-        self, others: Mapping[str, tf.TensorSpec], inputs: Mapping[str, Input]
-    ) -> dict[str, Input]:
-        """Returns what all inputs are, given the specs and the meaning of the others."""
-
-    def ids(self, columns: Mapping[str, np.ndarray], column: str) -> np.ndarray:
-        """Returns the ids of a column's values, int32 [n]."""
-        known = self._ids[column]
-        return np.array([known.get(value, 0) for value in columns[column]], np.int32)
-
-
-class CategoryIds(CategoryEncoding):
-    """Each column is an input int32 [n] of ids, for an embedding of its own."""
-
-    def specs(self, others: Mapping[str, tf.TensorSpec]) -> dict[str, tf.TensorSpec]:
-        """Returns the others', and one called as each column."""
-        return {**others, **{name: tf.TensorSpec([None], tf.int32) for name in self._categories}}
-
-    def inputs(
-        self, columns: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """Returns the others, and the ids of each column."""
-        return {**others, **{name: self.ids(columns, name) for name in self._categories}}
-
-    def described(
-        self, others: Mapping[str, tf.TensorSpec], inputs: Mapping[str, Input]
-    ) -> dict[str, Input]:
-        """Returns what the others are, and that each column is ids."""
-        del others
-        ids = {name: Whole(IDS, name, tuple(v)) for name, v in self._categories.items()}
-        return {**inputs, **ids}
-
-
-class OneHot(CategoryEncoding):
-    """All columns are one vector, with an entry for each known value, in the columns' order.
-
-    It follows the numbers where these are a vector and the only other input, as one vector; and is
-    an input of its own otherwise.
-    """
-
-    def specs(self, others: Mapping[str, tf.TensorSpec]) -> dict[str, tf.TensorSpec]:
-        """Returns the others', or the only one's, with the entries of the categories."""
-        size = sum(map(len, self._categories.values()))
-        name = _only_vector(others)
-        if name is None:
-            return {**others, CATEGORIES: tf.TensorSpec([None, size], tf.float32)}
-        return {name: tf.TensorSpec([None, others[name].shape[1] + size], tf.float32)}
-
-    def inputs(
-        self, columns: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """Returns the others, or the only one, with the entries of the categories."""
-        parts = [self._one_hot(columns, column) for column in self._categories]
-        name = _only_vector(others)
-        if name is None:
-            return {**others, CATEGORIES: np.concatenate(parts, axis=1)}
-        return {name: np.concatenate([others[name], *parts], axis=1)}
-
-    def described(
-        self, others: Mapping[str, tf.TensorSpec], inputs: Mapping[str, Input]
-    ) -> dict[str, Input]:
-        """Returns what the others are, or the only one, with the entries of the categories."""
-        entries, name = one_hot(self._categories), _only_vector(others)
-        if name is None:
-            return {**inputs, CATEGORIES: entries}
-        numbers = inputs[name]
-        assert isinstance(numbers, tuple)
-        return {name: (*numbers, *entries)}
-
-    def _one_hot(self, columns: Mapping[str, np.ndarray], column: str) -> np.ndarray:
-        ids = self.ids(columns, column)
-        known = np.arange(1, len(self._categories[column]) + 1)
-        return (ids[:, np.newaxis] == known).astype(np.float32)
-
-
-CATEGORY_ENCODINGS: Registry[type[CategoryEncoding]] = Registry(
-    "encoding of categories", {"one_hot": OneHot, "ids": CategoryIds}
-)
 
 
 class StoredInputs:
     """The inputs of a model, from a store of features.
 
+    Categories are numbers in one of two forms. With "ids", each categorical column is an input
+    int32 [n] of ids, for an embedding. With "one_hot", all columns are one vector of 0 and 1, with
+    an entry for each known value in the columns' order, which extends the numbers if these are a
+    single vector, and is an input otherwise. Missing and unknown values have the id 0 or no entry.
+
     Args:
-        encoding: A name of `CATEGORY_ENCODINGS`.
-        categories: The known values of each categorical column; the store's own if None.
+        store: The store.
+        encoding: Form of categories: "one_hot" or "ids".
+        categories: The known values of each categorical column; the store's if None.
 
     Attributes:
         features: The features to read.
-        categories: The known values of each categorical column.
+        categories: The known values of each categorical column; value k has the id k + 1.
         spec: Spec of x with a first dimension of None: one, or a mapping of them by name.
-        described: What they are.
+        described: Meaning of the inputs.
     """
 
     def __init__(
@@ -159,30 +58,42 @@ class StoredInputs:
         encoding: str,
         categories: Optional[Mapping[str, Sequence[str]]] = None,
     ) -> None:
-        found = store.description.features
-        columns = store.description.categories
+        stored, columns = store.description.features, store.description.categories
         self.categories = {name: tuple((categories or columns)[name]) for name in columns}
+        self._ids = {
+            column: {value.encode(): k for k, value in enumerate(values, start=1)}
+            for column, values in self.categories.items()
+        }
         self._numbers = {
             name: feature
-            for name, feature in sorted(found.items())
+            for name, feature in sorted(stored.items())
             if feature.dtype != "string" and name != LABEL
         }
         self.features = {**self._numbers, **{name: Feature("string") for name in columns}}
         if not self.features:
             raise UserError(
-                f"{store.path}: --task=custom needs texts (tokens), or a {LABEL} and numbers, "
-                f"found {', '.join(found)}"
+                f"{store.path}: expected texts ({TOKENS}), or a {LABEL} and numbers, found "
+                f"{', '.join(stored)}"
             )
-        self._encoding = CATEGORY_ENCODINGS[encoding](self.categories)
         specs = {name: spec_of(feature) for name, feature in self._numbers.items()}
         inputs = {name: _described(store.description, name) for name in self._numbers}
-        if columns:
-            if CATEGORIES in specs:
-                raise UserError(
-                    f"{store.path}: expected no other input called {CATEGORIES}, found one"
-                )
-            inputs = self._encoding.described(specs, inputs)
-            specs = self._encoding.specs(specs)
+        if columns and CATEGORIES in specs:
+            raise UserError(f"{store.path}: expected no other input called {CATEGORIES}, found one")
+        self._are_ids = encoding == "ids"
+        self._vector = CATEGORIES
+        if self._are_ids:
+            specs |= {name: tf.TensorSpec([None], tf.int32) for name in columns}
+            inputs |= {name: Whole(IDS, name, v) for name, v in self.categories.items()}
+        elif columns:
+            size, entries = sum(map(len, self._ids.values())), one_hot(self.categories)
+            if len(specs) == 1:
+                ((name, spec),) = specs.items()
+                if spec.dtype == tf.float32 and spec.shape.rank == 2:
+                    numbers = inputs[name]
+                    assert isinstance(numbers, tuple)
+                    self._vector, size, entries = name, spec.shape[1] + size, (*numbers, *entries)
+            specs[self._vector] = tf.TensorSpec([None, size], tf.float32)
+            inputs[self._vector] = entries
         self._is_single = len(specs) == 1
         if self._is_single:
             inputs = {ONLY: next(iter(inputs.values()))}
@@ -193,44 +104,55 @@ class StoredInputs:
         """Returns x of a client's examples.
 
         Args:
-            where: Which client, for messages.
+            columns: The client's columns.
+            where: The client, for messages.
         """
         x = {name: in_32_bits(columns[name], name, where) for name in self._numbers}
-        if self.categories:
-            x = self._encoding.inputs(columns, x)
+        ids = {
+            column: np.array([known.get(value, 0) for value in columns[column]], np.int32)
+            for column, known in self._ids.items()
+        }
+        if self._are_ids:
+            x |= ids
+        elif ids:
+            vectors = [x[self._vector]] if self._vector in x else []
+            for column, of_column in ids.items():
+                known_ids = np.arange(1, len(self._ids[column]) + 1)
+                vectors.append((of_column[:, np.newaxis] == known_ids).astype(np.float32))
+            x[self._vector] = np.concatenate(vectors, axis=1)
         return next(iter(x.values())) if self._is_single else x
 
     def names(self) -> Any:
-        """Returns what `ModelData.x_names` holds."""
-        found = {
+        """Returns the names of the numbers of x; see `ModelData.x_names`."""
+        names = {
             name: None
             if isinstance(one, Whole) or any(entry.kind == UNKNOWN for entry in one)
             else tuple(entry.name for entry in one)
             for name, one in self.described.inputs.items()
         }
-        return found[ONLY] if self._is_single else found
+        return names[ONLY] if self._is_single else names
 
     def of_numbers(self, value_of: Callable[[Entry], float]) -> Any:
-        """Returns a value of each number, as `ModelData.x_mean` has the mean."""
+        """Returns a value of each number of x, in the form of `ModelData.x_mean`."""
         specs = {ONLY: self.spec} if self._is_single else self.spec
-        found = {
+        values = {
             name: _values(one, specs[name].shape[1:], value_of)
             for name, one in self.described.inputs.items()
         }
-        return found[ONLY] if self._is_single else found
+        return values[ONLY] if self._is_single else values
 
     def fingerprint(self) -> dict[str, str]:
         """Returns the categories' part of a `Task.fingerprint`, empty without categories."""
         if not self.categories:
             return {}
         # In the order of the columns, which is the order of the inputs.
-        return {CATEGORIES: digest(json.dumps(list(self.categories.items())).encode())}
+        return {CATEGORIES: digest(repr(list(self.categories.items())).encode())}
 
 
 def _values(
     one: Input, shape: Sequence[int], value_of: Callable[[Entry], float]
 ) -> Optional[np.ndarray]:
-    """Returns a value of each number of an input; None where statistics are not known."""
+    """Returns a value of each number of an input; None if some statistics are unknown."""
     if isinstance(one, Whole) or any(
         entry.kind in (NUMBER, UNKNOWN) and entry.statistics is None for entry in one
     ):
@@ -239,7 +161,7 @@ def _values(
 
 
 def _described(description: StoreDescription, name: str) -> Input:
-    """Returns what an input of numbers is."""
+    """Returns the meaning of an input of numbers."""
     columns = description.columns
     if columns is not None and name in columns.images:
         return Whole(IMAGE, columns.images[name])
@@ -276,25 +198,16 @@ def in_32_bits(values: np.ndarray, name: str, where: str) -> np.ndarray:
     return narrow
 
 
-def _only_vector(others: Mapping[str, Any]) -> Optional[str]:
-    """Returns the name of the only input, if that is a vector of real numbers for each example."""
-    if len(others) != 1:
-        return None
-    ((name, other),) = others.items()
-    is_real = other.dtype in (tf.float32, np.float32)
-    return name if is_real and len(other.shape) == 2 else None
-
-
 class StoredLabels:
     """The labels of a store.
 
     Attributes:
         name: Name of the feature to read.
-        feature: That feature.
-        spec: Spec of y with a first dimension of None: int32 [n] of classes and other whole
-            numbers, float32 [n] of real ones.
-        num_classes: Labels are in [0, num_classes), or None if they are no classes.
-        class_names: Names of the classes, if they have any.
+        feature: Type of this feature.
+        spec: Spec of y with a first dimension of None: int32 [n] for classes and other whole
+            numbers, float32 [n] for real numbers.
+        num_classes: Labels are in [0, num_classes); None if they are not classes.
+        class_names: Names of the classes; None without names.
     """
 
     def __init__(self, store: Store) -> None:
@@ -305,7 +218,7 @@ class StoredLabels:
                 f"{', '.join(description.features)}"
             )
         self.name = LABEL
-        self.feature: Feature = description.features[LABEL]
+        self.feature = description.features[LABEL]
         self.spec = spec_of(self.feature)
         self.num_classes = description.num_classes
         self.class_names = description.class_names
@@ -314,14 +227,15 @@ class StoredLabels:
         """Returns y of a client's examples.
 
         Args:
-            where: Which client, for messages.
+            columns: The client's columns.
+            where: The client, for messages.
         """
         if self.num_classes is None:
             return in_32_bits(columns[LABEL], LABEL, where)
         return labels_of(columns, self.num_classes, where)
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns the classes' part of a `Task.fingerprint`, empty if they have no names."""
+        """Returns the classes' part of a `Task.fingerprint`, empty without names."""
         return {} if self.class_names is None else {"classes": ", ".join(self.class_names)}
 
 
@@ -329,29 +243,28 @@ class ChosenLabels:
     """Classes of another feature than the label, such as question or answer.
 
     Args:
-        feature: Name of the feature, of texts or whole numbers; every value is a class.
-        splits: Names of the splits that are read.
+        store: The store.
+        feature: Name of the feature, texts or whole numbers; every value is a class.
+        splits: Names of the splits that the task reads.
 
     Attributes:
         name: Name of the feature.
-        feature: That feature.
+        feature: Type of this feature.
         spec: Spec of y, int32 [n].
         num_classes: Classes are in [0, num_classes).
-        class_names: Their names.
+        class_names: Names of the classes.
     """
 
     def __init__(self, store: Store, feature: str, splits: Sequence[str]) -> None:
-        names = distinct_values(store, feature, splits, "--label_feature", "classes")
+        names = distinct_values(store, feature, splits, "label_feature", "classes")
         if len(names) < 2:
-            raise UserError(
-                f"--label_feature: expected at least 2 classes, found that {feature} is {names[0]} "
-                f"in all examples of {store.path}"
-            )
+            found = Verbatim(f"{feature}={names[0]} in all examples of {store.path}")
+            raise OptionError("label_feature", "at least 2 classes", found)
         self.name = feature
         self.feature = store.description.features[feature]
         self.spec = tf.TensorSpec([None], tf.int32)
         self.num_classes = len(names)
-        self.class_names: Optional[tuple[str, ...]] = tuple(names)
+        self.class_names: Optional[tuple[str, ...]] = names
         self._ids = {name: i for i, name in enumerate(names)}
 
     def y_of(self, columns: Mapping[str, np.ndarray], where: str) -> np.ndarray:
@@ -371,14 +284,13 @@ class Arrays(NamedTuple):
     """The examples of a split, client by client.
 
     Attributes:
-        x: What a model of yours (`--task=custom`) is given: an array [n, ...], or several by name;
-            categories are 0/1 entries. Of texts: their words, separated by spaces, a text each.
-        y: Labels, [n]; None of texts without.
-        domains: The domain of each example, texts [n].
-        clients: The client of each example, texts [n].
-        names: What each number of x is called, where x is a vector and that is known; of several
-            arrays by name.
-        class_names: Names of the classes, if they have any.
+        x: Inputs of a model of the task `custom`: an array [n, ...], or several by name, with
+            one-hot categories; for texts their words, separated by spaces.
+        y: Labels, [n]; None for texts without labels.
+        domains: Name of the domain of each example, [n].
+        clients: Id of the client of each example, [n].
+        names: Names of the numbers of x, by input if x has several; None if they are unknown.
+        class_names: Names of the classes; None without names.
     """
 
     x: Any
@@ -393,7 +305,7 @@ def arrays_of(store: Store, split: str) -> Arrays:
     """Returns all examples of a split.
 
     Raises:
-        UserError: If there is no such split.
+        UserError: If the store does not have the split.
     """
     is_text = store.description.kind == TEXT
     inputs = None if is_text else StoredInputs(store, "one_hot")

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
-from tff_agnostic.base.options import alternatives, hints
+from tff_agnostic.base.options import Options, alternatives, hints
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.inputs import ModelInputs
+from tff_agnostic.data.store_format import TEST
 from tff_agnostic.later import matplotlib
 from tff_agnostic.models.model import Model
+from tff_agnostic.registry import Registry
 
-# In a task's fingerprint: the examples themselves. Weights may be evaluated on others.
+# Name of the examples in a task's fingerprint. Weights may be evaluated on other examples.
 DATA = "data"
-# There, too: the code of a user's model, the file and what it imports.
+# Names of the code of a user's model in a fingerprint: the file, and its imports.
 MODEL_CODE = ("model", "files that the model imports")
-# Whose clients are evaluated, unless a user tunes on others.
-TEST_SPLIT = "test"
+TEST_SPLIT = TEST
+# Validation examples, by which settings are chosen.
 HELDOUT_SPLIT = "heldout"
-# The clients for the tail of the losses that training lowered.
+# Training clients in an evaluation of the tail of their losses, which training lowers.
 TRAINING_SPLIT = "training"
 
-# Help of an option that several tasks have, with other choices in each.
-NETWORK_HELP = (
-    "Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn or linear."
-)
-
-# Draws a task's own figure from the rows of metrics.csv and the weights after the last round.
+# Draws a figure of a task from the reported columns of all rounds.
 DrawFigure = Callable[["Task", Mapping[str, Any]], "matplotlib.figure.Figure"]
 
 
@@ -44,17 +40,16 @@ class Task:
         train: Training clients.
         test: Clients for evaluation.
         model: The model to train.
-        tracked_weights: Names and (weight, flat index) positions of single trainable weights whose
-            course over the rounds belongs into metrics.csv.
-        figures: Figures of this task, by file name without suffix, drawn from the columns of
-            metrics.csv.
-        fingerprint: What trained weights depend on in addition to flags, such as the vocabulary, by
-            name; a run is resumed and evaluated only where these are the same.
-        test_split: Which split `test` is: "test", "heldout" while tuning, or "training".
-        remarks: Returns what the task leaves out of its data.
-        class_names: Names of the classes that labels count, if they have any.
+        tracked_weights: Positions (weight, flat index) of single trainable weights whose values
+            rounds report, by name.
+        figures: Figures of this task, by file name without suffix, drawn from the reported columns.
+        fingerprint: Digests of what trained weights depend on in addition to flags, such as the
+            vocabulary, by name; a run is resumed and evaluated only where they are equal.
+        test_split: Name of the split `test`: "test", "heldout" while tuning, or "training".
+        remarks: Returns warnings about skipped data.
+        class_names: Names of the classes; None if labels have no names.
         words: The vocabulary of texts; word k has the id k + 1.
-        inputs: What the model's inputs are, where that is known.
+        inputs: Meaning of the model's inputs; None if it is unknown.
     """
 
     domain_names: tuple[str, ...]
@@ -76,18 +71,18 @@ class Task:
         return len(self.domain_names)
 
     def evaluated_in_training(self) -> Task:
-        """Returns the task with its training clients in the place of those that are evaluated."""
+        """Returns the task with its training clients as the evaluated clients."""
         return dataclasses.replace(self, test=self.train, test_split=TRAINING_SPLIT)
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskContext:
-    """Context that every task gets in addition to its own options.
+    """Arguments of every task in addition to its options.
 
     Attributes:
         seed: Seed of the run, for splits and generated data.
-        data_dir: Folder with the task's files, for tasks that read some.
-        data: The client store, for tasks that read one.
+        data_dir: Folder with the task's files; None for tasks without files.
+        data: The client store; None for tasks without a store.
     """
 
     seed: int
@@ -96,7 +91,7 @@ class TaskContext:
 
 
 class Use(enum.Enum):
-    """Whether a task reads something that a flag names."""
+    """Whether a task reads a place of data."""
 
     NO = enum.auto()
     OPTIONAL = enum.auto()
@@ -105,45 +100,35 @@ class Use(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
-    """A registry entry: how to load a task, and its defaults.
+    """A registry entry: how to load a task.
 
     Attributes:
-        summary: One line for help texts.
-        options: A frozen dataclass of settings; each field is a flag, shared by all tasks with it.
-        load: (options, context) -> task.
-        defaults: Settings of runs by flag, where the task's defaults differ from those of their
-            classes.
-        option_defaults: Options of the task, likewise.
-        algorithm_defaults: Settings of runs for single algorithms, by name.
-        data_dir: Whether the task reads the folder --data_dir.
-        data: Whether the task reads the client store --data.
-        heldout: Options with which it is evaluated on examples that are neither trained on nor part
-            of the test; empty if none do. See `heldout_options`.
+        options: Class of the task's options.
+        load: Called with options and a context; returns the task.
+        data_dir: Whether the task reads the folder `TaskContext.data_dir`.
+        data: Whether the task reads the client store `TaskContext.data`.
     """
 
-    summary: str
-    options: type
+    options: type[Options]
     load: Callable[[Any, TaskContext], Task]
-    defaults: Mapping[str, Any]
-    algorithm_defaults: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     data_dir: Use = Use.NO
     data: Use = Use.NO
-    heldout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    option_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def option_names(self) -> tuple[str, ...]:
         """Names of the task's options, which are their flags."""
         return tuple(field.name for field in dataclasses.fields(self.options))
 
-    def make_options(self, values: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
+    def make_options(self, name: str, values: Mapping[str, Any]) -> Any:
         """Returns the task's options.
 
         Args:
-            values: Options that differ from the task's defaults; a text may stand for a path.
+            name: Name of the task, for messages.
+            values: Options that differ from the defaults; a string may represent a path.
         """
-        given = {**self.option_defaults, **values}
-        for name, hint in hints(self.options).items():
-            if isinstance(given.get(name), str) and Path in alternatives(hint):
-                given[name] = Path(given[name])
-        return self.options(**given)
+        known = Registry(f"option of {name}", hints(self.options))
+        options = {}
+        for option, value in values.items():
+            takes_path = Path in alternatives(known[option])
+            options[option] = Path(value) if takes_path and isinstance(value, str) else value
+        return self.options(**options)

@@ -1,38 +1,32 @@
-"""Tasks of texts: the distribution of words, the class of a text, and the next word.
+"""Tasks on texts: the next word, the class of a text, and the distribution of words.
 
-`unigram` learns the distribution of words without the words before them: an example is a word. It
-is the task of section 5.2 of Hamer, Mohri, Suresh 2020, whose base predictors are unigram models of
-clients; its own model is a single one, for algorithms that train.
-
-Next words: `next_word` for any texts, and three tasks of papers, which are settings of it.
-
-- `next_word`: any store of texts, with the domains that it names. Flags choose the model.
-- `spanish_keyboard`: section 5.2 of Ro et al. 2021 with the model of Hard et al. 2018, a CIFG with
-  tied embeddings, and Nesterov momentum at the server. Domains are countries, a client partition.
-  The paper's data are private: any store of texts by country takes their place.
-- `two_domain_lm`: section 5.3 of Mohri et al. 2019. Documents and conversations in capitals without
-  punctuation, 10,000 words, an LSTM of two layers, momentum. The paper has the Penn Treebank and
-  the Cornell movie dialogues; `import_data --format=text_folders --case=upper --punctuation=drop`
-  turns such texts into a store.
-- `stackoverflow`: section 5.1 of Ro et al. 2021, the LSTM and the hyperparameters of Reddi et al.
-  2021, with Adam at the server. Domains are questions and answers, a data partition: users write
-  both. Without --data the data are TFF's; a store of any Stack Exchange dump takes their place.
+- `next_word`: any store of texts, with the domains that the store names. Options choose the network
+  (Reddi et al. 2021; Hard et al. 2018; section 5.3 of Mohri et al. 2019).
+- `stackoverflow`: section 5.1 of Ro et al. 2021. Domains are questions and answers, a data
+  partition: users write both. Without a store the data are TFF's; a store of any Stack Exchange
+  dump replaces them.
+- `text_classifier`: any store of texts with labels.
+- `unigram`: the distribution of words without the words before them; an example is a word. It is
+  the task of section 5.2 of Hamer, Mohri, Suresh 2020, whose base predictors are unigram models of
+  clients; its own model is a single one, for algorithms that train.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Union
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Optional, Union
 
 import numpy as np
 
-from tff_agnostic.base.options import OneOf, Options, Within
-from tff_agnostic.data.inputs import TEXT
-from tff_agnostic.data.store import StoreClients, vocabulary_digest
+from tff_agnostic.base.options import OneOf, Options, Verbatim, Within
+from tff_agnostic.data import data_warnings
+from tff_agnostic.data.inputs import SENTENCE, TEXT
+from tff_agnostic.data.store import Store, StoreClients, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS, Feature
 from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import (
     POOLINGS,
@@ -42,202 +36,67 @@ from tff_agnostic.models.next_word import (
     text_classifier,
     unigram_model,
 )
-from tff_agnostic.tasks.language import (
-    Corpus,
-    SentenceOptions,
-    SequenceOptions,
-    TextOptions,
-    cut_words,
-    known_words,
-    next_word_task,
-    stored_corpus,
-)
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
     DomainOptions,
+    SplitOptions,
     StoredDomains,
+    chosen_domains,
     data_fingerprint,
     open_store,
-    stackoverflow_store,
     stackoverflow_words,
     text_inputs,
+    tff_store,
 )
 from tff_agnostic.tasks.stored_inputs import AnyLabels, ChosenLabels, StoredLabels
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
-from tff_agnostic.text_ids import TextEncoder
+from tff_agnostic.text_ids import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder, TextEncoder
 
-# The Stack Overflow LSTM of Reddi et al. 2021; gamma_lambda is that of Ro et al. 2021.
-_REDDI_ET_AL: Mapping[str, Any] = {
-    "client_batch_size": 16,
-    "client_learning_rate": 10**-0.5,
-    "server_optimizer": "adam:epsilon=1e-5",
-    "server_learning_rate": 10**-2,
-    "lambda_learning_rate": 0.005,
-    "client_normalizer": "batch",
-}
-_DOMAIN_NAMES = ("answer", "question")
-# The feature with the domain in TFF's own data.
+# First bytes of SQLite files.
+_SQLITE = b"SQLite format 3\0"
+_STACKOVERFLOW_DOMAINS = ("answer", "question")
+# The feature with the domain in TFF's Stack Overflow.
 _TYPE = "type"
 
 
 @dataclasses.dataclass(frozen=True)
-class UnigramOptions(DomainOptions, TextOptions):
-    """Options of the task."""
-
-
-def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
-    """Returns the task: K + 1 outcomes, the last one for any other word."""
-    assert context.data is not None
-    corpus = stored_corpus(options, context.data, options.domain_feature)
-    store, domains, num_words = corpus.store, corpus.domains, len(corpus.words)
-    # Bytes, as stores hold them: nothing has to be decoded.
-    id_of = {word.encode(): k for k, word in enumerate(corpus.words)}
-    domains_of = domains.of_examples(store)
-
-    def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
-        sentences = [text.split() for text in columns[TOKENS]]
-        words = np.array([id_of.get(w, num_words) for s in sentences for w in s], np.int32)
-        lengths = [len(sentence) for sentence in sentences]
-        domain_id = np.repeat(domains_of(client_id, columns), lengths)
-        return {"x": words, "y": words, "domain_id": domain_id}
-
-    def clients(split: str) -> StoreClients:
-        features = {TOKENS: Feature("string"), **domains.features}
-        # The store counts texts, and not their words.
-        return StoreClients(store, split, features, to_examples, domains.names, False)
-
-    return Task(
-        domain_names=domains.names,
-        train=clients(TRAIN_SPLIT),
-        test=clients(options.test_split),
-        model=unigram_model(num_words + 1),
-        fingerprint={"vocabulary": vocabulary_digest(corpus.words), **data_fingerprint(store)},
-    )
-
-
-UNIGRAM = TaskSpec(
-    summary="words of any texts, each by itself: a distribution; domains the store's (--data)",
-    options=UnigramOptions,
-    load=load_unigram,
-    defaults={
-        "rounds": 300,
-        "clients_per_round": 50,
-        "client_batch_size": 100,
-        "client_learning_rate": 1.0,
-        "lambda_learning_rate": 0.01,
-        "client_normalizer": "batch",
-        "evaluate_every": 20,
-        "alpha_learning_rate": 0.05,
-    },
-    data=Use.REQUIRED,
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class TextClassifierOptions(DomainOptions, SequenceOptions):
-    """Options of the task.
+class TextOptions(SplitOptions):
+    """Options of every task on texts.
 
     Attributes:
-        label_feature: Feature of the store with a text's class: label, or another string or
-            integer, such as type in a store of Stack Exchange.
-        network: Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn
-            or linear.
+        vocabulary: Number of most frequent words in the vocabulary, or a file of its words: a
+            client store, or a text file with a word per line, the most frequent first.
     """
 
-    label_feature: str = LABEL
-    network: Annotated[str, OneOf(POOLINGS)] = "mean"
-
-
-def load_text_classifier(options: TextClassifierOptions, context: TaskContext) -> Task:
-    """Returns the task."""
-    assert context.data is not None
-    corpus = stored_corpus(options, context.data, options.domain_feature)
-    store, length = corpus.store, options.sequence_length
-    splits = (TRAIN_SPLIT, options.test_split)
-    labels: AnyLabels
-    if options.label_feature == LABEL:
-        labels = StoredLabels(store)
-    else:
-        labels = ChosenLabels(store, options.label_feature, splits)
-    if labels.num_classes is None:
-        raise UserError(
-            f"{store.path}: --task=text_classifier needs labels that are classes, found other "
-            "numbers (--task=custom has a model for them)"
-        )
-    network, num_words = TextNetwork(options.network), len(corpus.words)
-    model = text_classifier(network, labels.num_classes, num_words, length, context.seed)
-    return labelled_text_task(corpus, labels, length, options.test_split, model)
-
-
-TEXT_CLASSIFIER = TaskSpec(
-    summary="class of a text, mean of word vectors or LSTM; domains the store's (--data)",
-    options=TextClassifierOptions,
-    load=load_text_classifier,
-    option_defaults={"sequence_length": 50},
-    defaults={
-        "rounds": 300,
-        "clients_per_round": 20,
-        "client_batch_size": 10,
-        "client_learning_rate": 0.3,
-        "server_optimizer": "adam:epsilon=1e-5",
-        "server_learning_rate": 0.01,
-        "lambda_learning_rate": 0.01,
-        "client_normalizer": "batch",
-        "evaluate_every": 20,
-    },
-    data=Use.REQUIRED,
-)
-
-
-def text_spec(sequence_length: int) -> tf.TensorSpec:
-    """Returns the spec of x: ids of `TokenIds`, int32 [n, T]; 0 is padding, after the words."""
-    return tf.TensorSpec([None, sequence_length], tf.int32)
-
-
-def labelled_text_task(
-    corpus: Corpus, labels: AnyLabels, sequence_length: int, test_split: str, model: Model
-) -> Task:
-    """Returns a task of texts with labels.
-
-    Args:
-        sequence_length: T.
-    """
-    store, domains = corpus.store, corpus.domains
-    encoder = TextEncoder(corpus.words, sequence_length)
-    domains_of = domains.of_examples(store)
-
-    def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
-        return {
-            "x": encoder.encode(columns[TOKENS]),
-            "y": labels.y_of(columns, f"{store.path}: client {client_id}"),
-            "domain_id": domains_of(client_id, columns),
-        }
-
-    def clients(split: str) -> StoreClients:
-        features = {TOKENS: Feature("string"), labels.name: labels.feature, **domains.features}
-        names, has_counts = domains.names, domains.are_the_stores
-        return StoreClients(store, split, features, to_examples, names, has_counts)
-
-    return Task(
-        domain_names=domains.names,
-        train=clients(TRAIN_SPLIT),
-        test=clients(test_split),
-        model=model,
-        fingerprint={
-            "vocabulary": vocabulary_digest(corpus.words),
-            **labels.fingerprint(),
-            **data_fingerprint(store),
-        },
-        remarks=lambda: cut_words(store, sequence_length, "a larger one keeps them."),
-        class_names=labels.class_names,
-        words=corpus.words,
-        inputs=text_inputs(store, TEXT),
-    )
+    vocabulary: Union[Annotated[int, Within(least=1)], Path] = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
-class LstmNetwork(Options):
-    """Layers of LSTM cells.
+class SequenceOptions(TextOptions):
+    """Options of tasks that read texts in order.
+
+    Attributes:
+        sequence_length: T, number of words in one example.
+    """
+
+    sequence_length: Annotated[int, Within(least=1)] = SEQUENCE_LENGTH
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceOptions(SequenceOptions):
+    """Options of tasks that predict the next word.
+
+    Attributes:
+        long_sentences: Treatment of the words beyond T: cut drops them, chunk continues with them
+            in the next example.
+    """
+
+    long_sentences: Annotated[str, OneOf(LONG_SENTENCES)] = "cut"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Network(Options):
+    """Recurrent layers.
 
     Attributes:
         embedding: Size of the word vectors, and of the projection of each recurrent layer.
@@ -250,23 +109,20 @@ class LstmNetwork(Options):
     units: Annotated[int, Within(least=1)] = 256
     layers: Annotated[int, Within(least=1)] = 1
     tied: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmNetwork(_Network):
+    """Layers of LSTM cells."""
+
     cell: ClassVar[str] = "lstm"
 
 
 @dataclasses.dataclass(frozen=True)
-class CifgNetwork(Options):
-    """Layers of CIFG cells, by default those of Ro et al. 2021.
+class CifgNetwork(_Network):
+    """Layers of CIFG cells, by default those of Ro et al. 2021."""
 
-    Attributes:
-        embedding: Size of the word vectors, and of the projection of each recurrent layer.
-        units: Number of units in each recurrent layer.
-        layers: Number of recurrent layers.
-        tied: Whether words are scored by their own vectors, which saves a matrix of that size.
-    """
-
-    embedding: Annotated[int, Within(least=1)] = 96
     units: Annotated[int, Within(least=1)] = 670
-    layers: Annotated[int, Within(least=1)] = 1
     tied: bool = True
     cell: ClassVar[str] = "cifg"
 
@@ -287,92 +143,257 @@ class NextWordOptions(DomainOptions, NetworkOptions):
     """Options of the task."""
 
 
-def load_next_word(options: NextWordOptions, context: TaskContext) -> Task:
-    """Returns the task."""
+@dataclasses.dataclass(frozen=True)
+class TextClassifierOptions(DomainOptions, SequenceOptions):
+    """Options of the task.
+
+    Attributes:
+        label_feature: Feature of the store with a text's class: label, or another string or
+            integer, such as type in a store of Stack Exchange.
+        network: Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn
+            or linear.
+    """
+
+    label_feature: str = LABEL
+    network: Annotated[str, OneOf(POOLINGS)] = "mean"
+
+
+@dataclasses.dataclass(frozen=True)
+class UnigramOptions(DomainOptions, TextOptions):
+    """Options of the task."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A store of texts with a vocabulary.
+
+    Attributes:
+        store: The store.
+        words: The vocabulary, the most frequent word first.
+        domains: The domains.
+    """
+
+    store: Store
+    words: Sequence[str]
+    domains: StoredDomains
+
+    def task(
+        self,
+        test_split: str,
+        model: Model,
+        to_examples: Callable[[str, Mapping[str, np.ndarray]], Examples],
+        labels: Optional[AnyLabels] = None,
+        has_counts: bool = True,
+        **others: Any,
+    ) -> Task:
+        """Returns a task on the texts.
+
+        Args:
+            test_split: Name of the split to evaluate on.
+            model: The model.
+            to_examples: Called with a client's id and columns; returns its examples.
+            labels: Labels of the texts; None without labels.
+            has_counts: Whether every text is an example: the store has the numbers of texts.
+            others: Further attributes of the task.
+        """
+        names = self.domains.names
+        features = {TOKENS: Feature("string"), **self.domains.features}
+        # The words come first: if words and data changed, the message is about the words.
+        fingerprint = {"vocabulary": vocabulary_digest(self.words)}
+        if labels is not None:
+            features[labels.name] = labels.feature
+            fingerprint |= labels.fingerprint()
+
+        def clients(split: str) -> StoreClients:
+            is_counted = has_counts and self.domains.are_the_stores
+            return StoreClients(self.store, split, features, to_examples, names, is_counted)
+
+        return Task(
+            domain_names=names,
+            train=clients(TRAIN_SPLIT),
+            test=clients(test_split),
+            model=model,
+            fingerprint={**fingerprint, **data_fingerprint(self.store)},
+            **others,
+        )
+
+    def cut_words(self, sequence_length: int, advice: str) -> list[data_warnings.Remark]:
+        """Returns the warnings about words of training clients beyond T.
+
+        Args:
+            sequence_length: T.
+            advice: How to keep these words.
+        """
+        # TFF's stores do not count their sentences.
+        if self.store.description.kind is None:
+            return []
+        lengths = self.store.sentence_lengths(TRAIN_SPLIT)
+        return data_warnings.cut_words(lengths, sequence_length, advice)
+
+
+def known_words(
+    options: TextOptions, words_of_data: Callable[[int], Sequence[str]]
+) -> Sequence[str]:
+    """Returns the words of a task's vocabulary, the most frequent first.
+
+    Args:
+        options: The task's options.
+        words_of_data: Called with a number; returns that many of the data's most frequent words.
+    """
+    if isinstance(options.vocabulary, int):
+        return words_of_data(options.vocabulary)
+    path = options.vocabulary
+    try:
+        content = path.read_bytes()
+        if content.startswith(_SQLITE):
+            return Store(path).vocabulary()
+        # Editors of Windows begin a file with a byte order mark.
+        lines = content.decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        found = Verbatim(f"an unreadable file {path} ({e})")
+        raise options.error("vocabulary", "a number or a list of words", found) from e
+    words = [line.split()[0] for line in lines if line.strip()]
+    if not words:
+        raise options.error("vocabulary", f"a word in each line of {path}", Verbatim("none"))
+    if len(set(words)) < len(words):
+        twice, _ = Counter(words).most_common(1)[0]
+        found = Verbatim(f"{twice!r} twice")
+        raise options.error("vocabulary", f"different words in {path}", found)
+    return words
+
+
+def _stored_corpus(
+    options: Union[NextWordOptions, TextClassifierOptions, UnigramOptions], context: TaskContext
+) -> Corpus:
+    """Returns the texts of a store, with the domains that the store names."""
     assert context.data is not None
-    corpus = stored_corpus(options, context.data, options.domain_feature)
-    return next_word_task(corpus, options, _network_model(corpus, options, context.seed))
+    store = open_store(context.data, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
+    words = known_words(options, store.vocabulary)
+    return Corpus(store, words, chosen_domains(store, options))
 
 
-def _network_model(corpus: Corpus, options: NetworkOptions, seed: int) -> Model:
+def next_word_task(corpus: Corpus, options: SentenceOptions, model: Model) -> Task:
+    """Returns a task of next-word prediction."""
+    encoder = SentenceEncoder(corpus.words, options.sequence_length)
+    encode = LONG_SENTENCES[options.long_sentences]
+    cuts = options.long_sentences == "cut"
+    domains_of = corpus.domains.of_examples(corpus.store)
+
+    def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
+        x, y, sentence = encode(encoder, columns[TOKENS])
+        return {"x": x, "y": y, "domain_id": domains_of(client_id, columns)[sentence]}
+
+    def remarks() -> list[data_warnings.Remark]:
+        advice = "long_sentences=chunk continues them in the next example."
+        return corpus.cut_words(options.sequence_length, advice) if cuts else []
+
+    return corpus.task(
+        options.test_split,
+        model,
+        to_examples,
+        has_counts=cuts,
+        remarks=remarks,
+        words=corpus.words,
+        inputs=text_inputs(corpus.store, SENTENCE),
+    )
+
+
+def _network_task(corpus: Corpus, options: NetworkOptions, seed: int) -> Task:
     sizes = options.network
     network = NextWordNetwork(sizes.cell, sizes.embedding, sizes.units, sizes.layers, sizes.tied)
-    return next_word_model(network, len(corpus.words), options.sequence_length, seed=seed)
+    model = next_word_model(network, len(corpus.words), options.sequence_length, seed=seed)
+    return next_word_task(corpus, options, model)
 
 
-NEXT_WORD = TaskSpec(
-    summary="next word of any texts, LSTM or CIFG by flags; domains the store's (--data)",
-    options=NextWordOptions,
-    load=load_next_word,
-    defaults={
-        **_REDDI_ET_AL,
-        "rounds": 500,
-        "clients_per_round": 10,
-        "evaluate_every": 25,
-    },
-    data=Use.REQUIRED,
-)
-SPANISH_KEYBOARD = dataclasses.replace(
-    NEXT_WORD,
-    summary="next word in Spanish, CIFG with tied embeddings; domains the store's locales (--data)",
-    option_defaults={"network": CifgNetwork()},
-    defaults={
-        "rounds": 3000,
-        "clients_per_round": 500,
-        "client_batch_size": 50,
-        "client_learning_rate": 0.5,
-        "server_optimizer": "nesterov:momentum=0.9",
-        "server_learning_rate": 1.0,
-        "lambda_learning_rate": 0.005,
-        "client_normalizer": "batch",
-        "evaluate_every": 100,
-    },
-)
-TWO_DOMAIN_LM = dataclasses.replace(
-    NEXT_WORD,
-    summary="next word in two kinds of text, two-layer LSTM; domains the store's (--data)",
-    option_defaults={"network": LstmNetwork(layers=2)},
-    defaults={
-        "rounds": 500,
-        "clients_per_round": 10,
-        "client_batch_size": 20,
-        "client_learning_rate": 1.0,
-        "server_optimizer": "momentum:momentum=0.9",
-        "server_learning_rate": 0.3,
-        "lambda_learning_rate": 0.01,
-        "client_normalizer": "batch",
-        "evaluate_every": 25,
-    },
-)
+def load_next_word(options: NextWordOptions, context: TaskContext) -> Task:
+    """Returns the task."""
+    return _network_task(_stored_corpus(options, context), options, context.seed)
 
 
 def load_stackoverflow(options: NetworkOptions, context: TaskContext) -> Task:
     """Returns the task."""
-    path = context.data if context.data is not None else stackoverflow_store(context.data_dir)
-    store = open_store(path, {TOKENS: Feature("string")})
-    is_ours = store.description.kind is not None
+    store = open_store(
+        context.data or tff_store("stackoverflow", context.data_dir), {TOKENS: Feature("string")}
+    )
+    is_tffs = store.description.kind is None
 
     def words_of_data(size: int) -> Sequence[str]:
-        return store.vocabulary(size) if is_ours else stackoverflow_words(context.data_dir, size)
+        return stackoverflow_words(context.data_dir, size) if is_tffs else store.vocabulary(size)
 
-    domains = StoredDomains(_DOMAIN_NAMES, DOMAIN if is_ours else _TYPE)
+    domains = StoredDomains(_STACKOVERFLOW_DOMAINS, _TYPE if is_tffs else DOMAIN)
     corpus = Corpus(store, known_words(options, words_of_data), domains)
-    return next_word_task(corpus, options, _network_model(corpus, options, context.seed))
+    return _network_task(corpus, options, context.seed)
 
 
+def labelled_text_task(
+    corpus: Corpus, labels: AnyLabels, options: SequenceOptions, model: Model
+) -> Task:
+    """Returns a task of texts with labels."""
+    encoder = TextEncoder(corpus.words, options.sequence_length)
+    domains_of = corpus.domains.of_examples(corpus.store)
+
+    def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
+        return {
+            "x": encoder.encode(columns[TOKENS]),
+            "y": labels.y_of(columns, f"{corpus.store.path}: client {client_id}"),
+            "domain_id": domains_of(client_id, columns),
+        }
+
+    return corpus.task(
+        options.test_split,
+        model,
+        to_examples,
+        labels,
+        remarks=lambda: corpus.cut_words(options.sequence_length, "a larger one keeps them."),
+        class_names=labels.class_names,
+        words=corpus.words,
+        inputs=text_inputs(corpus.store, TEXT),
+    )
+
+
+def load_text_classifier(options: TextClassifierOptions, context: TaskContext) -> Task:
+    """Returns the task."""
+    corpus = _stored_corpus(options, context)
+    store = corpus.store
+    labels: AnyLabels = (
+        StoredLabels(store)
+        if options.label_feature == LABEL
+        else ChosenLabels(store, options.label_feature, options.splits)
+    )
+    if labels.num_classes is None:
+        raise UserError(
+            f"{store.path}: expected labels that are classes, found other numbers (the task custom "
+            "has a model for them)"
+        )
+    network, num_words = TextNetwork(options.network), len(corpus.words)
+    model = text_classifier(
+        network, labels.num_classes, num_words, options.sequence_length, context.seed
+    )
+    return labelled_text_task(corpus, labels, options, model)
+
+
+def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
+    """Returns the task: K + 1 outcomes, the last one for any other word."""
+    corpus = _stored_corpus(options, context)
+    num_words = len(corpus.words)
+    # Bytes, as in stores: nothing must be decoded.
+    id_of = {word.encode(): k for k, word in enumerate(corpus.words)}
+    domains_of = corpus.domains.of_examples(corpus.store)
+
+    def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
+        sentences = [text.split() for text in columns[TOKENS]]
+        words = np.array([id_of.get(w, num_words) for s in sentences for w in s], np.int32)
+        lengths = [len(sentence) for sentence in sentences]
+        domain_id = np.repeat(domains_of(client_id, columns), lengths)
+        return {"x": words, "y": words, "domain_id": domain_id}
+
+    model = unigram_model(num_words + 1)
+    return corpus.task(options.test_split, model, to_examples, has_counts=False)
+
+
+NEXT_WORD = TaskSpec(NextWordOptions, load_next_word, data=Use.REQUIRED)
 STACKOVERFLOW = TaskSpec(
-    summary="next word in Stack Overflow or any Stack Exchange site, LSTM; domains question and "
-    "answer (--data, or TFF's own)",
-    options=NetworkOptions,
-    load=load_stackoverflow,
-    option_defaults={"network": LstmNetwork(units=670)},
-    defaults={
-        **_REDDI_ET_AL,
-        "rounds": 1500,
-        "clients_per_round": 50,
-        "max_examples": 1000,
-        "evaluate_every": 50,
-    },
-    data_dir=Use.OPTIONAL,
-    data=Use.OPTIONAL,
+    NetworkOptions, load_stackoverflow, data_dir=Use.OPTIONAL, data=Use.OPTIONAL
 )
+TEXT_CLASSIFIER = TaskSpec(TextClassifierOptions, load_text_classifier, data=Use.REQUIRED)
+UNIGRAM = TaskSpec(UnigramOptions, load_unigram, data=Use.REQUIRED)

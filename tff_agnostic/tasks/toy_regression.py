@@ -16,18 +16,18 @@ from typing import Annotated, Any
 import numpy as np
 
 from tff_agnostic.base.options import Options, Within
-from tff_agnostic.data.clients import InMemoryClients, even_partition
-from tff_agnostic.errors import UserError
+from tff_agnostic.data.clients import even_partition
 from tff_agnostic.later import matplotlib, tf
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.model import Model
+from tff_agnostic.tasks.dealing import deal
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
 
 _CENTERS = (-1.0, -0.4, 0.3, 0.7, 1.0)
 # Uneven, so that the mean of all points is far from the answer.
 _POINTS = (100, 150, 200, 250, 300)
 _INITIAL_VALUE = 2.0
-# Columns that say what domains weigh, by what the axis is called.
+# Columns of the domains' weights, by the label of their axis.
 _WEIGHTS = {"domain weight": "lambda", "share of the round's weight": "share"}
 
 
@@ -46,11 +46,6 @@ class ToyRegressionOptions(Options):
 
 def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
     """Returns the task."""
-    if not 1 <= options.num_clients <= sum(_POINTS):
-        raise UserError(
-            f"--num_clients: expected 1 to {sum(_POINTS)}, the number of points, "
-            f"found {options.num_clients}"
-        )
     rng = np.random.default_rng([context.seed, 0])
     points, domain_id = [], []
     for i, (center, size) in enumerate(zip(_CENTERS, _POINTS)):
@@ -58,21 +53,22 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
         offsets = (offsets - offsets.mean()) / offsets.std()
         points.append(center + options.spread * offsets)
         domain_id.append(np.full([size], i, np.int32))
-    y, domains = np.concatenate(points).astype(np.float32), np.concatenate(domain_id)
-    clients = {
-        f"client_{k:03d}": {
-            "x": np.ones([len(rows), 1], np.float32),
-            "y": y[rows],
-            "domain_id": domains[rows],
-        }
-        for k, rows in enumerate(even_partition(len(y), options.num_clients, rng))
+    num_points = sum(_POINTS)
+    examples = {
+        "x": np.ones([num_points, 1], np.float32),
+        "y": np.concatenate(points).astype(np.float32),
+        "domain_id": np.concatenate(domain_id),
     }
-    dataset = InMemoryClients(clients)
+
+    def partition(num_clients: int) -> list[np.ndarray]:
+        return even_partition(num_points, num_clients, rng)
+
+    clients = deal(options, "num_clients", "client_{:03d}", examples, partition)
     return Task(
         domain_names=tuple(f"center {c:+.1f}" for c in _CENTERS),
-        train=dataset,
-        # The points themselves are the problem; there is nothing to generalise to.
-        test=dataset,
+        train=clients,
+        # The points themselves are the problem: no others exist.
+        test=clients,
         model=_model(tf.keras.mixed_precision.global_policy().name),
         tracked_weights={"learned value": (0, 0)},
         figures={"toy_regression": _figure},
@@ -81,8 +77,8 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
 
 @functools.cache
 def _model(policy: str) -> Model:
-    """Returns the model; one for all trials, so that they share what a runtime traced."""
-    del policy  # Keras' own, part of the key.
+    """Returns the model, the same for all trials, so that they share traced functions."""
+    del policy  # Keras builds layers by its global policy, a part of the key.
 
     def build() -> tf.keras.Model:
         initializer = tf.keras.initializers.Constant(_INITIAL_VALUE)
@@ -100,7 +96,7 @@ def _model(policy: str) -> Model:
 
 
 def _figure(task: Task, columns: Mapping[str, Any]) -> matplotlib.figure.Figure:
-    """Draws figure 2 of the paper: learned value, and what domains weigh if that is known."""
+    """Draws figure 2 of the paper: the learned value, and the domains' weights if reported."""
     first = task.domain_names[0]
     weights = {label: name for label, name in _WEIGHTS.items() if f"{name}/{first}" in columns}
     width = 5 * (1 + len(weights))
@@ -118,20 +114,4 @@ def _figure(task: Task, columns: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-TASK = TaskSpec(
-    summary="the point nearest to the farthest of 5 domains; true answer 0",
-    options=ToyRegressionOptions,
-    load=load,
-    defaults={
-        "rounds": 1000,
-        # Most of the 50 clients and small steps, so that the noise of sampling cohorts stays far
-        # below the distance to the answer that is of interest.
-        "clients_per_round": 40,
-        "client_batch_size": 20,
-        "client_learning_rate": 0.02,
-        "lambda_learning_rate": 0.05,
-        "window": 50,
-        "evaluate_every": 50,
-        "checkpoint_every": 50,
-    },
-)
+TASK = TaskSpec(ToyRegressionOptions, load)

@@ -24,6 +24,7 @@ from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_A
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.options import Within, alternatives
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
+from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import REPEATED, Flag, flag_text
 from tff_agnostic.program.options.help import Group, groups_of, own_groups, without_repeated
 from tff_agnostic.program.options.tasks import options_of_tasks
@@ -31,7 +32,6 @@ from tff_agnostic.run.command_line import DataOptions, RunCommand, defaults_else
 from tff_agnostic.run.effects import NEEDS
 from tff_agnostic.run.options import RunConfig, options_of_runs, options_of_runtimes
 from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions
-from tff_agnostic.tasks.registry import TASKS
 
 FOLDER = "reference/commands"
 # They describe their arguments in ways of their own.
@@ -234,7 +234,7 @@ def flag_entry(flag: Flag) -> str:
     lines = [_markdown(_COMPUTED.sub("", text) if computed else text)]
     choices = flag.choices
     if flag.name == "task":
-        lines = ["What to learn:", "\n".join(_choices({n: t.summary for n, t in TASKS.items()}))]
+        lines = ["What to learn:", "\n".join(_choices({n: t.summary for n, t in DEFAULTS.items()}))]
     elif not all(re.search(rf"\b{re.escape(name)}\b", text) for name in choices):
         lines.append("\n".join(_choices(dict.fromkeys(choices))))
     lines.append(" ".join([f"{_kind(flag)}.", *_conditions(flag), _defaults(flag, computed)]))

@@ -14,12 +14,13 @@ from tests.binaries.harness import compared_specs, given
 from tests.run.harness import make_evaluation, measures
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, Measured
+from tff_agnostic.program.heldout import heldout_options
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.optuna_studies import Method
 from tff_agnostic.studies.search_space import dimension, parse_objective, parse_search, searchable
 from tff_agnostic.studies.searched_method import SearchedArm, identity
 from tff_agnostic.studies.tuning_report import flags_of_all, flags_of_one
-from tff_agnostic.tasks.registry import heldout_options, load_task
+from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import TaskContext
 
 _SETTINGS = searchable("digits")

@@ -12,6 +12,7 @@ from optuna.trial import TrialState
 
 from tests.run.harness import is_png, make_evaluation, measures
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.heldout import heldout_options
 from tff_agnostic.reports.figures import save
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -30,7 +31,6 @@ from tff_agnostic.studies.search import Pruned, TrialRunner, Watch, best, descri
 from tff_agnostic.studies.search_space import dimension, parse_objective, parse_search, searchable
 from tff_agnostic.studies.searched_method import SearchedArm
 from tff_agnostic.studies.tuning_report import importance_figure, importances, slices, table, to_csv
-from tff_agnostic.tasks.registry import heldout_options
 
 _SETTINGS = searchable("digits")
 _DIMENSIONS = {

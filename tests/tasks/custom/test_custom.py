@@ -153,7 +153,7 @@ def test_the_file_is_the_same_however_it_is_named(tmp_path, monkeypatch):
 def test_no_model_file(tmp_path):
     data = points(tmp_path / "s.sqlite")
     assert error_of(None, data) == (
-        "--model: expected a Python file with a function build_model, found none"
+        "model: expected a Python file with a function build_model, found none"
     )
     missing = tmp_path / "missing.py"
     assert error_of(missing, data) == f"{missing}: expected a Python file, found none"
@@ -181,7 +181,7 @@ def test_a_store_without_labels(tmp_path):
     rows = [("train", Record("a", "web", {"x": np.zeros([2], np.float32)}))]
     data = write_store(tmp_path / "s.sqlite", rows, "features")
     assert error_of(model_file(tmp_path, CLASSIFIER), data) == (
-        f"{data}: --task=custom needs texts (tokens), or a label and numbers, found domain, x"
+        f"{data}: expected examples with a label, found domain, x"
     )
 
 
@@ -205,19 +205,19 @@ def test_numbers_that_are_not_finite(tmp_path):
 @pytest.mark.parametrize(
     ("store", "options", "message"),
     [
-        (people, {"sequence_length": 5}, "--sequence_length has no effect: "),
-        (people, {"predict": "label"}, "--predict has no effect: "),
-        (points, {"categories": "ids"}, "--categories has no effect: "),
-        (points, {"vocabulary": "w.txt"}, "--vocabulary has no effect: "),
-        (people, {"vocabulary": 5}, "--vocabulary has no effect: "),
-        (reviews, {"categories": "ids"}, "--categories has no effect: "),
+        (people, {"sequence_length": 5}, "sequence_length: expected no value, as "),
+        (people, {"predict": "label"}, "predict: expected no value, as "),
+        (points, {"categories": "ids"}, "categories: expected no value, as "),
+        (points, {"vocabulary": "w.txt"}, "vocabulary: expected no value, as "),
+        (people, {"vocabulary": 5}, "vocabulary: expected no value, as "),
+        (reviews, {"categories": "ids"}, "categories: expected no value, as "),
         (
             reviews,
             {"long_sentences": "chunk"},
-            "--long_sentences has no effect: labels are of whole texts",
+            "long_sentences: expected no value, as labels are of whole texts, found 'chunk'",
         ),
-        (reviews, {"predict": "topic"}, "predict: unknown thing to predict 'topic': "),
-        (people, {"categories": "hot"}, "categories: unknown encoding of categories "),
+        (reviews, {"predict": "topic"}, "predict: expected one of label, next_word, found 'topic'"),
+        (people, {"categories": "hot"}, "categories: expected one of one_hot, ids, found"),
         (text_store, {"predict": "label"}, "{data}: expected examples with a label, found "),
     ],
 )
@@ -288,12 +288,12 @@ def test_the_fingerprint_holds_the_categories_and_they_may_be_those_of_another_s
     np.testing.assert_array_equal(with_those_of_first.test.read("a")["x"][:, 3:], [[0, 0]])
     numbers = points(tmp_path / "p.sqlite")
     assert error_of(model, other, vocabulary=str(numbers)) == (
-        "--vocabulary: expected a store with the categories of town, found those of no "
+        "vocabulary: expected a store with the categories of town, found categories of no "
         f"column in {numbers}"
     )
     missing = tmp_path / "none.sqlite"
     assert error_of(model, other, vocabulary=str(missing)) == (
-        f"--vocabulary: expected a client store, found no file at {missing}"
+        f"vocabulary: expected a client store, found no file at {missing}"
     )
 
 

@@ -205,5 +205,6 @@ def _with_flag_of_file(error: UserError, options: Iterable[Any]) -> UserError:
     for one in options:
         for flag in flags_of(type(one)):
             if any(str(error).startswith(f"{path}:") for path in flag.files_in(one)):
-                return UserError(f"--{flag.name}: {error}")
+                # An error of a user's code stays one, with its lines.
+                return type(error)(f"--{flag.name}: {error}")
     return error

@@ -175,15 +175,21 @@ class Flag:
         return flag_text(self.to_value(self.default))
 
     def parsed(self, text: Any) -> Any:
-        """Returns the value that a text, or what absl made of one, stands for."""
-        return self.to_value(self.from_value(text))
+        """Returns the value of a text, or of the object that absl made of it."""
+        return self._value(text, ",")
 
     def checked(self, value: Any) -> Any:
         """Returns a value of Python as a value of the flag: a list may stand for a tuple."""
         if isinstance(value, (list, tuple)):
             value = tuple(map(_from_python, value))
-        separator = "," if isinstance(value, str) else None
-        return self.to_value(self.from_value(_from_python(value), separator))
+        return self._value(_from_python(value), "," if isinstance(value, str) else None)
+
+    def _value(self, value: Any, separator: Optional[str]) -> Any:
+        field = self.from_value(value, separator)
+        # A member's name may also be a name of another task: "lstm".
+        has_names = any(plain_type(m) is str for m in alternatives(self.hint) if not is_options(m))
+        is_bare = has_names and isinstance(field, Options) and value in self.members
+        return value if is_bare else self.to_value(field)
 
     def check_type(self, value: Any) -> None:
         """Checks a value that was read from a file."""

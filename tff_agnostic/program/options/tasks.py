@@ -5,21 +5,39 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.options.flag_table import FlagTable
+from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.options.flag_table import FlagTable, flags_in_errors
 from tff_agnostic.program.options.flags import build, checked, values_of
-from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.registry import load_task
+from tff_agnostic.tasks.task import Task, TaskContext
+
+# Format of config.json, and of the settings in the manifest of an export.
+FORMAT = 1
+
+
+def check_format(place: object, stated: Any) -> None:
+    """Checks the format of the stored flags of a run.
+
+    Args:
+        place: The file that contains the flags.
+        stated: The format according to the file; None if the file states none.
+    """
+    if stated != FORMAT:
+        raise UserError(
+            f"{place}: expected format {FORMAT} of this version, found {stated or 'none'}"
+        )
 
 
 @functools.cache
 def options_of_tasks() -> FlagTable:
     """Returns the options of all tasks by flag."""
-    return FlagTable.join(("task", name, spec.options) for name, spec in TASKS.items())
+    return FlagTable.join(("task", name, entry.spec.options) for name, entry in DEFAULTS.items())
 
 
 def check_task_options(task: str, names: Iterable[str]) -> None:
     """Refuses options of tasks, by their flags, that a task does not have."""
     for name in names:
-        if name not in TASKS[task].option_names:
+        if name not in DEFAULTS[task].spec.option_names:
             users = [user for _, user in options_of_tasks()[name].users]
             raise UserError(
                 f"--{name} has no effect with --task={task}: it needs --task={' or '.join(users)}"
@@ -28,7 +46,7 @@ def check_task_options(task: str, names: Iterable[str]) -> None:
 
 def task_in(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Returns the name of a run's task and the values of its options, from the values of a run."""
-    kind = TASKS[values["task"]].options
+    kind = DEFAULTS[values["task"]].spec.options
     return values["task"], values_of(build(kind, checked(kind, values)))
 
 
@@ -39,5 +57,19 @@ def task_options(task: str, values: Mapping[str, Any]) -> Any:
         task: Name of the task.
         values: Values by flag that differ from the task's defaults.
     """
-    spec = TASKS[task]
-    return build(spec.options, values, spec.make_options())
+    entry = DEFAULTS[task]
+    return build(entry.spec.options, values, entry.spec.options(**entry.options))
+
+
+def load_task_of_run(task: str, values: Mapping[str, Any], context: TaskContext) -> Task:
+    """Returns the task of a run; its errors name flags.
+
+    Args:
+        task: Name of the task.
+        values: Values by flag that differ from the task's defaults.
+        context: Seed of the run and places of the data.
+    """
+    options = task_options(task, values)
+    # Errors about a file of data name the file: the context has no paths here.
+    with flags_in_errors(options, TaskContext(context.seed)):
+        return load_task(DEFAULTS[task].task, options, context)
