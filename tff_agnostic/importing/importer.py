@@ -33,7 +33,6 @@ from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, st
 from tff_agnostic.importing.text import Normalizer, VocabularySummary, WordCounts
 from tff_agnostic.importing.text_rows import TextsToRows, blocks_of
 from tff_agnostic.importing.workers import in_order, usable_processes
-from tff_agnostic.progress import LongWork
 from tff_agnostic.registry import Registry
 
 # Bytes of an input that more processes read sooner, with what their start takes.
@@ -245,18 +244,14 @@ def _left_out(log: ReadLog) -> str:
     return f" ({counted(log.num_records, 'record')} left out: {reasons})"
 
 
-def run_import(
-    options: ImportOptions, given: Collection[str], shows_progress: bool = False
-) -> ImportReport:
+def run_import(options: ImportOptions, given: Collection[str]) -> ImportReport:
     """Runs an import.
 
     Args:
+        options: Options of the import.
         given: Names of the options that the user gave.
-        shows_progress: Whether to show how much has been read.
     """
-    job = checked_import(options, given)
-    with LongWork("import", job.num_bytes(), "B", visible=shows_progress) as work:
-        return job.run(ReadLog(options.bad_records == "skip", work.update, work.say))
+    return checked_import(options, given).run(ReadLog(options.bad_records == "skip"))
 
 
 def stored_columns(options: ImportOptions, numbers: Mapping[str, Sequence[str]]) -> StoredColumns:

@@ -9,17 +9,22 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Optional
 
-from tff_agnostic.importing.importer import run_import
+from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport
+from tff_agnostic.importing.source import ReadLog
+from tff_agnostic.progress import LongWork
 from tff_agnostic.run.command import Command, Given
 from tff_agnostic.run.process import Interrupted
 
 
 def import_data(given: Given) -> ImportReport:
     """Makes a client store of files."""
+    options = given.own
     with _ended_by_sigterm():
-        return run_import(given.own, given.names, given.show_progress)
+        job = checked_import(options, given.names)
+        with LongWork("import", job.num_bytes(), "B", visible=given.show_progress) as work:
+            return job.run(ReadLog(options.bad_records == "skip", work.update, work.say))
 
 
 @contextlib.contextmanager
