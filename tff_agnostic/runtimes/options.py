@@ -17,6 +17,7 @@ _IN_PROCESS = ("cohort", "ray")
 _ON_RAY = ("ray",)
 # Each is a thread: systems refuse to start tens of thousands, in the middle of a run.
 _MAX_LANES = 1024
+LOCAL, AUTO = "local", "auto"
 TENSORFLOW = "tensorflow"
 """Name of the release in `RuntimeOptions.execution`; it is no flag."""
 _OF_LAST_BITS = ("client_mode", "max_clients_in_step", "xla")

@@ -1,19 +1,25 @@
-"""Rounds on Ray: what is sent, what comes back."""
+"""Rounds on Ray, one that the user has started or one that this process starts."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
+import grpc
 import numpy as np
 import ray
+from ray._private import worker as ray_driver
 
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.algorithm import ClientResult
-from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.errors import ExecutionError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.client_work import (
@@ -26,25 +32,29 @@ from tff_agnostic.runtimes.client_work import (
 )
 from tff_agnostic.runtimes.cohort import SummingRuntime
 from tff_agnostic.runtimes.devices import in_cohort_order, of_shard, summed_in_order
-from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.ray_session import ray_session
-from tff_agnostic.runtimes.ray_worker import pack
-from tff_agnostic.runtimes.ray_workers import Schedule, WorkerPool
+from tff_agnostic.runtimes.options import AUTO, LOCAL, RuntimeOptions
+from tff_agnostic.runtimes.ray_pool import WorkerPool, pack
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _START_SECONDS = 120.0
+_CONNECT_SECONDS = 10.0
 _KEPT_WORKS = 8
+# Ray gives its node 30 seconds to start, which a busy machine may exceed once.
+_START_ATTEMPTS = 3
+_TOO_SLOW = "timed out during startup"
+# Defaults: reports to Ray's makers, and a warning about a later version.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 class RayRuntime(SummingRuntime):
     """Runs rounds on Ray's workers; a context manager that owns them, and Ray if it started it.
 
-    Shards are the cohort runtime's and are summed in their order, so no number of workers, and no
-    death of one, changes the numbers.
+    Shards and the order of their sum are those of the cohort runtime, so neither the number of
+    workers nor the death of one changes the numbers.
 
     Args:
         options: How to execute.
-        start_seconds: Seconds without any worker that has started, after which a round fails.
+        start_seconds: Seconds without any started worker after which a round fails.
     """
 
     def __init__(
@@ -54,8 +64,7 @@ class RayRuntime(SummingRuntime):
         self._start_seconds = start_seconds
         self._stack = contextlib.ExitStack()
         self._pool: Optional[WorkerPool] = None
-        self._schedule: Optional[Schedule] = None
-        # Trials that differ in their seeds only share what was traced and sent.
+        # Trials that differ only in their seeds share traces.
         self._sums = functools.lru_cache(maxsize=_KEPT_WORKS)(
             lambda work: SumOnRay(work, options, self._running)
         )
@@ -64,75 +73,73 @@ class RayRuntime(SummingRuntime):
         """Connects to Ray.
 
         Raises:
-            ExecutionError: If it does not start.
+            ExecutionError: If Ray does not start.
+            OptionError: If no Ray answers at the address, or it lacks the resources.
         """
         with contextlib.ExitStack() as stack:
-            stack.enter_context(ray_session(self._options.ray_address, self._start_seconds))
+            stack.enter_context(_connected(self._options.ray_address, self._start_seconds))
             self._pool = WorkerPool(self._options, self._start_seconds)
             stack.callback(self._pool.close)
-            self._pool.check_room()
-            self._schedule = Schedule(self._pool)
             self._stack = stack.pop_all()
         drop_tff_context_at_exit()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         """Ends the workers, and Ray if it was started here."""
-        self._schedule = None
         self._stack.close()
+        self._pool = None
 
     def sum_over_clients(self, work: ClientWork) -> SumOnRay:
-        """Returns what runs the work on Ray's workers."""
+        """Returns the sum of the work over clients on Ray's workers."""
         return self._sums(work)
 
     def check_clients_per_round(self, clients_per_round: int) -> None:
-        """Refuses workers for whom there is nothing to do; see `runtime.Runtime`."""
+        """Refuses workers without a client; see `runtime.Runtime`."""
         num_workers = self._options.num_workers or 1
         if clients_per_round < num_workers:
-            raise UserError(
-                f"--num_workers={num_workers}: expected at most one per client of a round, found "
-                f"--clients_per_round={clients_per_round}"
+            raise OptionError(
+                "num_workers",
+                f"at most one per client of a round, clients_per_round = {clients_per_round}",
+                num_workers,
+                type(self._options),
             )
 
     def execution(self) -> dict[str, Any]:
-        """Returns what may change last bits; see `runtime.Runtime.execution`."""
+        """See `runtime.Runtime.execution`."""
         device = "gpu" if self._options.gpus_per_worker else "cpu"
         return {**self._options.execution(), "device": device}
 
     def take_events(self) -> list[str]:
-        """Returns what happened to workers since the last call; see `runtime.Runtime`."""
+        """Returns the deaths of workers since the last call; see `runtime.Runtime`."""
         if self._pool is None:
             return []
         events, self._pool.events = self._pool.events, []
         return events
 
-    def _running(self) -> tuple[WorkerPool, Schedule]:
-        if self._pool is None or self._schedule is None or not ray.is_initialized():
+    def _running(self) -> WorkerPool:
+        if self._pool is None or not ray.is_initialized():
             raise ExecutionError("the Ray runtime is not running")
-        return self._pool, self._schedule
+        return self._pool
 
 
 class SumOnRay:
     """A `cohort.SumOverClients` on Ray's workers.
 
     Args:
-        work: What clients do.
-        options: How.
-        running: Returns the workers and what gives them shards.
+        work: Work of each client.
+        options: How to execute.
+        pool: Returns the running workers.
     """
 
     def __init__(
-        self,
-        work: ClientWork,
-        options: RuntimeOptions,
-        running: Callable[[], tuple[WorkerPool, Schedule]],
+        self, work: ClientWork, options: RuntimeOptions, pool: Callable[[], WorkerPool]
     ) -> None:
         grouping = ON_ACCELERATOR if options.gpus_per_worker else ON_CPU
         self.compiled = CompiledClientWork(work, options.xla, grouping)
         self._options = options
-        self._running = running
-        self._pool: Optional[WorkerPool] = None
-        self._sent: dict[ShardFunction, _Sent] = {}
+        self._pool = pool
+        # References to the bytes of functions.
+        self._packed: dict[ShardFunction, Any] = {}
 
     def __call__(
         self, broadcast: Any, cohort: Sequence[Examples], client_state: Any = ()
@@ -140,17 +147,19 @@ class SumOnRay:
         """Returns the sum over the cohort; see `cohort.SumOverClients`.
 
         Raises:
-            ExecutionError: If it cannot be had from the workers.
+            ExecutionError: If the workers fail.
         """
-        pool, schedule = self._running()
-        # First: workers start while this process traces.
+        pool = self._pool()
+        # Workers start while this process traces.
         pool.start(max(1, len(cohort)))
         plan = CLIENT_MODES[self._options.client_mode]
         function, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
         if not shards:
             return self.compiled.zeros()
-        sent = self._send(function, pool)
-        # Freed with the last reference to it, at the end of the round.
+        if function not in self._packed:
+            self._packed[function] = ray.put(pack(function.traced()))
+        packed = self._packed[function]
+        # Ray frees it with the last reference, at the end of the round.
         broadcast_ref = ray.put(_arrays(broadcast))
         structure: ClientResult = function.traced().structured_outputs
         num_summed = len(tf.nest.flatten(structure.output))
@@ -159,54 +168,116 @@ class SumOnRay:
             shard = shards[index]
             states = of_shard(client_state, shard)
             calls = function.inputs([cohort[k] for k in shard], states, shard)
-            return actor.run.remote(
-                sent.work_id,
-                [sent.packed],
-                broadcast_ref,
-                [_arrays(inputs) for inputs in calls],
-                num_summed,
-            )
+            inputs = [_arrays(call) for call in calls]
+            return actor.run.remote([packed], broadcast_ref, inputs, num_summed)
 
-        def result(values: Sequence[np.ndarray]) -> ClientResult:
+        def to_result(values: Sequence[np.ndarray]) -> ClientResult:
             summed = list(map(tf.convert_to_tensor, values[:num_summed]))
-            packed: ClientResult = tf.nest.pack_sequence_as(
+            result: ClientResult = tf.nest.pack_sequence_as(
                 structure, [*summed, *values[num_summed:]]
             )
-            return packed
+            return result
 
-        flat_sums = _in_order(schedule.results(len(shards), submit))
-        total, states = summed_in_order(map(result, flat_sums))
+        total, states = summed_in_order(map(to_result, pool.results(len(shards), submit)))
         return ClientResult(total, in_cohort_order(states, shards))
 
     def of_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
         """Returns the sum for each broadcast, one after another; see `cohort.SumOverClients`."""
         return [self(broadcast, cohort).output for broadcast in broadcasts]
 
-    def _send(self, function: ShardFunction, pool: WorkerPool) -> _Sent:
-        if pool is not self._pool:
-            # What was put into a Ray that has ended is gone.
-            self._pool, self._sent = pool, {}
-        if function not in self._sent:
-            packed = ray.put(pack(function.traced()))
-            self._sent[function] = _Sent(uuid.uuid4().hex, packed)
-        return self._sent[function]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sent:
-    work_id: str
-    packed: Any
-
-
-def _in_order(results: Iterable[tuple[int, Any]]) -> Iterator[Any]:
-    early = {}
-    wanted = 0
-    for index, result in results:
-        early[index] = result
-        while wanted in early:
-            yield early.pop(wanted)
-            wanted += 1
-
 
 def _arrays(structure: Any) -> list[np.ndarray]:
     return [np.asarray(value) for value in tf.nest.flatten(structure)]
+
+
+@contextlib.contextmanager
+def _connected(address: str, start_seconds: float) -> Iterator[None]:
+    """Connects this process to Ray while entered; an existing connection is used, and stays.
+
+    A Ray that is started here ends with this process, however the process exits.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # Ray prints a paragraph about each dead worker, for which the pool has a line.
+    ray_driver.print_to_stdstream = lambda *_, **__: None
+    with _sigterm_kept():
+        if address == LOCAL:
+            _start(start_seconds)
+        else:
+            _join(address)
+    try:
+        yield
+    finally:
+        with _sigterm_kept():
+            ray.shutdown()
+
+
+def _start(start_seconds: float) -> None:
+    """Starts a Ray on the loopback interface of this machine."""
+    config = {
+        # By default workers are the least urgent processes, and starve on a busy machine.
+        "worker_niceness": 0,
+        "worker_register_timeout_seconds": math.ceil(start_seconds),
+    }
+    for attempt in range(1, _START_ATTEMPTS + 1):
+        try:
+            ray.init(
+                LOCAL,
+                num_cpus=len(os.sched_getaffinity(0)),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _system_config=config,
+            )
+            return
+        # Ray raises a plain one if its node is too slow.
+        except Exception as e:
+            ray.shutdown()
+            if _TOO_SLOW not in str(e) or attempt == _START_ATTEMPTS:
+                raise ExecutionError(f"Ray did not start: {_one_line(e)}") from e
+
+
+def _join(address: str) -> None:
+    """Joins the Ray at an address."""
+    # As Ray does, but before the check: Ray itself waits for minutes.
+    host_port = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
+    if host_port != AUTO and os.environ.get("RAY_USE_TLS", "0") == "0":
+        _check_answers(host_port)
+    try:
+        ray.init(host_port, log_to_driver=False, logging_level=logging.ERROR)
+    # Ray ends the process if the cluster refuses it.
+    except (Exception, SystemExit) as e:
+        ray.shutdown()
+        raise _no_ray(host_port, _one_line(e)) from e
+
+
+def _check_answers(address: str) -> None:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_CONNECT_SECONDS)
+        except grpc.FutureTimeoutError as e:
+            raise _no_ray(address, f"no answer within {_CONNECT_SECONDS:g} seconds") from e
+
+
+def _no_ray(address: str, reason: str) -> OptionError:
+    found = Verbatim(f"{address}: {reason}")
+    return OptionError("ray_address", "the address of a running Ray", found, RuntimeOptions)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Restores the handler of SIGTERM, which Ray replaces: the training loop needs it."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,160 @@
+"""Ray's start and end: a missing Ray, addresses, signals, nodes that leave."""
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import default_signals, is_running
+from tests.runtimes.processes import descendants, wait_for
+from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+ray = pytest.importorskip("ray")
+from tff_agnostic.runtimes import ray as ray_runtime  # noqa: E402
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+_ENDLESS = """
+from tests.runtimes.ray_rounds import cohort, training
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
+with StopRequest() as stop, RUNTIMES["ray"](RuntimeOptions(num_workers=1)) as runtime:
+    rounds, clients = training(runtime, "streamed"), cohort("streamed", 4, size=200)
+    state = rounds.initialize()
+    while True:
+        state, _ = rounds.next(state, clients)
+        print(stop.signal_number, runtime.take_events(), flush=True)
+"""
+
+_TWO_NODES = """
+import threading
+import numpy as np
+from ray.cluster_utils import Cluster
+from tests.computations.harness import run_rounds
+from tests.runtimes.ray_rounds import cohort, leaves, training
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+def ray_runtime(num_workers):
+    return RUNTIMES["ray"](RuntimeOptions(ray_address=cluster.address, num_workers=num_workers))
+try:
+    # First: a process belongs to the node that it finds, which must stay.
+    with ray_runtime(1):
+        node = cluster.add_node(num_cpus=2)
+        with ray_runtime(2) as runtime:
+            rounds, cohorts = training(runtime, "streamed"), [cohort("streamed", 8, size=300)] * 4
+            expected = leaves(run_rounds(rounds, cohorts))
+            assert runtime.take_events() == []
+            leaving = threading.Timer(0.2, cluster.remove_node, (node, False))
+            leaving.start()
+            result = leaves(run_rounds(rounds, cohorts))
+            leaving.join()
+            print(runtime.take_events())
+            assert all(np.array_equal(a, b) for a, b in zip(result, expected))
+            print("identical")
+finally:
+    cluster.shutdown()
+"""
+
+
+def _start(script: str) -> "subprocess.Popen[str]":
+    with default_signals():
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # A process group, as in the foreground of a terminal.
+            start_new_session=True,
+        )
+
+
+@pytest.mark.nightly
+def test_ctrl_c_ends_no_worker_and_kill_ends_all():
+    process = _start(_ENDLESS)
+    try:
+        lines: Iterator[str] = iter(process.stdout.readline, "")
+        assert "None []\n" in lines
+        os.killpg(process.pid, signal.SIGINT)
+        after = itertools.dropwhile(lambda line: line == "None []\n", lines)
+        assert {next(after) for _ in range(3)} == {f"{int(signal.SIGINT)} []\n"}
+        started = descendants(process.pid)
+        assert len(started) > 1
+    finally:
+        process.kill()
+        process.communicate()
+    assert wait_for(lambda: not any(map(is_running, started)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("message", "attempts"), [("The node timed out during startup.", 3), ("no", 1)]
+)
+def test_slow_start_is_repeated_and_others_are_not(monkeypatch, message, attempts):
+    calls = []
+
+    def init(*_, **options):
+        calls.append(options["_node_ip_address"])
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ExecutionError, match=f"Ray did not start: {message}"):
+        RUNTIMES["ray"](RuntimeOptions()).__enter__()
+    assert calls == ["127.0.0.1"] * attempts
+
+
+@pytest.mark.nightly
+def test_node_that_leaves_changes_no_bit():
+    process = _start(_TWO_NODES)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "died; its clients run again" in output
+    assert "\nidentical\n" in output
+
+
+@pytest.mark.slow
+def test_missing_ray_raises_user_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "tff_agnostic.runtimes.ray", raising=False)
+    with pytest.raises(UserError, match=r"runtime ray needs Ray .*pip install") as error:
+        RUNTIMES["ray"](RuntimeOptions())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_address_without_ray_raises_user_error(monkeypatch, is_listening):
+    monkeypatch.setattr(ray_runtime, "_CONNECT_SECONDS", 1.0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        if is_listening:
+            other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        for given in (address, "auto"):
+            with pytest.raises(UserError, match=f"found {address}: no answer") as error:
+                RUNTIMES["ray"](RuntimeOptions(ray_address=given)).__enter__()
+            assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [ConnectionError("no running\nRay instance"), SystemExit(15)])
+def test_ray_that_refuses_raises_user_error(monkeypatch, error):
+    def init(*_, **__):
+        raise error
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    reason = " ".join(str(error).split())
+    with pytest.raises(UserError, match=f"ray_address: expected .*, found auto: {reason}$"):
+        RUNTIMES["ray"](RuntimeOptions(ray_address="auto")).__enter__()

@@ -1,0 +1,333 @@
+"""Workers on Ray: actors that run shards of a cohort, and the pool that replaces dead ones.
+
+Workers import TensorFlow but not TensorFlow Federated, which takes seconds and memory. They receive
+traced functions as bytes.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import platform
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+import ray
+
+import tff_agnostic
+from tff_agnostic.base.options import OptionError, Verbatim
+from tff_agnostic.errors import ExecutionError, UserError, counted
+from tff_agnostic.later import tf
+from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation, sum_in_order
+from tff_agnostic.runtimes.options import RuntimeOptions
+
+# Functions that a worker keeps: training and evaluation of two runs.
+_MAX_FUNCTIONS = 4
+_MAX_FAILED_STARTS = 3
+# Deaths of workers over one shard, which is then the likely cause.
+_MAX_LOSSES = 5
+# On a GPU, one shard is prepared while the other runs.
+_LANES_PER_GPU = 2
+_SAME_EVERYWHERE = "; every machine needs the same Python, TensorFlow and tff_agnostic"
+
+Arrays = Sequence[np.ndarray]
+# From an actor and the index of a shard to a reference to the shard's result.
+Submit = Callable[[Any, int], Any]
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that every process needs to have in common."""
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "TensorFlow": tf.__version__,
+        "tff_agnostic": tff_agnostic.__version__,
+    }
+
+
+class RayWorker:
+    """An actor that runs shards, in as many threads as its concurrency.
+
+    Args:
+        device: Member of `devices.DEVICES`.
+    """
+
+    def __init__(self, device: str) -> None:
+        one_thread_per_operation()
+        self._devices = itertools.cycle(DEVICES[device]())
+        self._loading = threading.Lock()
+        self._function = functools.lru_cache(maxsize=_MAX_FUNCTIONS)(
+            lambda packed: unpack(ray.get(packed))
+        )
+
+    def versions(self) -> dict[str, str]:
+        """See `versions`."""
+        return versions()
+
+    def run(
+        self, packed: Sequence[Any], broadcast: Arrays, calls: Sequence[Arrays], num_summed: int
+    ) -> list[np.ndarray]:
+        """Returns the sum of a function's outputs over its calls, in their order.
+
+        The clients' state, which follows the summed values, is concatenated over the calls.
+
+        Args:
+            packed: A reference to the bytes of the function, in a list: Ray resolves bare ones.
+            broadcast: The first arguments of every call.
+            calls: The other arguments of each call; at least one call.
+            num_summed: Number of the returned values that are summed.
+
+        Raises:
+            ExecutionError: If a device is out of memory.
+        """
+        with self._loading:
+            function = self._function(packed[0])
+        try:
+            with tf.device(next(self._devices)):
+                shared = _tensors(broadcast)
+                states = []
+
+                def outputs() -> Iterator[list[tf.Tensor]]:
+                    for inputs in calls:
+                        output = function(*shared, *_tensors(inputs))
+                        states.append(output[num_summed:])
+                        yield output[:num_summed]
+
+                total = sum_in_order(outputs(), lambda a, b: [x + y for x, y in zip(a, b)])
+                return [
+                    *(value.numpy() for value in total),
+                    *(np.concatenate(columns) for columns in zip(*states)),
+                ]
+        except tf.errors.ResourceExhaustedError as e:
+            raise ExecutionError(
+                "out of memory on a device of a Ray worker: lower max_clients_in_step, "
+                f"client_batch_size or max_examples: {e.message.splitlines()[0]}"
+            ) from None
+
+
+def _tensors(values: Arrays) -> list[Any]:
+    return [tf.convert_to_tensor(value) for value in values]
+
+
+def pack(traced: Any) -> dict[str, bytes]:
+    """Returns the files of a SavedModel with a function; `unpack` reads them.
+
+    Args:
+        traced: A concrete function without keyword arguments, variables or captured tensors.
+    """
+    arguments, _ = traced.structured_input_signature
+    specs = [tf.TensorSpec(spec.shape, spec.dtype) for spec in tf.nest.flatten(arguments)]
+
+    def flat(*values: Any) -> list[Any]:
+        results = traced(*tf.nest.pack_sequence_as(arguments, list(values)))
+        flat_results: list[Any] = tf.nest.flatten(results)
+        return flat_results
+
+    module = tf.Module()
+    module.run = tf.function(flat, input_signature=specs, autograph=False)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder)
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def unpack(files: Mapping[str, bytes]) -> Callable[..., Any]:
+    """Returns the function of `pack`, from a flat list of arguments to a flat list of results."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        module = tf.saved_model.load(folder)
+    run = module.run
+    # The function alone does not keep its module.
+    run.module = module
+    function: Callable[..., Any] = run
+    return function
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Worker:
+    """An actor of a pool.
+
+    Attributes:
+        number: Number of the worker, from 1, which its replacement keeps.
+        actor: Handle of the actor.
+        versions: Reference to its versions, which are ready once it has started.
+    """
+
+    number: int
+    actor: Any
+    versions: Any
+
+
+class WorkerPool:
+    """Actors, started at the first use and replaced when they die.
+
+    Args:
+        options: Number and resources of the workers.
+        start_seconds: Seconds without any started worker after which a round fails.
+
+    Attributes:
+        events: Deaths of workers, a line each.
+
+    Raises:
+        OptionError: If the nodes lack the resources.
+    """
+
+    def __init__(self, options: RuntimeOptions, start_seconds: float) -> None:
+        self._options = options
+        self._start_seconds = start_seconds
+        has_gpu = options.gpus_per_worker > 0
+        self._device = "auto" if has_gpu else "cpu"
+        self._lanes = _LANES_PER_GPU if has_gpu else max(1, int(options.cpus_per_worker))
+        self._room = self._check_room()
+        self._failed_starts = 0
+        self._starting: list[_Worker] = []
+        self._started: list[_Worker] = []
+        self.events: list[str] = []
+
+    def start(self, most: int) -> None:
+        """Begins to start the workers at the first call.
+
+        Args:
+            most: Number of workers that a round can use.
+        """
+        if not self._starting and not self._started:
+            count = self._options.num_workers or min(self._room, most)
+            self._starting = [self._new(number) for number in range(1, count + 1)]
+
+    def close(self) -> None:
+        """Ends the workers."""
+        if ray.is_initialized():
+            for worker in (*self._starting, *self._started):
+                ray.kill(worker.actor)
+        self._starting, self._started = [], []
+
+    def results(self, num_shards: int, submit: Submit) -> Iterator[Any]:
+        """Yields the results of shards in their order; each runs on any free worker.
+
+        The shards of a dead worker run on others.
+
+        Raises:
+            ExecutionError: If a shard fails, or workers do not start or die again and again.
+        """
+        waiting = collections.deque(range(num_shards))
+        tasks: dict[Any, tuple[_Worker, int]] = {}
+        results: dict[int, Any] = {}
+        losses: collections.Counter[int] = collections.Counter()
+        for index in range(num_shards):
+            while index not in results:
+                while waiting and (worker := self._free_worker(tasks)) is not None:
+                    shard = waiting.popleft()
+                    tasks[submit(worker.actor, shard)] = worker, shard
+                for ref in self._wait(tasks):
+                    worker, shard = tasks.pop(ref)
+                    try:
+                        results[shard] = ray.get(ref)
+                    except ray.exceptions.RayTaskError as e:
+                        # The function itself has failed, and would fail elsewhere too.
+                        raise (e.cause if isinstance(e.cause, ExecutionError) else e) from None
+                    except ray.exceptions.RayError as e:
+                        self._replace(worker, "died; its clients run again")
+                        waiting.appendleft(shard)
+                        losses[shard] += 1
+                        if losses[shard] == _MAX_LOSSES:
+                            raise ExecutionError(
+                                f"Ray workers died {_MAX_LOSSES} times over the same clients, "
+                                f"perhaps because memory ran out: {_last_line(e)}"
+                            ) from None
+            yield results.pop(index)
+
+    def _free_worker(self, tasks: Mapping[Any, tuple[_Worker, int]]) -> Optional[_Worker]:
+        load = collections.Counter(worker.number for worker, _ in tasks.values())
+        free = [worker for worker in self._started if load[worker.number] < self._lanes]
+        return min(free, key=lambda worker: load[worker.number], default=None)
+
+    def _wait(self, tasks: Mapping[Any, Any]) -> list[Any]:
+        """Returns the tasks that have ended, once there are some or a worker has started."""
+        starting = {worker.versions: worker for worker in self._starting}
+        ready, _ = ray.wait([*tasks, *starting], timeout=self._start_seconds)
+        if not ready and not tasks:
+            raise ExecutionError(
+                f"no Ray worker has started within {self._start_seconds:g} seconds: other jobs may "
+                "hold the CPUs and GPUs, or nodes may have left"
+            )
+        for ref in ready:
+            if ref in starting:
+                self._finish_start(starting[ref])
+        return [ref for ref in ready if ref in tasks]
+
+    def _finish_start(self, worker: _Worker) -> None:
+        try:
+            remote = ray.get(worker.versions)
+        except ray.exceptions.RayError as e:
+            self._failed_starts += 1
+            if self._failed_starts == _MAX_FAILED_STARTS:
+                raise ExecutionError(
+                    f"Ray workers do not start: {_last_line(e)}{_SAME_EVERYWHERE}"
+                ) from None
+            self._replace(worker, "died before it had started")
+            return
+        if remote != versions():
+            expected, found = (", ".join(map(" ".join, v.items())) for v in (versions(), remote))
+            raise UserError(f"a Ray worker: expected {expected}, found {found}{_SAME_EVERYWHERE}")
+        self._failed_starts = 0
+        self._starting.remove(worker)
+        self._started.append(worker)
+
+    def _replace(self, worker: _Worker, event: str) -> None:
+        """Starts a worker in place of a dead one, unless that has happened."""
+        for workers in (self._starting, self._started):
+            if worker in workers:
+                workers.remove(worker)
+                self._starting.append(self._new(worker.number))
+                self.events.append(f"ray: worker {worker.number} {event}")
+
+    def _new(self, number: int) -> _Worker:
+        actor_class = ray.remote(RayWorker).options(
+            num_cpus=self._options.cpus_per_worker,
+            num_gpus=self._options.gpus_per_worker,
+            max_concurrency=self._lanes,
+            scheduling_strategy="SPREAD",
+        )
+        actor = actor_class.remote(self._device)
+        return _Worker(number, actor, actor.versions.remote())
+
+    def _check_room(self) -> int:
+        """Returns the number of workers that the nodes have resources for."""
+        options = self._options
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = sum(_room_on(node, options) for node in nodes)
+        if room < (options.num_workers or 1):
+            cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
+            needed = f"{options.cpus_per_worker:g} CPUs and {options.gpus_per_worker:g} GPUs each"
+            raise OptionError(
+                "num_workers",
+                f"at most {room} with {needed}",
+                Verbatim(
+                    f"{options.num_workers or 'none'}: Ray has {cpus:g} CPUs and {gpus:g} GPUs on "
+                    f"{counted(len(nodes), 'node')}"
+                ),
+                type(options),
+            )
+        return room
+
+
+def _room_on(node: Mapping[str, float], options: RuntimeOptions) -> int:
+    room = node.get("CPU", 0.0) / options.cpus_per_worker
+    if options.gpus_per_worker > 0:
+        room = min(room, node.get("GPU", 0.0) / options.gpus_per_worker)
+    # A third of a CPU fits three times.
+    return int(room + 1e-6)
+
+
+def _last_line(error: BaseException) -> str:
+    """Returns the last line of a trace, which names the error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
