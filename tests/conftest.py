@@ -111,7 +111,7 @@ def cohort_runtime() -> Iterator[CohortRuntime]:
 def streaming_runtime() -> Iterator[CohortRuntime]:
     """Returns a `CohortRuntime` that runs clients one by one, which is traced sooner."""
     from tff_agnostic.runtimes.cohort import CohortRuntime
-    from tff_agnostic.runtimes.options import RuntimeOptions
+    from tff_agnostic.runtimes.options import CohortOptions
 
-    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+    with CohortRuntime(CohortOptions(client_mode="streamed")) as runtime:
         yield runtime

@@ -134,7 +134,9 @@ def test_logical_devices_change_no_bit():
 def test_absent_device_is_refused(call, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     message = call.refused(tmp_path, train, *TOY, f"--device={kind}", "--xla")
-    assert message.startswith(f"--device={kind}: TensorFlow sees no {kind.upper()}, only CPU: ")
+    assert message.startswith(
+        f"--device: expected a {kind.upper()} that TensorFlow sees, found only CPU: "
+    )
 
 
 def test_binary_trains_and_its_export_is_executed(call, tmp_path):

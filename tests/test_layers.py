@@ -38,7 +38,6 @@ NOT_YET: dict[str, int] = {
     "data": 8,
     "deployment": 13,
     "importing": 92,
-    "runtimes": 27,
     "saving": 8,
 }
 

@@ -14,7 +14,6 @@ from tff_agnostic.models.model import Model
 from tff_agnostic.models.next_word import next_word_lstm
 from tff_agnostic.program.options.flags import build
 from tff_agnostic.registry import Registry
-from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 MODELS: Registry[Callable[[Workload], Model]] = Registry(
@@ -52,8 +51,9 @@ def main() -> None:
     )
     algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
     clients = side.clients()
-    where = RuntimeOptions(device=side.device, client_mode=side.client_mode)
-    with RUNTIMES[side.runtime](where) as runtime:
+    where = RUNTIMES[side.runtime]
+    values = dict(device=side.device, client_mode=side.client_mode)
+    with where.build(build(where.options, values)) as runtime:
         training = runtime.training(algorithm, PlainSum())
         state = training.initialize()
         for _ in side.rounds(model.num_parameters, _PACKAGES):

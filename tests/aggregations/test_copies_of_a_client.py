@@ -12,7 +12,7 @@ from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 _COPIES, _ROUNDS = 9, 10
 
@@ -30,7 +30,7 @@ def test_noise_of_copies_has_the_variance_of_clients():
     algorithm = spec.build(problem, make_options(spec.options, client_learning_rate=1e-9))
     client = make_client(np.ones([3, 31]), [0, 1, 2], [0, 1, 2])
     # Shards of four: a client's number in its shard is not its number in the cohort.
-    options = RuntimeOptions(client_mode="vectorised", max_clients_in_step=4)
+    options = CohortOptions(client_mode="vectorised", max_clients_in_step=4)
     with CohortRuntime(options) as runtime:
         training = runtime.training(algorithm, aggregation)
         variance = {}

@@ -23,7 +23,7 @@ from tff_agnostic.computations.round import Round
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 _SECURE = SecureSum(make_options(SecureSumOptions, **LIMITS, secure_min_clients=1))
 _CLIP_NORM = 0.3
@@ -208,7 +208,7 @@ def test_runtimes_draw_the_same_philox_noise(tff_runtime, streaming_runtime):
     aggregation = _distributed(noise_multiplier=0.7, clipping="adaptive", **settings)
     rounds = [*cohorts(2), []]
     expected, _ = run_rounds(streaming_runtime.training(algorithm, aggregation), rounds)
-    with CohortRuntime(RuntimeOptions(client_mode="vectorised")) as in_step:
+    with CohortRuntime(CohortOptions(client_mode="vectorised")) as in_step:
         for runtime in (tff_runtime, in_step):
             training = runtime.training(algorithm, aggregation)
             state, _ = run_rounds(training, rounds)

@@ -1,6 +1,7 @@
 """Training, comparing and saving from Python: what the commands do, byte for byte."""
 
 import contextlib
+import dataclasses
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tff_agnostic.data import tff_clients
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tff
 from tff_agnostic.run import command_line, results
+from tff_agnostic.runtimes.registry import RUNTIMES
 
 _TOY: dict[str, Any] = {"num_clients": 8, "clients_per_round": 3}
 
@@ -27,8 +29,10 @@ def in_a_folder(cohort_runtime, tmp_path, monkeypatch) -> None:
     """The current folder is empty, and the session's runtime runs; nothing is drawn of runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(results, "draw_run", draw_nothing)
-    running = {"cohort": lambda options: contextlib.nullcontext(cohort_runtime)}
-    monkeypatch.setattr(command_line, "RUNTIMES", running)
+    spec = dataclasses.replace(
+        RUNTIMES["cohort"], build=lambda options: contextlib.nullcontext(cohort_runtime)
+    )
+    monkeypatch.setattr(command_line, "RUNTIMES", {"cohort": spec})
 
 
 @pytest.fixture

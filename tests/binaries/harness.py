@@ -1,6 +1,7 @@
 """Calls the binaries as a shell would, in this process or in one of their own."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import os
@@ -21,14 +22,14 @@ from absl.testing import flagsaver
 from binaries import compare
 from tests.platform import names_tff
 from tests.processes import children_of, default_signals, wait_until
+from tff_agnostic.base.options import Options
 from tff_agnostic.commands import command
 from tff_agnostic.files import make_folder
 from tff_agnostic.reports import page
 from tff_agnostic.run import command_line, results
 from tff_agnostic.run.process import define, exit_status, parse_flags
 from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.runtimes.registry import RUNTIMES, RuntimeSpec
 from tff_agnostic.studies import comparison_report
 from tff_agnostic.studies.methods import given_arms, trial_specs
 
@@ -115,14 +116,18 @@ class Caller:
         assert tree(folder) == before
         return message
 
-    def _runtimes(self) -> dict[str, Callable[[RuntimeOptions], Any]]:
-        return {name: functools.partial(self._runtime, name) for name in RUNTIMES}
+    def _runtimes(self) -> dict[str, RuntimeSpec]:
+        return {
+            name: dataclasses.replace(spec, build=functools.partial(self._runtime, name))
+            for name, spec in RUNTIMES.items()
+        }
 
-    def _runtime(self, name: str, options: RuntimeOptions) -> Any:
+    def _runtime(self, name: str, options: Options) -> Any:
         assert self._running is not None, "nothing should run"
-        if name in self._running and options == RuntimeOptions():
+        spec = RUNTIMES[name]
+        if name in self._running and options == spec.options():
             return contextlib.nullcontext(self._running[name])
-        return RUNTIMES[name](options)
+        return spec.build(options)
 
 
 def command_of(binary: ModuleType) -> Any:

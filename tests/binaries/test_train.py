@@ -18,7 +18,7 @@ from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of
 from tff_agnostic.run.options import RunConfig, settings_of_runs
 from tff_agnostic.run.spec import resolve
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions, RayOptions
 
 _DIGITS = (
     "--task=digits",
@@ -172,7 +172,12 @@ def _settings() -> set[str]:
     """The flags of every setting of tasks, runs and runtimes."""
     options = {name for entry in DEFAULTS.values() for name in entry.spec.option_names}
     assert {"keep", "test_split", "model"} < options
-    of_runs = [RunConfig, RuntimeOptions, *(settings for _, _, settings in settings_of_runs())]
+    of_runs = [
+        RunConfig,
+        CohortOptions,
+        RayOptions,
+        *(settings for _, _, settings in settings_of_runs()),
+    ]
     settings = {flag.name for part in of_runs for flag in flags_of(part)}
     assert {"rounds", "window", "q", "mu", "secure_min_clients", "lanes"} < settings
     return options | settings

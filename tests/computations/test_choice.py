@@ -17,7 +17,7 @@ from tff_agnostic.computations.domain_losses import Holdout
 from tff_agnostic.computations.evaluation import ChoiceOutput, measurement_of_choice
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.runtimes import CohortRuntime, RuntimeOptions
+from tff_agnostic.runtimes import CohortOptions, CohortRuntime
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def runtime(request):
     if request.param == "tff":
         yield request.getfixturevalue("tff_runtime")
         return
-    with CohortRuntime(RuntimeOptions(client_mode=request.param)) as running:
+    with CohortRuntime(CohortOptions(client_mode=request.param)) as running:
         yield running
 
 

@@ -32,7 +32,7 @@ from tff_agnostic.computations.local_training import (
 from tff_agnostic.models import Metric, Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 _SEED = np.array([1, 2], np.int32)
 
@@ -150,7 +150,7 @@ _OTHERS = [_client_of_limits(9, seed=1), _client_of_limits(20, seed=2)]
 
 @pytest.fixture(params=["vectorised"])
 def runtime(request):
-    with CohortRuntime(RuntimeOptions(client_mode=request.param)) as running:
+    with CohortRuntime(CohortOptions(client_mode=request.param)) as running:
         yield running
 
 

@@ -29,7 +29,7 @@ from tff_agnostic.domain_weights.ascent import LambdaPlayer, lambda_ascent
 from tff_agnostic.domain_weights.sets import BoxSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.runtimes import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 
 def _numbered(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
@@ -327,7 +327,7 @@ def _assert_same(found: Any, expected: Any, rtol: float = 1e-4) -> None:
     ),
 )
 def test_vectorised_clients_do_the_same(streamed_rounds, name, group):
-    options = RuntimeOptions(client_mode="vectorised", max_clients_in_step=group)
+    options = CohortOptions(client_mode="vectorised", max_clients_in_step=group)
     with CohortRuntime(options) as runtime:
         found = run_rounds(runtime.training(_everywhere(name), PlainSum()), _EVERYWHERE)
     _assert_same(found, streamed_rounds(name))
@@ -336,7 +336,7 @@ def test_vectorised_clients_do_the_same(streamed_rounds, name, group):
 @pytest.mark.nightly
 def test_xla_does_the_same(cohort_runtime):
     cohorts = [[_EVERYWHERE[0][k] for k in (0, 2)]] * 2
-    with CohortRuntime(RuntimeOptions(client_mode="streamed", xla=True)) as runtime:
+    with CohortRuntime(CohortOptions(client_mode="streamed", xla=True)) as runtime:
         found, expected = (
             run_rounds(running.training(_everywhere("agnostic_fed_avg"), PlainSum()), cohorts)
             for running in (runtime, cohort_runtime)

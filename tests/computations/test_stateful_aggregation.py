@@ -22,7 +22,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, Fede
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.report_fields import ReportField, ReportFields, paired
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 pytestmark = pytest.mark.slow
@@ -128,7 +128,7 @@ def runtime(request):
     if request.param == "tff":
         yield request.getfixturevalue("tff_runtime")
         return
-    with CohortRuntime(RuntimeOptions(client_mode=request.param)) as running:
+    with CohortRuntime(CohortOptions(client_mode=request.param)) as running:
         yield running
 
 

@@ -20,7 +20,7 @@ from tff_agnostic.models.cifg import cifg
 from tff_agnostic.models.keras_platform import keras_platform
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 
 def _with_twin(
@@ -336,7 +336,7 @@ def test_a_round_is_sgd_on_the_plain_model(algorithm, mode):
         client["domain_id"][:] = 0
     settings = {"client_learning_rate": 0.5, "client_epochs": 1, "client_normalizer": "batch"}
     built = build(algorithm, _small(), 1, client_shuffle=False, **settings)
-    with CohortRuntime(RuntimeOptions(client_mode=mode)) as runtime:
+    with CohortRuntime(CohortOptions(client_mode=mode)) as runtime:
         training = runtime.training(built, PlainSum())
         state = training.initialize()
         state = state._replace(algorithm=built.with_weights(state.algorithm, start))

@@ -30,7 +30,6 @@ from tff_agnostic.program.options.flags import (
 )
 from tff_agnostic.registry import Registry
 from tff_agnostic.run.options import RunConfig, settings_of_runs
-from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _FLOURS = Registry("flour", {"wheat": 1, "rye": 2, "spelt": 3})
@@ -276,7 +275,7 @@ def test_flag_without_effect_is_refused_if_given():
 _CLASSES: dict[str, type] = {
     "bread": _Bread,
     "config": RunConfig,
-    "runtime": RuntimeOptions,
+    **{f"runtime {name}": spec.options for name, spec in RUNTIMES.items()},
     **{f"{kind} {name}": options for kind, name, options in settings_of_runs()},
     **{f"task {name}": entry.spec.options for name, entry in DEFAULTS.items()},
     **{f"command {name}": command(name).own for name in COMMANDS},
@@ -291,7 +290,10 @@ _NUMBERS: dict[type, tuple[Any, ...]] = {
 }
 _TEXTS = ("", "a", "block_*", "true", "2", "a b", "mean=x")
 # Flags that take none of the random texts, or that the defaults of other flags exclude.
-_NOT_RANDOM = {"privacy", "lambda_baselines"}
+_NOT_RANDOM = {
+    *("privacy", "lambda_baselines"),
+    *("device", "max_clients_in_step", "ray_address", "xla"),
+}
 
 
 @pytest.mark.parametrize("name", _CLASSES)
@@ -391,12 +393,6 @@ def _random_scalar(kind: Any, limits: tuple[Any, ...], rng: np.random.Generator)
     within = [limit for limit in limits if isinstance(limit, Within)]
     allowed = [n for n in _NUMBERS[kind] if all(limit.holds(n) for limit in within)]
     return allowed[rng.integers(len(allowed))]
-
-
-def test_options_of_runtimes_name_registered_runtimes():
-    assert set(RUNTIMES_OF) == {flag.name for flag in flags_of(RuntimeOptions)}
-    for runtimes in RUNTIMES_OF.values():
-        assert runtimes and set(runtimes) < set(RUNTIMES)
 
 
 # Every field of options of runs, algorithms, sums, privacy, runtimes and tasks is a flag of train:

@@ -14,7 +14,7 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.build import check_readable
 from tff_agnostic.run.evaluation import Evaluations
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.training import evaluate as evaluation
 from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
 
@@ -233,7 +233,7 @@ def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_run
     losses = np.array([of.sums.losses for of in alone])
     expected = np.einsum("cb,cd->bd", np.array(counts), losses)
     np.testing.assert_allclose(summed.resampled[:, 0], expected, rtol=1e-5, atol=1e-5)
-    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as one_by_one:
+    with CohortRuntime(CohortOptions(client_mode="streamed")) as one_by_one:
         streamed = prepared_evaluation(one_by_one, task, PlainSum())
         found = streamed(weights, [clients[:3]]).output.resampled
     expected = sum(of.resampled for of in alone[:3])

@@ -91,11 +91,11 @@ def evaluated(runtime: Any, mode: str) -> list[np.ndarray]:
 
 if __name__ == "__main__":
     from tff_agnostic.runtimes.cohort import CohortRuntime
-    from tff_agnostic.runtimes.options import RuntimeOptions
+    from tff_agnostic.runtimes.options import CohortOptions
 
     path, *chosen = sys.argv[1:]
     cases = [tuple(case.split("-")) for case in chosen]
-    with CohortRuntime(RuntimeOptions(**OPTIONS)) as running:
+    with CohortRuntime(CohortOptions(**OPTIONS)) as running:
         results: dict[Any, Any] = {
             case: three_rounds(training(running, *case), case[0]) for case in cases
         }

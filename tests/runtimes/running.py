@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import pytest
 
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions, RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 
@@ -34,7 +34,7 @@ def running_runtimes(request: pytest.FixtureRequest) -> Iterator[Callable[[str],
             if name == "tff":
                 return request.getfixturevalue("tff_runtime")
             if name == "ray":
-                return stack.enter_context(RUNTIMES["ray"](RuntimeOptions(num_workers=1)))
-            return stack.enter_context(RUNTIMES["cohort"](RuntimeOptions(client_mode=name)))
+                return stack.enter_context(RUNTIMES["ray"].build(RayOptions(num_workers=1)))
+            return stack.enter_context(RUNTIMES["cohort"].build(CohortOptions(client_mode=name)))
 
         yield get

@@ -32,7 +32,7 @@ from tff_agnostic.later import tff
 from tff_agnostic.models import logistic_regression, model_from_keras
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 _ROOT = Path(__file__).parents[2]
 _MODES = ["streamed", "vectorised"]
@@ -49,7 +49,7 @@ def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.nd
 
 @pytest.fixture(scope="module", params=_MODES)
 def runtime(request):
-    with CohortRuntime(RuntimeOptions(client_mode=request.param, max_clients_in_step=2)) as running:
+    with CohortRuntime(CohortOptions(client_mode=request.param, max_clients_in_step=2)) as running:
         yield running
 
 
@@ -78,7 +78,7 @@ def test_small_models_are_traced_once_a_process(num_classes, is_kept):
     counting = dataclasses.replace(model, predict=predict)
     counts = []
     for _ in range(2):
-        with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+        with CohortRuntime(CohortOptions(client_mode="streamed")) as runtime:
             run_rounds(runtime.training(_algorithm(counting), PlainSum()), [_cohort(num=1)])
         counts.append(len(traced))
     assert counts[0] > 0
@@ -196,7 +196,7 @@ def test_memory_does_not_grow_with_the_rounds(mode):
     rng = np.random.default_rng(0)
     cohort = [random_client(rng, 60, range(3), num_features=2000, num_classes=50) for _ in range(4)]
     model = logistic_regression(2000, 50)
-    with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=2)) as runtime:
+    with CohortRuntime(CohortOptions(client_mode=mode, max_clients_in_step=2)) as runtime:
         training = runtime.training(_algorithm(model), PlainSum())
         evaluate = runtime.evaluation(model, 3, PlainSum())
         state = training.initialize()
@@ -265,8 +265,8 @@ def test_memory_that_runs_out_is_one_line_that_says_what_to_lower():
     with pytest.raises(ExecutionError) as error:
         training.next(training.initialize(), _cohort())
     assert str(error.value) == (
-        "out of memory: lower --lanes, --max_clients_in_step, --client_batch_size or "
-        "--max_examples: OOM when allocating tensor with shape[20,4096]"
+        "out of memory: lower lanes, max_clients_in_step, client_batch_size or "
+        "max_examples: OOM when allocating tensor with shape[20,4096]"
     )
 
 

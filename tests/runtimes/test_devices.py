@@ -53,7 +53,9 @@ def test_auto_takes_all_of_the_best_kind(monkeypatch):
 def test_an_absent_device_is_told_with_what_was_found_and_what_to_do(monkeypatch, kind):
     _pretend(monkeypatch, "/device:CPU:0", "/device:CPU:1")
     message = golden.refusal(DEVICES[kind])
-    assert message.startswith(f"--device={kind}: TensorFlow sees no {kind.upper()}, only CPU: ")
+    assert message.startswith(
+        f"device: expected a {kind.upper()} that TensorFlow sees, found only CPU: "
+    )
     assert _HINT[kind] in message
     assert "\n" not in message
 
@@ -64,7 +66,9 @@ def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
     output = tmp_path_factory.mktemp("output")
     with Process(python_module("train", *TOY, "--device=gpu"), output) as process:
         outcome = process.outcome()
-    assert outcome.error.startswith("--device=gpu: TensorFlow sees no GPU, only CPU: ")
+    assert outcome.error.startswith(
+        "--device: expected a GPU that TensorFlow sees, found only CPU: "
+    )
     assert {path.name for path in output.iterdir()} == {"out", "err"}
 
 

@@ -13,7 +13,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 _MODEL = logistic_regression(4, 3)
 _RNG = np.random.default_rng(2)
@@ -28,7 +28,7 @@ def runtime(request):
     if request.param == "tff":
         yield request.getfixturevalue("tff_runtime")
         return
-    with CohortRuntime(RuntimeOptions(client_mode=request.param)) as running:
+    with CohortRuntime(CohortOptions(client_mode=request.param)) as running:
         yield running
 
 

@@ -26,7 +26,7 @@ from tff_agnostic.runtimes.devices import (
     sum_in_order,
     vectorised_shards,
 )
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 _CPU = "/device:CPU:0"
 _TIMEOUT_SECONDS = 60.0
@@ -283,7 +283,7 @@ def _scalar_cohort(*sizes: int) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("mode", ["auto", "streamed", "vectorised"])
 def test_no_round_and_no_evaluation_is_traced_again(mode):
     model, traces = _counting_model()
-    with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
+    with CohortRuntime(CohortOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
         training = runtime.training(build("agnostic_fed_avg", model), PlainSum())
         evaluate = runtime.evaluation(model, 3, PlainSum())
 
@@ -304,7 +304,7 @@ def test_no_round_and_no_evaluation_is_traced_again(mode):
 def test_rates_of_lambda_share_a_trace():
     model, traces = _counting_model()
     lambdas, counts = [], []
-    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+    with CohortRuntime(CohortOptions(client_mode="streamed")) as runtime:
         for rate in (0.1, 0.4):
             algorithm = build("agnostic_fed_avg", model, lambda_learning_rate=rate)
             training = runtime.training(algorithm, PlainSum())
@@ -320,7 +320,7 @@ def test_rates_of_lambda_share_a_trace():
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"])
 def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
     model, traces = _counting_model()
-    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+    with CohortRuntime(CohortOptions(client_mode="streamed")) as runtime:
 
         def weights_and_traces(**settings: Any) -> tuple[Any, int]:
             before = len(traces)

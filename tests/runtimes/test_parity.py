@@ -22,7 +22,7 @@ from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.models.model import Examples, ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.devices import DeviceThreads
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 pytestmark = pytest.mark.slow
 
@@ -80,9 +80,9 @@ class _RuntimeOfLanes(CohortRuntime):
             self.lanes = None
 
 
-def _options(mode: str) -> RuntimeOptions:
+def _options(mode: str) -> CohortOptions:
     in_step = _GROUP if mode == "vectorised" else None
-    return RuntimeOptions(client_mode=mode, max_clients_in_step=in_step)
+    return CohortOptions(client_mode=mode, max_clients_in_step=in_step)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from tests.runtimes.ray_rounds import (
     training,
 )
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 ray = pytest.importorskip("ray")
@@ -37,22 +37,22 @@ from tff_agnostic.runtimes.ray_pool import WorkerPool  # noqa: E402
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def _options(num_workers: int) -> RuntimeOptions:
+def _options(num_workers: int) -> RayOptions:
     # Workers share the CPUs of a small machine.
-    return RuntimeOptions(num_workers=num_workers, cpus_per_worker=0.1, **OPTIONS)
+    return RayOptions(num_workers=num_workers, cpus_per_worker=0.1, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     """One Ray, which the runtimes of this module share: starting it takes seconds."""
-    with RUNTIMES["ray"](_options(1)):
+    with RUNTIMES["ray"].build(_options(1)):
         yield
 
 
 @pytest.fixture(scope="module")
 def runtime(local_ray: None) -> Iterator[Any]:
     """A runtime of three workers."""
-    with RUNTIMES["ray"](_options(3)) as running:
+    with RUNTIMES["ray"].build(_options(3)) as running:
         yield running
 
 
@@ -79,7 +79,7 @@ def test_evaluation_equals_cohort_runtime(runtime, cohort_results):
 
 @pytest.mark.nightly
 def test_one_worker_equals_cohort_runtime_until_exit(local_ray, cohort_results):
-    with RUNTIMES["ray"](_options(1)) as one:
+    with RUNTIMES["ray"].build(_options(1)) as one:
         rounds = training(one, "streamed")
         result = three_rounds(rounds, "streamed")
     _assert_identical(result, cohort_results["streamed", "plain", "stochastic_afl"])
@@ -216,17 +216,17 @@ def test_rejects_more_workers_than_clients():
 
 @pytest.mark.slow
 def test_rejects_more_workers_than_resources(local_ray):
-    options = RuntimeOptions(num_workers=1000, cpus_per_worker=4)
+    options = RayOptions(num_workers=1000, cpus_per_worker=4)
     with pytest.raises(UserError, match=r"num_workers: expected at most \d+ with 4 CPUs .* 1000: "):
-        RUNTIMES["ray"](options).__enter__()
+        RUNTIMES["ray"].build(options).__enter__()
     with pytest.raises(UserError, match=r"at most 0 with 1 CPUs and 64 GPUs each, found none: "):
-        RUNTIMES["ray"](RuntimeOptions(gpus_per_worker=64)).__enter__()
+        RUNTIMES["ray"].build(RayOptions(gpus_per_worker=64)).__enter__()
 
 
 @pytest.mark.nightly
 def test_rejects_worker_with_other_version(local_ray, monkeypatch):
     monkeypatch.setattr(tff_agnostic, "__version__", "0.0.7")
-    with RUNTIMES["ray"](_options(1)) as one:
+    with RUNTIMES["ray"].build(_options(1)) as one:
         rounds = training(one, "streamed")
         with pytest.raises(UserError, match=r"expected .* tff_agnostic 0\.0\.7, found Pyt") as e:
             rounds.next(rounds.initialize(), cohort("streamed", 2))

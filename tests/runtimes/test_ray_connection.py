@@ -14,7 +14,7 @@ import pytest
 from tests.processes import default_signals, is_running
 from tests.runtimes.processes import descendants, wait_for
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 ray = pytest.importorskip("ray")
@@ -25,9 +25,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 _ENDLESS = """
 from tests.runtimes.ray_rounds import cohort, training
 from tff_agnostic.run.process import StopRequest
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
-with StopRequest() as stop, RUNTIMES["ray"](RuntimeOptions(num_workers=1)) as runtime:
+with StopRequest() as stop, RUNTIMES["ray"].build(RayOptions(num_workers=1)) as runtime:
     rounds, clients = training(runtime, "streamed"), cohort("streamed", 4, size=200)
     state = rounds.initialize()
     while True:
@@ -41,11 +41,11 @@ import numpy as np
 from ray.cluster_utils import Cluster
 from tests.computations.harness import run_rounds
 from tests.runtimes.ray_rounds import cohort, leaves, training
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 def ray_runtime(num_workers):
-    return RUNTIMES["ray"](RuntimeOptions(ray_address=cluster.address, num_workers=num_workers))
+    return RUNTIMES["ray"].build(RayOptions(ray_address=cluster.address, num_workers=num_workers))
 try:
     # First: a process belongs to the node that it finds, which must stay.
     with ray_runtime(1):
@@ -109,7 +109,7 @@ def test_slow_start_is_repeated_and_others_are_not(monkeypatch, message, attempt
 
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ExecutionError, match=f"Ray did not start: {message}"):
-        RUNTIMES["ray"](RuntimeOptions()).__enter__()
+        RUNTIMES["ray"].build(RayOptions()).__enter__()
     assert calls == ["127.0.0.1"] * attempts
 
 
@@ -127,7 +127,7 @@ def test_missing_ray_raises_user_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "tff_agnostic.runtimes.ray", raising=False)
     with pytest.raises(UserError, match=r"runtime ray needs Ray .*pip install") as error:
-        RUNTIMES["ray"](RuntimeOptions())
+        RUNTIMES["ray"].build(RayOptions())
     assert "\n" not in str(error.value)
 
 
@@ -143,7 +143,7 @@ def test_address_without_ray_raises_user_error(monkeypatch, is_listening):
         monkeypatch.setenv("RAY_ADDRESS", address)
         for given in (address, "auto"):
             with pytest.raises(UserError, match=f"found {address}: no answer") as error:
-                RUNTIMES["ray"](RuntimeOptions(ray_address=given)).__enter__()
+                RUNTIMES["ray"].build(RayOptions(ray_address=given)).__enter__()
             assert "\n" not in str(error.value)
 
 
@@ -157,4 +157,4 @@ def test_ray_that_refuses_raises_user_error(monkeypatch, error):
     monkeypatch.setattr(ray, "init", init)
     reason = " ".join(str(error).split())
     with pytest.raises(UserError, match=f"ray_address: expected .*, found auto: {reason}$"):
-        RUNTIMES["ray"](RuntimeOptions(ray_address="auto")).__enter__()
+        RUNTIMES["ray"].build(RayOptions(ray_address="auto")).__enter__()

@@ -17,9 +17,9 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tff_agnostic.algorithms import build_agnostic_fed_avg
+from tff_agnostic.base.options import Options
 from tff_agnostic.computations import PlainSum, RunState
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.tff import TffRuntime, TffWorker, create_context
 
@@ -75,7 +75,7 @@ def test_the_context_before_it_is_restored():
 
 @pytest.mark.nightly
 def test_it_can_be_entered_again():
-    runtime = RUNTIMES["tff"](RuntimeOptions())
+    runtime = RUNTIMES["tff"].build(Options())
     states = []
     for _ in range(2):
         with runtime:

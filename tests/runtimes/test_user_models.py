@@ -20,10 +20,10 @@ from tff_agnostic.models import Model, load_user_model
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.client_work import CLIENT_MODES, CompiledClientWork
 from tff_agnostic.runtimes.cohort import CohortRuntime, CohortTraining, SumOnLanes
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 
 _NUM_DOMAINS = 3
-_REFUSED = "--client_mode=vectorised: TensorFlow cannot vectorise this model, "
+_REFUSED = "client_mode: expected auto or streamed with this model, found vectorised: TensorFlow "
 
 
 def _model(folder: Path, name: str) -> Model:
@@ -61,7 +61,7 @@ def test_two_rounds_are_the_same_in_every_client_mode(
     def train(mode: str) -> Any:
         def sum_over_clients(work: Any) -> SumOnLanes:
             return SumOnLanes(
-                compiled(work), RuntimeOptions(client_mode=mode), cohort_runtime.running_lanes
+                compiled(work), CohortOptions(client_mode=mode), cohort_runtime.running_lanes
             )
 
         training = CohortTraining(algorithm, PlainSum(), sum_over_clients)

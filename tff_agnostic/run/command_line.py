@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, cast
 
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.options import OneOf, Options
@@ -22,8 +22,8 @@ from tff_agnostic.commands import own_flags as flags_of_commands
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import output_folder
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flag_table import FlagTable, assignments
-from tff_agnostic.program.options.flags import Flag, flag_text, flags_of
+from tff_agnostic.program.options.flag_table import FlagTable, assignments, flags_in_errors
+from tff_agnostic.program.options.flags import Flag, build, flag_text, flags_of
 from tff_agnostic.program.options.help import (
     Group,
     group_page,
@@ -59,7 +59,7 @@ from tff_agnostic.run.spec import (
     inheriting,
     resolve,
 )
-from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions, options_of
+from tff_agnostic.runtimes.options import ExecutionOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.runtime import Runtime
 
@@ -160,9 +160,18 @@ class GivenRun(Given):
 
     def runtime_options(
         self, runtime: str, before: Mapping[str, Any] = types.MappingProxyType({})
-    ) -> RuntimeOptions:
-        """Returns how rounds are executed; see `runtimes.options.options_of`."""
-        return options_of(runtime, self.of_runtime, before)
+    ) -> Options:
+        """Returns the options of a runtime, after checking that it has the given ones.
+
+        Args:
+            runtime: Name of the runtime.
+            before: Earlier execution of a resumed run; see `Runtime.execution`. Options that may
+                change last bits keep these values, unless one of them is given.
+        """
+        options_of_runtimes().check_used(self.of_runtime, "runtime", runtime)
+        kept = {f.name: before[f.name] for f in flags_of(ExecutionOptions) if f.name in before}
+        values = {**({} if {*kept} & {*self.of_runtime} else kept), **self.of_runtime}
+        return cast(Options, build(RUNTIMES[runtime].options, values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,9 +226,8 @@ class RunCommand(Command):
             # A member of a union may have fields.
             if (name := str(chosen(part)).partition(":")[0]) in PARTS_OF_RUNS[part]:
                 groups += groups_of(PARTS_OF_RUNS[part][name].options, is_flag)
-        if self.has_runtime:
-            runtime = chosen("runtime")
-            groups += groups_of(RuntimeOptions, lambda flag: runtime in RUNTIMES_OF[flag.name])
+        if self.has_runtime and (runtime := chosen("runtime")) in RUNTIMES:
+            groups += groups_of(RUNTIMES[runtime].options)
         groups = without_repeated(groups)
         own = [
             flag for g in groups for flag in g.flags if flag.name in {*runs} - {*options_of_runs()}
@@ -329,7 +337,7 @@ class Session:
 
     @contextlib.contextmanager
     def running(
-        self, runtime: str, options: Optional[RuntimeOptions] = None
+        self, runtime: str, options: Optional[Options] = None
     ) -> Iterator[tuple[Runtime, StopRequest]]:
         """While entered, a runtime is there, and a signal asks to stop after the round.
 
@@ -341,9 +349,11 @@ class Session:
             yield entered, stop
 
 
-def started(runtime: str, options: RuntimeOptions) -> contextlib.AbstractContextManager[Any]:
-    """Returns a runtime, to be entered."""
-    return RUNTIMES[runtime](options)
+@contextlib.contextmanager
+def started(runtime: str, options: Options) -> Iterator[Any]:
+    """While entered, a runtime runs, and errors about its options name their flags."""
+    with flags_in_errors(options), RUNTIMES[runtime].build(options) as entered:
+        yield entered
 
 
 def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:

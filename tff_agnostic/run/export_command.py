@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, cast
 
 from tff_agnostic.aggregations.aggregation import LimitedOptions
 from tff_agnostic.aggregations.registry import PRIVACIES
-from tff_agnostic.base.options import OneOf
+from tff_agnostic.base.options import OneOf, Options
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.deployment.backends import (
     BACKENDS,
@@ -40,7 +40,6 @@ from tff_agnostic.run.export import (
 )
 from tff_agnostic.run.folder import find_checkpoint, with_kept_model
 from tff_agnostic.run.spec import RunSpec, check_clients_per_round, check_federated, resolve
-from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.tasks.task import DATA
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def export_plan(given: GivenRun) -> Exported:
     if trained is not None:
         trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
     demo_nodes = None
-    with started("tff", RuntimeOptions()) as runtime:
+    with started("tff", Options()) as runtime:
         if backend.is_fleet:
             with new_folder(folder, "--output_dir") as path:
                 manifest = export(path / PLAN, request, cast("TffRuntime", runtime))

@@ -27,7 +27,6 @@ from tff_agnostic.program.options.flags import build, flags_of, values_of
 from tff_agnostic.program.options.tasks import options_of_tasks
 from tff_agnostic.program.user_algorithm import algorithm_named, is_user_file, making_options_of
 from tff_agnostic.registry import Registry
-from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
 from tff_agnostic.tasks.domain_input import DOMAIN_INPUTS, NO_DOMAIN_INPUT
@@ -198,7 +197,7 @@ def _options_of_runs(of_users: tuple[tuple[str, type], ...]) -> FlagTable:
 @functools.cache
 def options_of_runtimes() -> FlagTable:
     """Returns the options of runtimes by flag."""
-    return FlagTable.join([("runtime", "", RuntimeOptions)])
+    return FlagTable.join(("runtime", name, spec.options) for name, spec in RUNTIMES.items())
 
 
 def without_effect(flag: str, config: RunConfig) -> str:
@@ -206,12 +205,7 @@ def without_effect(flag: str, config: RunConfig) -> str:
     option = options_of_runs().get(flag)
     if option is None or not option.users:
         return f"--{flag} has no effect with --algorithm={config.algorithm}"
-    (part, _), *_ = option.users
-    names = [name for kind, name in option.users if kind == part]
-    return (
-        f"--{flag} has no effect with --{part}={values_of(config)[part]}: it needs "
-        f"--{part}={' or '.join(names)}"
-    )
+    return options_of_runs().without_effect(flag, values_of(config))
 
 
 def algorithm_of_flag(name: str, flag: str = "--algorithm") -> AlgorithmSpec:

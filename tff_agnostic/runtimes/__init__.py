@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
-    from tff_agnostic.runtimes.options import RuntimeOptions
+    from tff_agnostic.runtimes.options import CohortOptions, RayOptions
     from tff_agnostic.runtimes.tff import TffRuntime
 
-__all__ = ["CohortRuntime", "RuntimeOptions", "TffRuntime"]
+__all__ = ["CohortOptions", "CohortRuntime", "RayOptions", "TffRuntime"]
 
-_MODULES = {"CohortRuntime": "cohort", "RuntimeOptions": "options", "TffRuntime": "tff"}
+_MODULES = {
+    "CohortOptions": "options",
+    "CohortRuntime": "cohort",
+    "RayOptions": "options",
+    "TffRuntime": "tff",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Generic, Optional, TypeVar
 
 import numpy as np
 
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.computations.clients import (
     TRACING,
@@ -27,7 +28,6 @@ from tff_agnostic.computations.clients import (
     vectorised_clients_on_accelerators,
 )
 from tff_agnostic.computations.round import RoundStep
-from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.registry import Registry
@@ -427,10 +427,8 @@ def _vectorise(
     compiled: CompiledClientWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
 ) -> Plan:
     if compiled.vectorisation_error is not None:
-        raise UserError(
-            "--client_mode=vectorised: TensorFlow cannot vectorise this model, it can be streamed "
-            f"({compiled.vectorisation_error})"
-        )
+        reason = f"vectorised: TensorFlow cannot vectorise it ({compiled.vectorisation_error})"
+        raise OptionError("client_mode", "auto or streamed with this model", Verbatim(reason))
     sizes = [len(examples["domain_id"]) for examples in cohort]
     most = max_clients_in_step or _largest_group(compiled, max(sizes, default=0))
     return compiled.vectorised, vectorised_shards(sizes, most)

@@ -35,7 +35,7 @@ from tff_agnostic.runtimes.devices import (
     one_thread_per_operation,
     summed_in_order,
 )
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.runtimes.runtime import Evaluation, Runtime
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
@@ -87,7 +87,7 @@ class CohortRuntime(SummingRuntime):
         options: How to execute.
     """
 
-    def __init__(self, options: RuntimeOptions = RuntimeOptions()) -> None:
+    def __init__(self, options: CohortOptions = CohortOptions()) -> None:
         self._options = options
         self._lanes: Optional[DeviceThreads] = None
         self._devices: list[str] = []
@@ -147,7 +147,7 @@ class SumOnLanes:
     def __init__(
         self,
         compiled: CompiledClientWork,
-        options: RuntimeOptions,
+        options: CohortOptions,
         lanes: Callable[[], DeviceThreads],
     ) -> None:
         self.compiled = compiled
@@ -193,8 +193,8 @@ class SumOnLanes:
         except (tf.errors.ResourceExhaustedError, MemoryError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0]
             raise ExecutionError(
-                "out of memory: lower --lanes, --max_clients_in_step, --client_batch_size or "
-                f"--max_examples: {reason}"
+                "out of memory: lower lanes, max_clients_in_step, client_batch_size or "
+                f"max_examples: {reason}"
             ) from e
         return ClientResult(total, in_cohort_order(states, shards))
 

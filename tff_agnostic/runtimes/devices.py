@@ -19,8 +19,8 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.algorithm import ClientResult
-from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 
@@ -39,11 +39,10 @@ _LANES_PER_ACCELERATOR = 2
 def _all(kind: str) -> list[str]:
     names = [device.name for device in tf.config.list_logical_devices(kind)]
     if not names:
-        found = sorted({device.device_type for device in tf.config.list_logical_devices()})
-        raise UserError(
-            f"--device={kind.lower()}: TensorFlow sees no {kind}, only {', '.join(found)}"
-            f"{_HINTS[kind].format(release='.'.join(tf.__version__.split('.')[:2]))}"
-        )
+        kinds = sorted({device.device_type for device in tf.config.list_logical_devices()})
+        hint = _HINTS[kind].format(release=".".join(tf.__version__.split(".")[:2]))
+        found = Verbatim(f"only {', '.join(kinds)}{hint}")
+        raise OptionError("device", f"a {kind} that TensorFlow sees", found)
     return names
 
 

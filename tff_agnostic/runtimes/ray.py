@@ -32,7 +32,7 @@ from tff_agnostic.runtimes.client_work import (
 )
 from tff_agnostic.runtimes.cohort import SummingRuntime
 from tff_agnostic.runtimes.devices import in_cohort_order, of_shard, summed_in_order
-from tff_agnostic.runtimes.options import AUTO, LOCAL, RuntimeOptions
+from tff_agnostic.runtimes.options import AUTO, LOCAL, RayOptions
 from tff_agnostic.runtimes.ray_pool import WorkerPool, pack
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
@@ -58,7 +58,7 @@ class RayRuntime(SummingRuntime):
     """
 
     def __init__(
-        self, options: RuntimeOptions = RuntimeOptions(), start_seconds: float = _START_SECONDS
+        self, options: RayOptions = RayOptions(), start_seconds: float = _START_SECONDS
     ) -> None:
         self._options = options
         self._start_seconds = start_seconds
@@ -132,7 +132,7 @@ class SumOnRay:
     """
 
     def __init__(
-        self, work: ClientWork, options: RuntimeOptions, pool: Callable[[], WorkerPool]
+        self, work: ClientWork, options: RayOptions, pool: Callable[[], WorkerPool]
     ) -> None:
         grouping = ON_ACCELERATOR if options.gpus_per_worker else ON_CPU
         self.compiled = CompiledClientWork(work, options.xla, grouping)
@@ -265,7 +265,7 @@ def _check_answers(address: str) -> None:
 
 def _no_ray(address: str, reason: str) -> OptionError:
     found = Verbatim(f"{address}: {reason}")
-    return OptionError("ray_address", "the address of a running Ray", found, RuntimeOptions)
+    return OptionError("ray_address", "the address of a running Ray", found, RayOptions)
 
 
 def _one_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.errors import ExecutionError, UserError, counted
 from tff_agnostic.later import tf
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation, sum_in_order
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import RayOptions
 
 # Functions that a worker keeps: training and evaluation of two runs.
 _MAX_FUNCTIONS = 4
@@ -180,7 +180,7 @@ class WorkerPool:
         OptionError: If the nodes lack the resources.
     """
 
-    def __init__(self, options: RuntimeOptions, start_seconds: float) -> None:
+    def __init__(self, options: RayOptions, start_seconds: float) -> None:
         self._options = options
         self._start_seconds = start_seconds
         has_gpu = options.gpus_per_worker > 0
@@ -319,7 +319,7 @@ class WorkerPool:
         return room
 
 
-def _room_on(node: Mapping[str, float], options: RuntimeOptions) -> int:
+def _room_on(node: Mapping[str, float], options: RayOptions) -> int:
     room = node.get("CPU", 0.0) / options.cpus_per_worker
     if options.gpus_per_worker > 0:
         room = min(room, node.get("GPU", 0.0) / options.gpus_per_worker)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Callable
+import dataclasses
+from typing import Any, Callable
 
+from tff_agnostic.base.options import Options
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import require_tff
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions, RayOptions
 from tff_agnostic.runtimes.runtime import Runtime
 
 
-def _ray(options: RuntimeOptions) -> Runtime:
-    # Imported only where it is chosen: Ray need not be there.
+@dataclasses.dataclass(frozen=True)
+class RuntimeSpec:
+    """A registry entry.
+
+    Attributes:
+        options: A frozen dataclass of options, which become flags.
+        build: From an instance of the options to the runtime.
+    """
+
+    options: type[Options]
+    build: Callable[[Any], Runtime]
+
+
+def _ray(options: RayOptions) -> Runtime:
+    # Imported only if it is chosen: Ray is an extra.
     try:
         from tff_agnostic.runtimes.ray import RayRuntime
     except ImportError as e:
@@ -24,8 +39,8 @@ def _ray(options: RuntimeOptions) -> Runtime:
     return RayRuntime(options)
 
 
-def _tff(options: RuntimeOptions) -> Runtime:
-    # Imported only where it is chosen: its module loads TFF.
+def _tff(options: Options) -> Runtime:
+    # Imported only if it is chosen: its module loads TFF.
     require_tff()
     from tff_agnostic.runtimes.tff import TffRuntime
 
@@ -33,6 +48,11 @@ def _tff(options: RuntimeOptions) -> Runtime:
     return TffRuntime()
 
 
-RUNTIMES: Registry[Callable[[RuntimeOptions], Runtime]] = Registry(
-    "runtime", {"cohort": CohortRuntime, "ray": _ray, "tff": _tff}
+RUNTIMES: Registry[RuntimeSpec] = Registry(
+    "runtime",
+    {
+        "cohort": RuntimeSpec(CohortOptions, CohortRuntime),
+        "ray": RuntimeSpec(RayOptions, _ray),
+        "tff": RuntimeSpec(Options, _tff),
+    },
 )

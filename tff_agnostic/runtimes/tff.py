@@ -97,7 +97,7 @@ class TffWorker:
         port = portpicker.pick_unused_port()
         # A file, not a pipe: what nobody reads must not block the worker.
         self._log = tempfile.TemporaryFile()
-        self._process = self._start([str(binary), f"--port={port}"])
+        self._process = self._start([str(binary), f"-port={port}"])
         channel = grpc.insecure_channel(f"localhost:{port}", _CHANNEL_OPTIONS)
         self._stub = tff.framework.RemoteExecutorGrpcStub(channel)
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS

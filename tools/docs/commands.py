@@ -31,7 +31,7 @@ from tff_agnostic.program.options.tasks import options_of_tasks
 from tff_agnostic.run.command_line import DataOptions, RunCommand, defaults_elsewhere
 from tff_agnostic.run.effects import NEEDS
 from tff_agnostic.run.options import RunConfig, options_of_runs, options_of_runtimes
-from tff_agnostic.runtimes.options import RUNTIMES_OF, RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
 
 FOLDER = "reference/commands"
 # They describe their arguments in ways of their own.
@@ -79,20 +79,20 @@ def shared_pages() -> list[Shared]:
             "Settings of algorithms",
             "A flag applies to the algorithms that its entry names, and commands reject it with "
             "others. What each algorithm does is on the pages of algorithms.",
-            _merged(spec.options for spec in ALGORITHMS.values()),
+            _merged((spec.options for spec in ALGORITHMS.values()), options_of_runs()),
         ),
         Shared(
             "sums",
             "Settings of sums and privacy",
             "These flags apply with `--aggregation`, `--update_aggregator` or `--privacy`, as "
             "each entry says.",
-            _merged(spec.options for spec in of_sums),
+            _merged((spec.options for spec in of_sums), options_of_runs()),
         ),
         Shared(
             "runtimes",
             "Settings of runtimes",
             "How rounds are executed. These settings do not change what is learned.",
-            groups_of(RuntimeOptions),
+            _merged((spec.options for spec in RUNTIMES.values()), options_of_runtimes()),
         ),
         Shared(
             "tasks",
@@ -103,13 +103,12 @@ def shared_pages() -> list[Shared]:
     ]
 
 
-def _merged(kinds: Iterable[type]) -> list[Group]:
-    """Returns the groups of several dataclasses, with all users of each flag."""
-    runs = options_of_runs()
+def _merged(kinds: Iterable[type], table: Mapping[str, Flag]) -> list[Group]:
+    """Returns the groups of several dataclasses; flags are from a table, with all their users."""
     groups = without_repeated(group for kind in kinds for group in groups_of(kind))
     by_name: dict[str, Group] = {}
     for group in groups:
-        flags_ = [runs.get(flag.name, flag) for flag in group.flags]
+        flags_ = [table.get(flag.name, flag) for flag in group.flags]
         before = by_name.get(group.name)
         by_name[group.name] = group._replace(flags=[*(before.flags if before else ()), *flags_])
     return list(by_name.values())
@@ -292,8 +291,6 @@ def _conditions(flag: Flag) -> Iterator[str]:
     if by_part:
         which = "; ".join(f"`--{part}` is {_any(names)}" for part, names in by_part.items())
         yield f"Applies where {which}."
-    if flag.owner is RuntimeOptions:
-        yield f"Applies where `--runtime` is {_any([f'`{n}`' for n in RUNTIMES_OF[flag.name]])}."
 
 
 def _any(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from tff_agnostic.program.heldout import heldout_options
 from tff_agnostic.reports.figures import save
 from tff_agnostic.run.process import StopRequest
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.studies.comparison import LoadedTasks
 from tff_agnostic.studies.optuna_studies import (
     ENDED,
@@ -243,7 +243,7 @@ def _outcome(arm: SearchedArm, folder, first):
     studies = Studies(folder, Method(False, seed=0, sampler="random", pruner="none", warm_up=1))
     studies.add(arm.name, first)
     claim = studies.taken({arm.name: tuple(arm.dimensions.values())}, Budget(20, None))
-    runtime = CohortRuntime(RuntimeOptions())
+    runtime = CohortRuntime(CohortOptions())
     runner = TrialRunner(_OBJECTIVE_OF_TRIALS, (0,), runtime, LoadedTasks(), folder)
     with claim.held, StopRequest() as stop:
         return runner(arm, claim, stop, lambda *_: None)

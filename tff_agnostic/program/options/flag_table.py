@@ -81,6 +81,24 @@ class FlagTable(Registry[Flag]):
             if name in defined and defined[name].present
         }
 
+    def without_effect(self, name: str, chosen: Mapping[str, Any]) -> str:
+        """Returns the error of a flag that a choice does not have, with the choices that have it.
+
+        Args:
+            name: Name of the flag, which not everything has.
+            chosen: Choices by kind, such as {"task": "digits"}.
+        """
+        users = self[name].users
+        kind = users[0][0]
+        needed = " or ".join(user for user_kind, user in users if user_kind == kind)
+        return f"--{name} has no effect with --{kind}={chosen[kind]}: it needs --{kind}={needed}"
+
+    def check_used(self, names: Iterable[str], kind: str, choice: str) -> None:
+        """Refuses flags that a choice, such as the task digits, does not have."""
+        for name in names:
+            if (kind, choice) not in self[name].users:
+                raise UserError(self.without_effect(name, {kind: choice}))
+
     def from_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the values that a caller in Python gives, by flag; None is no value."""
         return {

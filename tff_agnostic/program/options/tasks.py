@@ -36,12 +36,7 @@ def options_of_tasks() -> FlagTable:
 
 def check_task_options(task: str, names: Iterable[str]) -> None:
     """Refuses options of tasks, by their flags, that a task does not have."""
-    for name in names:
-        if name not in DEFAULTS[task].spec.option_names:
-            users = [user for _, user in options_of_tasks()[name].users]
-            raise UserError(
-                f"--{name} has no effect with --task={task}: it needs --task={' or '.join(users)}"
-            )
+    options_of_tasks().check_used(names, "task", task)
 
 
 def task_in(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
