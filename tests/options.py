@@ -3,6 +3,7 @@
 from typing import Any
 
 from tff_agnostic.program.options.flags import build, flags_of
+from tff_agnostic.runtimes.options import CohortOptions
 
 
 def make_options(kind: type, **values: Any) -> Any:
@@ -10,3 +11,9 @@ def make_options(kind: type, **values: Any) -> Any:
     unknown = set(values) - {flag.name for flag in flags_of(kind)}
     assert not unknown, f"{kind.__name__} has no {', '.join(sorted(unknown))}"
     return build(kind, values)
+
+
+def options_in_mode(client_mode: str, clients_in_step: int) -> CohortOptions:
+    """Returns the options of a client mode, with a number of clients in step unless streamed."""
+    limit = None if client_mode == "streamed" else clients_in_step
+    return CohortOptions(client_mode=client_mode, max_clients_in_step=limit)

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tests.algorithms.cases import build
 from tests.computations.harness import random_client
+from tests.options import options_in_mode
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import CohortOptions
 
 _DOMAINS = 3
 
@@ -28,7 +28,7 @@ def main(num_devices: int, mode: str) -> None:
 
 def rounds_on_devices(mode: str) -> dict[str, Any]:
     """Returns a hash of some rounds, and how many devices TensorFlow has and the rounds used."""
-    with CohortRuntime(CohortOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
+    with CohortRuntime(options_in_mode(mode, 3)) as runtime:
         lanes = runtime.running_lanes()
         shards = range(20 * lanes.num_lanes)
         used = set(lanes.map_in_order(lambda _: tf.zeros([1]).device, shards))

@@ -24,6 +24,7 @@ from tests.computations.harness import (
 )
 from tests.marks import usually
 from tests.models import keras_zoo
+from tests.options import options_in_mode
 from tests.runtimes.on_devices import rounds_on_devices
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
@@ -49,7 +50,7 @@ def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.nd
 
 @pytest.fixture(scope="module", params=_MODES)
 def runtime(request):
-    with CohortRuntime(CohortOptions(client_mode=request.param, max_clients_in_step=2)) as running:
+    with CohortRuntime(options_in_mode(request.param, 2)) as running:
         yield running
 
 
@@ -196,7 +197,7 @@ def test_memory_does_not_grow_with_the_rounds(mode):
     rng = np.random.default_rng(0)
     cohort = [random_client(rng, 60, range(3), num_features=2000, num_classes=50) for _ in range(4)]
     model = logistic_regression(2000, 50)
-    with CohortRuntime(CohortOptions(client_mode=mode, max_clients_in_step=2)) as runtime:
+    with CohortRuntime(options_in_mode(mode, 2)) as runtime:
         training = runtime.training(_algorithm(model), PlainSum())
         evaluate = runtime.evaluation(model, 3, PlainSum())
         state = training.initialize()

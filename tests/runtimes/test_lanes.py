@@ -12,6 +12,7 @@ import pytest
 
 from tests.algorithms.cases import build
 from tests.computations.harness import assert_identical, linear_model, random_client
+from tests.options import options_in_mode
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.round import Round, traced_specs
 from tff_agnostic.later import tf
@@ -283,7 +284,7 @@ def _scalar_cohort(*sizes: int) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("mode", ["auto", "streamed", "vectorised"])
 def test_no_round_and_no_evaluation_is_traced_again(mode):
     model, traces = _counting_model()
-    with CohortRuntime(CohortOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
+    with CohortRuntime(options_in_mode(mode, 3)) as runtime:
         training = runtime.training(build("agnostic_fed_avg", model), PlainSum())
         evaluate = runtime.evaluation(model, 3, PlainSum())
 

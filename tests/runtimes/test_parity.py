@@ -16,13 +16,12 @@ from tests.algorithms.cases import CASES, NUM_DOMAINS, build
 from tests.combinations import FACTORS
 from tests.computations.harness import assert_identical, run_rounds
 from tests.marks import usually
-from tests.options import make_options
+from tests.options import make_options, options_in_mode
 from tests.runtimes.model_kinds import KINDS, ModelKind
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.models.model import Examples, ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.devices import DeviceThreads
-from tff_agnostic.runtimes.options import CohortOptions
 
 pytestmark = pytest.mark.slow
 
@@ -80,15 +79,13 @@ class _RuntimeOfLanes(CohortRuntime):
             self.lanes = None
 
 
-def _options(mode: str) -> CohortOptions:
-    in_step = _GROUP if mode == "vectorised" else None
-    return CohortOptions(client_mode=mode, max_clients_in_step=in_step)
-
-
 @pytest.fixture(scope="module")
 def cohort_runtimes() -> Iterator[dict[str, _RuntimeOfLanes]]:
     with contextlib.ExitStack() as stack:
-        yield {mode: stack.enter_context(_RuntimeOfLanes(_options(mode))) for mode in _MODES}
+        yield {
+            mode: stack.enter_context(_RuntimeOfLanes(options_in_mode(mode, _GROUP)))
+            for mode in _MODES
+        }
 
 
 def _spoiled(client: dict[str, Any]) -> dict[str, Any]:
