@@ -247,7 +247,7 @@ class WorkerPool:
     def _free_worker(self, tasks: Mapping[Any, tuple[_Worker, int]]) -> Optional[_Worker]:
         load = collections.Counter(worker.number for worker, _ in tasks.values())
         free = [worker for worker in self._started if load[worker.number] < self._lanes]
-        return min(free, key=lambda worker: load[worker.number], default=None)
+        return min(free, key=lambda worker: load[worker.number]) if free else None
 
     def _wait(self, tasks: Mapping[Any, Any]) -> list[Any]:
         """Returns the tasks that have ended, once there are some or a worker has started."""
