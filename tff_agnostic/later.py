@@ -1,8 +1,8 @@
-"""Large packages, imported when something of them is first used.
+"""Large packages, imported on first use.
 
-Help and refused flags then cost no import of theirs. Modules write `from tff_agnostic.later import
-tf` where they would write `import tensorflow as tf`. Nothing else is different: the attributes are
-those of the package, and Python's own lock guards the import.
+Help and refused flags then need no import of them. Modules write
+`from tff_agnostic.later import tf` in place of `import tensorflow as tf`. Nothing else is
+different: the attributes are those of the package, and Python's own lock guards the import.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m benchmarks.hard_domains.digits FOLDER [SEED]
 
-They are of `tff_agnostic.experiments.scoreboard_data`. SEED, 0 if not given, draws images and wrong
-labels. docs/results/excess_losses.md has the commands that go on from here.
+They come from `tff_agnostic.experiments.scoreboard_data`. SEED, 0 if not given, is the seed of the
+images and of wrong labels. docs/results/excess_losses.md has the commands that use the files.
 """
 
 import csv
