@@ -23,10 +23,16 @@ from benchmarks.timing.schedule import Protocol
 from benchmarks.timing.sides import PEERS, SideSpec, own_sides
 from benchmarks.timing.workloads import WORKLOADS, Workload
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.errors import UserError, counted
-from tff_agnostic.files import claimed_folder, is_new_or_empty, make_folder, write_json, write_text
-from tff_agnostic.registry import Registry
-from tff_agnostic.run.process import run_app
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import (
+    claimed_folder,
+    is_new_or_empty,
+    make_folder,
+    write_json,
+    write_text,
+)
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.program.options.process import run_app
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _RUNS = Path("runs")

@@ -28,9 +28,9 @@ from benchmarks.recommend_promise import (
     problem,
     worst_gain,
 )
-from tff_agnostic.later import scipy
+from tff_agnostic.base.later import scipy
 from tff_agnostic.metrics.intervals import Spread, combined
-from tff_agnostic.studies.methods import BASELINE
+from tff_agnostic.program.studies.methods import BASELINE
 
 _ROWS = (BASELINE, "uniform", "frozen")
 _RATES = (1.0, 2.0)

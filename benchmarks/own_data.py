@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic.later import scipy, tf
-from tff_agnostic.studies.comparison import OVERALL, WORST
-from tff_agnostic.studies.comparison_record import read_comparison
-from tff_agnostic.studies.gains import gains
-from tff_agnostic.studies.verdict import verdicts
+from tff_agnostic.base.later import scipy, tf
+from tff_agnostic.program.studies.comparison import OVERALL, WORST
+from tff_agnostic.program.studies.comparison_record import read_comparison
+from tff_agnostic.program.studies.gains import gains
+from tff_agnostic.program.studies.verdict import verdicts
 
 _ARMS = ("fed_avg", "agnostic_fed_avg")
 _NUMBERS = ("month", "day", "hour", "minute", "dep_delay", "distance")

@@ -19,11 +19,11 @@ from benchmarks.timing.results import Price
 from benchmarks.timing.workloads import Workload, make_clients
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostOptions
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations.algorithm import Algorithm, AlgorithmSpec
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.program.options.flags import build
 from tff_agnostic.runtimes.cohort import CohortRuntime

@@ -29,9 +29,9 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 from tff_agnostic.privacy.tree import Participations
+from tff_agnostic.program.studies.attacked_rounds import Role
+from tff_agnostic.program.studies.privacy_audit import Audit, Audited, audit
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
-from tff_agnostic.studies.attacked_rounds import Role
-from tff_agnostic.studies.privacy_audit import Audit, Audited, audit
 
 _STEPS, _VALUES = 2.0**14, 16
 _ALL, _THIRD, _SIXTH = PoissonCohorts(6, 6), PoissonCohorts(6, 2), PoissonCohorts(6, 1)

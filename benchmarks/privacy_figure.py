@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from tff_agnostic.reports import figures
+from tff_agnostic.program.reports import figures
 
 _NO_NOISE = "no noise"
 _ROW = re.compile(r"\| (?P<name>\w*) +\| (?P<epsilon>no noise|\d+) \|(?P<cells>.*)\|")

@@ -31,18 +31,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
+from tff_agnostic.base.files import finite_or_none
+from tff_agnostic.base.later import tf
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
-from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL
-from tff_agnostic.files import finite_or_none
-from tff_agnostic.later import tf
-from tff_agnostic.run.command_line import GivenRun, started
-from tff_agnostic.run.process import StopRequest
-from tff_agnostic.studies.choice import attained, chosen
-from tff_agnostic.studies.gains import Gain
-from tff_agnostic.studies.methods import BASELINE
-from tff_agnostic.studies.recommend import RECOMMEND, Asked, ask
-from tff_agnostic.studies.recommendation import Found
+from tff_agnostic.program.commands.command_line import GivenRun, started
+from tff_agnostic.program.experiments.scoreboard_data import DIGITS_MODEL
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.studies.choice import attained, chosen
+from tff_agnostic.program.studies.gains import Gain
+from tff_agnostic.program.studies.methods import BASELINE
+from tff_agnostic.program.studies.recommend import RECOMMEND, Asked, ask
+from tff_agnostic.program.studies.recommendation import Found
 
 KINDS = ("rare", "hard", "noisy", "both", "nothing")
 DOMAINS = ("a", "b", "c")

@@ -21,7 +21,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.timing.workloads import WORKLOADS, Workload
-from tff_agnostic.errors import counted
+from tff_agnostic.base.errors import counted
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # The fewest of one item: the clock ticks every 10 ms.

@@ -1,1 +1,1 @@
-"""Command-line applications; thin, over `tff_agnostic.run`."""
+"""Command-line applications; thin, over `tff_agnostic.program.runs`."""

@@ -19,8 +19,8 @@ from typing import NoReturn, Optional
 
 from plan_runner.terminal import escape_output
 from tff_agnostic import refusal_of_python
-from tff_agnostic.commands import COMMANDS, OTHER_COMMANDS, PROGRAM, command
-from tff_agnostic.registry import did_you_mean
+from tff_agnostic.base.registry import did_you_mean
+from tff_agnostic.program.commands.registry import COMMANDS, OTHER_COMMANDS, PROGRAM, command
 
 _HELP = ("--help", "-h", "help")
 _QUOTES = '"' * 3

@@ -3,7 +3,7 @@
 Example: ./run base_predictors --task=unigram --data=posts.sqlite --output=predictors.npz
 """
 
-from tff_agnostic.run.base_predictors import BASE_PREDICTORS
+from tff_agnostic.program.commands.base_predictors import BASE_PREDICTORS
 
 if __name__ == "__main__":
     BASE_PREDICTORS.main(__doc__)

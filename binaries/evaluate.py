@@ -3,7 +3,7 @@
 Example: ./run evaluate --checkpoint=runs/digits-agnostic_fed_avg-001
 """
 
-from tff_agnostic.run.evaluate import EVALUATE
+from tff_agnostic.program.commands.evaluate import EVALUATE
 
 if __name__ == "__main__":
     EVALUATE.main(__doc__)

@@ -3,7 +3,7 @@
 Example: ./run export --task=digits --output_dir=export
 """
 
-from tff_agnostic.run.export_command import EXPORT
+from tff_agnostic.program.commands.export import EXPORT
 
 if __name__ == "__main__":
     EXPORT.main(__doc__)

@@ -3,7 +3,7 @@
 Example: ./run import_data --format=stackexchange --input=Posts.xml --output=clients.sqlite
 """
 
-from tff_agnostic.run.import_data import IMPORT_DATA
+from tff_agnostic.program.commands.import_data import IMPORT_DATA
 
 if __name__ == "__main__":
     IMPORT_DATA.main(__doc__)

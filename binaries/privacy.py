@@ -6,7 +6,7 @@ With --audit it also attacks rounds of these settings, and compares what the att
 epsilon that is claimed.
 """
 
-from tff_agnostic.studies.privacy_planning import PRIVACY
+from tff_agnostic.program.studies.privacy_planning import PRIVACY
 
 if __name__ == "__main__":
     PRIVACY.main(__doc__)

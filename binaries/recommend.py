@@ -3,7 +3,7 @@
 Example: ./run recommend --task=digits
 """
 
-from tff_agnostic.studies.recommend import RECOMMEND
+from tff_agnostic.program.studies.recommend import RECOMMEND
 
 if __name__ == "__main__":
     RECOMMEND.main(__doc__)

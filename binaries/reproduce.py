@@ -3,7 +3,7 @@
 Example: ./run reproduce --experiment=adult --data_dir=data/adult --trials=5
 """
 
-from tff_agnostic.experiments.reproduce import REPRODUCE
+from tff_agnostic.program.experiments.reproduce import REPRODUCE
 
 if __name__ == "__main__":
     REPRODUCE.main(__doc__)

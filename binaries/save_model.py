@@ -3,7 +3,7 @@
 Example: ./run save_model --checkpoint=runs/digits-agnostic_fed_avg-001 --output_dir=model
 """
 
-from tff_agnostic.run.save_model import SAVE_MODEL
+from tff_agnostic.program.commands.save_model import SAVE_MODEL
 
 if __name__ == "__main__":
     SAVE_MODEL.main(__doc__)

@@ -3,7 +3,7 @@
 Example: ./run train --task=digits --algorithm=agnostic_fed_avg --output_dir=runs/mine
 """
 
-from tff_agnostic.run.train import TRAIN
+from tff_agnostic.program.commands.train import TRAIN
 
 if __name__ == "__main__":
     TRAIN.main(__doc__)

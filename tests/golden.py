@@ -19,7 +19,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 
 _TESTS = Path(__file__).parent
 _ARROW = " => "

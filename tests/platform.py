@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 
 MISSING_TFF = "No module named 'tensorflow_federated'"
 # The package refuses with these words; TFF brings tensorflow-privacy along.

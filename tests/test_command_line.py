@@ -7,7 +7,7 @@ import pytest
 from absl import flags
 
 from tests import golden
-from tff_agnostic.run.process import check_given_once, with_flag_files
+from tff_agnostic.program.options.process import check_given_once, with_flag_files
 
 
 def _texts(*arguments: str) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import golden
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import (
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import (
     append_line,
     atomic_file,
     check_can_be_made,

@@ -7,7 +7,7 @@ import sys
 import pytest
 import tensorflow
 
-from tff_agnostic import later
+from tff_agnostic.base import later
 
 
 def test_its_names_are_those_of_the_package():
@@ -25,7 +25,7 @@ def test_other_processes_get_the_package_itself():
 def test_threads_that_use_it_first_at_once_get_one_package():
     script = """
 import threading
-from tff_agnostic.later import scipy
+from tff_agnostic.base.later import scipy
 found, barrier = [], threading.Barrier(8)
 def use():
     barrier.wait()
@@ -48,7 +48,7 @@ def test_tensorflow_is_imported_without_collections(tmp_path):
     script = f"""
 import gc, sys
 sys.path.insert(0, {str(tmp_path)!r})
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 print(tf.COLLECTS, gc.isenabled(), gc.get_freeze_count())
 """
     done = subprocess.run(

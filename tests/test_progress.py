@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from tff_agnostic import progress
-from tff_agnostic.progress import LongWork, duration, progress_line, seconds_left
+from tff_agnostic.program import progress
+from tff_agnostic.program.progress import LongWork, duration, progress_line, seconds_left
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.registry import Registry
 
 _REGISTRY = Registry("runtime", {"tff": 1, "cohort": 2, "ray": 3})
 

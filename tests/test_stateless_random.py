@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import random_client, single, vectorised
-from tff_agnostic.computations.clients import client_seeds
-from tff_agnostic.stateless_random import (
+from tff_agnostic.base.stateless_random import (
     fold_in,
     hash_multipliers,
     known_multipliers,
@@ -16,6 +15,7 @@ from tff_agnostic.stateless_random import (
     random_order,
     stateless_seed,
 )
+from tff_agnostic.computations.clients import client_seeds
 
 _ROUND = tf.constant([3, 4])
 

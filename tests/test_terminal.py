@@ -13,7 +13,7 @@ import pytest
 
 from plan_runner.terminal import PrintableStream, escaped_output, printable, unescaped
 from tests.binaries.harness import ROOT
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 
 _TITLE = "\x1b]0;title\x07"
 
@@ -66,7 +66,7 @@ def test_bars_move_the_cursor_and_names_do_not():
     program = (
         (
             "from plan_runner.terminal import escape_output; escape_output()\n"
-            "from tff_agnostic.progress import LongWork\n"
+            "from tff_agnostic.program.progress import LongWork\n"
             "with LongWork('compare', 2, 'trials') as work:\n"
             f"    work.say('step {_TITLE}')\n"
             f"    work.note('note {_TITLE}')\n"

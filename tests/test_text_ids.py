@@ -2,8 +2,8 @@
 
 import pytest
 
-from tff_agnostic import text_ids as of_data
-from tff_agnostic.text_ids import TokenIds
+from tff_agnostic.base import text_ids as of_data
+from tff_agnostic.base.text_ids import TokenIds
 
 
 def test_ids_are_those_of_tffs_stack_overflow_baseline():

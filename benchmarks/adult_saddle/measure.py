@@ -23,12 +23,12 @@ from tff_agnostic.algorithms.stochastic_afl import (
     StochasticAflOptions,
     stochastic_afl,
 )
+from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.data.clients import even_partition
-from tff_agnostic.later import tf
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.program.options import flags
-from tff_agnostic.reports.figures import save
+from tff_agnostic.program.reports.figures import save
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.adult import Table, read_adult
 

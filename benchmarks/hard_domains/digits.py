@@ -2,15 +2,19 @@
 
     .venv/bin/python -m benchmarks.hard_domains.digits FOLDER [SEED]
 
-They come from `tff_agnostic.experiments.scoreboard_data`. SEED, 0 if not given, is the seed of the
-images and of wrong labels. docs/results/excess_losses.md has the commands that use the files.
+They come from `tff_agnostic.program.experiments.scoreboard_data`. SEED, 0 if not given, is the seed
+of the images and of wrong labels. docs/results/excess_losses.md has the commands that use them.
 """
 
 import csv
 import sys
 from pathlib import Path
 
-from tff_agnostic.experiments.scoreboard_data import DIGITS_HEADER, DIGITS_MODEL, hard_digits
+from tff_agnostic.program.experiments.scoreboard_data import (
+    DIGITS_HEADER,
+    DIGITS_MODEL,
+    hard_digits,
+)
 
 
 def main(folder: Path, seed: int = 0) -> None:

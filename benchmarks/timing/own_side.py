@@ -7,13 +7,13 @@ from typing import Callable
 from benchmarks.timing.side import Side
 from benchmarks.timing.workloads import Workload
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.classifiers import emnist_cnn
 from tff_agnostic.models.model import Model
 from tff_agnostic.models.next_word import next_word_lstm
 from tff_agnostic.program.options.flags import build
-from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 MODELS: Registry[Callable[[Workload], Model]] = Registry(

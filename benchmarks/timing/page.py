@@ -3,8 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import write_text
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import write_text
 
 # Comments of Markdown, which readers of the rendered page do not see.
 BEGIN = "<!-- What ./run benchmark --page writes begins here. -->"

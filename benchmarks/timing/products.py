@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Callable
 
 from benchmarks.timing.workloads import Workload
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Optional
 
 from benchmarks.timing.environments import BENCHMARKS, python_of
 from benchmarks.timing.workloads import Workload
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.runtimes.devices import DEVICES
 from tff_agnostic.runtimes.registry import RUNTIMES
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 
 # Examples of a step of this package's domain pass, and so of every side's.
 _DOMAIN_PASS_BATCH = 256

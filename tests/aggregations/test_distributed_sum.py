@@ -18,9 +18,9 @@ from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import ClientFacts, PlainSum, SecurityProperty
 from tff_agnostic.aggregations.integer_codec import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.clients import Place
 from tff_agnostic.computations.round import Round
-from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions

@@ -24,8 +24,8 @@ from tff_agnostic.aggregations.noise_generators import DEVIATION
 from tff_agnostic.aggregations.private_sum import CentralDpSum, ClippedOutput
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import Problem
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.round import Round
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
 _SECURE = SecureSum(

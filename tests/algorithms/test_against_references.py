@@ -21,9 +21,9 @@ from tests.algorithms.references.term import term_round, tilted_weights
 from tests.computations.harness import random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms.fed_avg import takes_part
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.clients import client_seeds
-from tff_agnostic.errors import UserError
 
 _SEED = 7
 _SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")

@@ -16,12 +16,12 @@ from tests.computations.harness import assert_identical, random_client
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
 from tff_agnostic.algorithms.tail_thresholds import RefinedThreshold, SmoothBoundary
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.computations.round import Round
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.spec import resolve
 
 _SGD = LocalSgd(0.2, epochs=2, batch_size=4)
 _THETA = 0.4

@@ -17,6 +17,7 @@ from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.domain_weights.ascent import (
     Cvar,
@@ -27,7 +28,6 @@ from tff_agnostic.domain_weights.ascent import (
 from tff_agnostic.domain_weights.ball import BallSet
 from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.domain_weights.sets import BoxSet, HullSet
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
 

@@ -12,11 +12,11 @@ from tests.algorithms.references import fed_boost as reference
 from tests.computations.harness import assert_all_close, random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import AlphaSteps
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.predictor_store import Architecture, SeveralArchitectures
 from tff_agnostic.computations import PlainSum, RoundView
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.model import ModelWeights

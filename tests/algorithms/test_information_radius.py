@@ -11,13 +11,13 @@ from tests.algorithms.references.fed_boost import capacity
 from tests.computations.harness import run_rounds
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
-from tff_agnostic.run.baselines import trivial_loss
+from tff_agnostic.program.runs.baselines import trivial_loss
 
 _SIZE = 40
 # Words of each domain, 40 in all. In each case a noisy domain has the largest entropy.

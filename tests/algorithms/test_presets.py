@@ -24,15 +24,15 @@ from tff_agnostic.algorithms.tail_thresholds import (
     LaggedThreshold,
     PaperBoundary,
 )
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import AlphaSteps
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.clients import client_seeds
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.program.options.flags import flags_of
-from tff_agnostic.run.build import build_algorithm
-from tff_agnostic.run.spec import from_flags, resolve
+from tff_agnostic.program.runs.build import build_algorithm
+from tff_agnostic.program.runs.spec import from_flags, resolve
 
 _SEED, _T = 7, 5
 _ETA, _E, _B = 0.2, 2, 4

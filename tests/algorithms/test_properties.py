@@ -33,12 +33,12 @@ from tests.marks import usually
 from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.algorithms import Trait
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import flattened, paired
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, model_from_keras
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.report_fields import flattened, paired
 
 
 @pytest.fixture(params=list(CASES))

@@ -11,9 +11,9 @@ from tests.algorithms.user_files import BY_SIZE, write_by_size
 from tests.computations.harness import linear_model
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.errors import UserError
-from tff_agnostic.program.user_algorithm import (
+from tff_agnostic.program.options.user_algorithm import (
     algorithm_fingerprint,
     algorithm_label,
     algorithm_named,

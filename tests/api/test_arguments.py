@@ -9,10 +9,10 @@ import pytest
 
 from tests import golden
 from tests.binaries.harness import ROOT
-from tff_agnostic.errors import UserError
-from tff_agnostic.run.command_line import GivenRun
-from tff_agnostic.run.save_model import SAVE_MODEL
-from tff_agnostic.run.train import TRAIN
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.program.commands.command_line import GivenRun
+from tff_agnostic.program.commands.save_model import SAVE_MODEL
+from tff_agnostic.program.commands.train import TRAIN
 
 _USERS = """
 import dataclasses

@@ -15,10 +15,11 @@ from tests import golden
 from tests.binaries.harness import TOY, Caller, draw_nothing
 from tests.tasks.custom.user_models import CLASSIFIER, model_file
 from tff_agnostic import api
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tff
 from tff_agnostic.data import tff_clients
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tff
-from tff_agnostic.run import command_line, results
+from tff_agnostic.program.commands import command_line
+from tff_agnostic.program.runs import results
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _TOY: dict[str, Any] = {"num_clients": 8, "clients_per_round": 3}

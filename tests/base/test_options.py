@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, OptionError, Options, Verbatim, Within
-from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 
 _FUELS = Registry("fuel", {"coal": 1, "diesel": 2})
 

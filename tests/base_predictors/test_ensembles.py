@@ -13,8 +13,15 @@ from tests.computations.harness import assert_all_close
 from tests.data.stores import sentence, write_store
 from tests.importing.harness import REAL, needs, read
 from tests.options import make_options
-from tff_agnostic.base_predictors.counting import by_client, by_domain
-from tff_agnostic.base_predictors.files import (
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.boosting.unigrams import smoothed_scores
+from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
+from tff_agnostic.program.base_predictors.counting import by_client, by_domain
+from tff_agnostic.program.base_predictors.files import (
     MixingTask,
     PredictorFile,
     read_predictors,
@@ -22,14 +29,7 @@ from tff_agnostic.base_predictors.files import (
     with_base_predictors,
     write_predictors,
 )
-from tff_agnostic.boosting.alpha import EnsembleOptions
-from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
-from tff_agnostic.boosting.unigrams import smoothed_scores
-from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.errors import UserError
-from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.models.next_word import unigram_model
-from tff_agnostic.run.results import alpha_table, write_alphas
+from tff_agnostic.program.runs.results import alpha_table, write_alphas
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext

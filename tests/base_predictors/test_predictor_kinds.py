@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from tests import golden
 from tests.data.stores import text_store, write_store
-from tff_agnostic.base_predictors.files import MixingTask, with_base_predictors
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.predictor_store import OneArchitecture
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.program.base_predictors.files import MixingTask, with_base_predictors
 from tff_agnostic.program.options.tasks import FORMAT, task_options
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext

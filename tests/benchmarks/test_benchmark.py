@@ -19,7 +19,7 @@ from tests.benchmarks.timing.harness import FAKE_SIDE, HANG, TINY
 from tests.binaries.harness import Caller, Process
 from tests.processes import is_running, wait_until
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 
 QUICK = ("--rounds=2", "--repeats=1", "--output_dir=results")
 

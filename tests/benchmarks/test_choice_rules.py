@@ -8,8 +8,8 @@ import pytest
 from benchmarks.choice_rules import gain_of_worst, right, surest, trained
 from benchmarks.recommend_promise import Drawn
 from tff_agnostic.metrics.intervals import Spread
-from tff_agnostic.studies.choice import Judged, chosen
-from tff_agnostic.studies.gains import Gain
+from tff_agnostic.program.studies.choice import Judged, chosen
+from tff_agnostic.program.studies.gains import Gain
 
 
 def test_at_the_level_of_the_interval_it_is_the_rule_of_recommend():

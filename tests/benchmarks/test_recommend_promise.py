@@ -8,7 +8,7 @@ import scipy.stats
 
 from benchmarks.recommend_promise import Drawn, accuracies, table, validated, worst_gain
 from tff_agnostic.metrics.intervals import Spread
-from tff_agnostic.studies.gains import Gain
+from tff_agnostic.program.studies.gains import Gain
 
 
 def test_a_linear_model_is_right_where_its_larger_score_is_the_labels():

@@ -22,16 +22,17 @@ from absl.testing import flagsaver
 from binaries import compare
 from tests.platform import names_tff
 from tests.processes import children_of, default_signals, wait_until
+from tff_agnostic.base.files import make_folder
 from tff_agnostic.base.options import Options
-from tff_agnostic.commands import command
-from tff_agnostic.files import make_folder
-from tff_agnostic.reports import page
-from tff_agnostic.run import command_line, results
-from tff_agnostic.run.process import define, exit_status, parse_flags
-from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.program.commands import command_line
+from tff_agnostic.program.commands.registry import command
+from tff_agnostic.program.options.process import define, exit_status, parse_flags
+from tff_agnostic.program.reports import page
+from tff_agnostic.program.runs import results
+from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.studies import comparison_report
+from tff_agnostic.program.studies.methods import given_arms, trial_specs
 from tff_agnostic.runtimes.registry import RUNTIMES, RuntimeSpec
-from tff_agnostic.studies import comparison_report
-from tff_agnostic.studies.methods import given_arms, trial_specs
 
 ROOT = Path(__file__).parents[2]
 # Two rounds of the smallest task.

@@ -10,8 +10,8 @@ from binaries import compare, export
 from tests import golden
 from tests.binaries.harness import TOY, Caller, compared_specs, tree
 from tff_agnostic.domain_weights.ascent import Fixed
-from tff_agnostic.experiments import EXPERIMENTS
-from tff_agnostic.studies.methods import Arm
+from tff_agnostic.program.experiments import EXPERIMENTS
+from tff_agnostic.program.studies.methods import Arm
 
 _SHORT = (*TOY, "--rounds=2", "--trials=1", "--evaluate_every=1")
 _ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5,preset=paper;agnostic_fed_avg;last_layer;pooled"

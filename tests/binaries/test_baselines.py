@@ -14,20 +14,20 @@ from binaries import compare, train
 from tests.binaries.harness import Caller, compared_specs, draw_nothing, tree
 from tests.computations.harness import least_squares
 from tests.data.stores import write_store
-from tff_agnostic import progress
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import ClientsOfDomain, InMemoryClients
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.errors import UserError
-from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models import SentenceLoss, logistic_regression
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.run import baselines, results
-from tff_agnostic.run.baseline_files import read_baselines
-from tff_agnostic.run.baselines import trivial_loss
-from tff_agnostic.run.build import build_algorithm
-from tff_agnostic.run.process import StopRequest
-from tff_agnostic.run.spec import RunSpec, resolve
+from tff_agnostic.program import progress
+from tff_agnostic.program.experiments.scoreboard_data import DIGITS_MODEL
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.runs import baselines, results
+from tff_agnostic.program.runs.baseline_files import read_baselines
+from tff_agnostic.program.runs.baselines import trivial_loss
+from tff_agnostic.program.runs.build import build_algorithm
+from tff_agnostic.program.runs.spec import RunSpec, resolve
 from tff_agnostic.tasks import toy_regression
 from tff_agnostic.tasks.task import Task, TaskContext
 

@@ -10,9 +10,9 @@ import pytest
 from binaries import compare, report
 from tests.binaries.harness import TOY, Caller, tree
 from tests.run.harness import is_png
-from tff_agnostic import progress
-from tff_agnostic.run import command_line
-from tff_agnostic.run.process import StopRequest
+from tff_agnostic.program import progress
+from tff_agnostic.program.commands import command_line
+from tff_agnostic.program.options.process import StopRequest
 
 _SHORT = (*TOY, "--rounds=2", "--trials=2", "--evaluate_every=1")
 _DOMAINS = ["center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0"]

@@ -11,7 +11,7 @@ from binaries import evaluate, train
 from tests import golden
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import LOGISTIC_REGRESSION, points_store
-from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 

@@ -14,9 +14,9 @@ from tests import golden
 from tests.binaries.harness import TOY, Caller, tree
 from tests.data.stores import LOGISTIC_REGRESSION, points_store
 from tests.run.harness import is_png
-from tff_agnostic import progress
-from tff_agnostic.run.process import StopRequest
-from tff_agnostic.studies import frontier_command
+from tff_agnostic.program import progress
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.studies import frontier_command
 
 # Every client in every round, all of its points in one step of the size that ends at the optimum.
 _EXACT = (

@@ -188,7 +188,7 @@ def test_a_signal_leaves_no_store(folder, number, status):
 def test_tensorflow_federated_is_not_loaded(folder):
     # It takes many seconds, and an import needs none of it.
     code = (
-        "import sys; from tff_agnostic.run.import_data import IMPORT_DATA;"
+        "import sys; from tff_agnostic.program.commands.import_data import IMPORT_DATA;"
         "IMPORT_DATA.define_flags();"
         "print([m for m in ('tensorflow', 'tensorflow_federated', 'pyarrow') if m in sys.modules])"
     )

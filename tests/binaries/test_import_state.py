@@ -17,8 +17,8 @@ from tests.marks import usually
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, isolated_here
 from tests.plan_runner.harness import call as run_plan
+from tff_agnostic.base.files import read_json
 from tff_agnostic.deployment.rounds import EVALUATION
-from tff_agnostic.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 from tff_agnostic.saving.checkpoints import read_checkpoint as read_state

@@ -11,7 +11,7 @@ import pytest
 from binaries import train
 from tests.binaries.harness import ROOT, Caller, compared_specs, given
 from tests.data.stores import tff_store
-from tff_agnostic.run.spec import from_flags
+from tff_agnostic.program.runs.spec import from_flags
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "delta_fl_thresholds.md"
 _HEADING = "## The paper's own data"

@@ -13,7 +13,7 @@ from tests import golden
 from tests.binaries.harness import Caller
 from tests.run.harness import is_png
 from tff_agnostic.privacy.accountant import PrivacyStatement
-from tff_agnostic.studies import privacy_planning
+from tff_agnostic.program.studies import privacy_planning
 
 _WRITERS = ("--clients=539", "--clients_per_round=50", "--delta=1e-3")
 _QUICK = ("--privacy_accountant=rdp",)

@@ -11,8 +11,8 @@ from binaries import recommend, report
 from tests.binaries.harness import Caller
 from tests.data.stores import write_store
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL
-from tff_agnostic.studies import recommend as recommend_command
+from tff_agnostic.program.experiments.scoreboard_data import DIGITS_MODEL
+from tff_agnostic.program.studies import recommend as recommend_command
 
 # Logistic regression on four numbers of its own.
 _MODEL = DIGITS_MODEL.replace(

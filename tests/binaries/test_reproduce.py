@@ -15,10 +15,10 @@ from tests import golden
 from tests.binaries.harness import Caller, tree
 from tests.data.stores import text_store
 from tests.run.harness import is_png
-from tff_agnostic import progress
-from tff_agnostic.experiments import EXPERIMENTS
-from tff_agnostic.experiments import reproduce as reproduce_command
-from tff_agnostic.experiments.experiment import ArmsAsPredictors, data_lines
+from tff_agnostic.program import progress
+from tff_agnostic.program.experiments import EXPERIMENTS
+from tff_agnostic.program.experiments import reproduce as reproduce_command
+from tff_agnostic.program.experiments.experiment import ArmsAsPredictors, data_lines
 
 _PERSON = (
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "

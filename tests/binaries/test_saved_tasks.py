@@ -16,7 +16,7 @@ from tests.marks import selected, usually
 from tests.plan_runner.harness import call as run_plan
 from tests.saving.harness import ask_plain_tensorflow
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 from tff_agnostic.tasks.emnist import CENSUS, HIGH_SCHOOL
 

@@ -7,11 +7,11 @@ import pytest
 
 from binaries import reproduce
 from tests.binaries.harness import Caller
-from tff_agnostic.experiments import scoreboard
-from tff_agnostic.experiments.scoreboard_data import DataSet
-from tff_agnostic.registry import Registry
-from tff_agnostic.run.process import Interrupted
-from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.program.experiments import scoreboard
+from tff_agnostic.program.experiments.scoreboard_data import DataSet
+from tff_agnostic.program.options.process import Interrupted
+from tff_agnostic.program.runs.training import TrainingRun
 
 _TOYS = DataSet(
     "toys of five kinds",

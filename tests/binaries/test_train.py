@@ -12,12 +12,12 @@ from tensorflow.core.util import event_pb2
 from binaries import import_data, reproduce, train
 from tests.binaries.harness import ROOT, TOY, Caller, defined_flags
 from tests.run.harness import is_png
-from tff_agnostic.commands import COMMANDS, own_flags
 from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.program.commands.registry import COMMANDS, own_flags
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of
-from tff_agnostic.run.options import RunConfig, settings_of_runs
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.options import RunConfig, settings_of_runs
+from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.runtimes.options import CohortOptions, RayOptions
 
 _DIGITS = (

@@ -15,11 +15,11 @@ from tests.binaries.harness import Caller, Process, compared_specs, given, pytho
 from tests.data.stores import image, write_store
 from tests.processes import wait_until
 from tests.run.harness import is_png
-from tff_agnostic import progress
-from tff_agnostic.files import folder_lock
+from tff_agnostic.base.files import folder_lock
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.run.process import StopRequest
-from tff_agnostic.studies import tuning_page
+from tff_agnostic.program import progress
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.studies import tuning_page
 
 _DATA = ("--task=digits", "--num_clients=4", "--num_test_clients=2")
 # What is searched changes nothing that clients do: they are traced once.

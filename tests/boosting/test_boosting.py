@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.algorithms.references import fed_boost as reference
 from tests.options import make_options
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostOptions
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES, SharedOutputs
 from tff_agnostic.boosting.sampling import (
@@ -17,7 +18,6 @@ from tff_agnostic.boosting.sampling import (
     PREDICTOR_SAMPLINGS,
     SentPredictors,
 )
-from tff_agnostic.errors import UserError
 
 _H = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]], np.float32)
 _ALPHA = np.array([0.5, 0.3, 0.2], np.float32)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import single, vectorised
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostBroadcast, client_work
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.predictor_store import (
@@ -16,7 +17,6 @@ from tff_agnostic.boosting.predictor_store import (
     held_by,
 )
 from tff_agnostic.boosting.sampling import SentPredictors
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.model import ModelWeights

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tests.algorithms.references import fed_boost as reference
 from tests.computations.harness import single
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostBroadcast, client_work
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import SentPredictors
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression, model_from_keras, next_word_lstm
 from tff_agnostic.models.metrics import OfColumns, SentenceLoss, binary_accuracy
 from tff_agnostic.models.model import ModelWeights

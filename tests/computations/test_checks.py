@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.cases import build, cohort
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import Algorithm, Bound, PlainSum, SecureSum
 from tff_agnostic.computations.client_output import TrainingOutput
-from tff_agnostic.errors import UserError
 
 Change = Callable[[Any], Any]
 

@@ -27,9 +27,9 @@ from tff_agnostic.algorithms import (
 )
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.algorithms.fed_avg import TargetOnlyOptions, fed_avg, fed_avg_target_only
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tff
 from tff_agnostic.boosting.alpha import EnsembleOptions
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tff
 from tff_agnostic.models import Model, logistic_regression
 
 

@@ -23,11 +23,11 @@ from tests.computations.harness import (
 from tests.computations.kept_out_split import SHARE, SPLIT, split_of
 from tests.marks import usually
 from tests.options import make_options
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import Holdout, HoldoutOptions
 from tff_agnostic.domain_weights.ascent import LambdaPlayer, lambda_ascent
 from tff_agnostic.domain_weights.sets import BoxSet
-from tff_agnostic.errors import UserError
 from tff_agnostic.runtimes import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
 

@@ -16,6 +16,7 @@ from tests.options import make_options
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.api import train
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import (
     ClientTraining,
     PlainSum,
@@ -33,7 +34,6 @@ from tff_agnostic.computations.schedules import (
     Piecewise,
     Schedule,
 )
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.program.options.flags import flags_of
 

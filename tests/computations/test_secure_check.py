@@ -7,13 +7,13 @@ import tensorflow_federated as tff
 
 from tests.algorithms.cases import build
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum, SecureSum, build_evaluation, build_learning_process
 from tff_agnostic.computations.verification import (
     require_no_plain_sums,
     require_only_secure_sums,
     security_report,
 )
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
 

@@ -20,10 +20,10 @@ from tests.computations.harness import (
 from tests.marks import usually
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.base.later import tff
 from tff_agnostic.base.options import alternatives, hints
 from tff_agnostic.computations import ClientTraining, PlainSum, ServerUpdate
 from tff_agnostic.computations.server import Adagrad, Adam, Momentum, Nesterov, Sgd, Yogi
-from tff_agnostic.later import tff
 from tff_agnostic.models import Metric, logistic_regression
 
 _OPTIMIZERS = [kind() for kind in alternatives(hints(ServerUpdate)["optimizer"])]

@@ -19,8 +19,8 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, FederatedSums
+from tff_agnostic.base.report_fields import ReportField, ReportFields, paired
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.report_fields import ReportField, ReportFields, paired
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.saving.checkpoints import CheckpointFolder

@@ -10,10 +10,10 @@ from tests.algorithms.cases import build
 from tests.computations.harness import assert_identical, communication, random_client
 from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum, SecureSum
 from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.computations.tff_process import build_process
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
 

@@ -23,12 +23,12 @@ from tff_agnostic.algorithms import (
     Problem,
     build_fed_avg,
 )
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import Options
 from tff_agnostic.computations import PlainSum, build_learning_process, security_report
 from tff_agnostic.computations.tff_bridge.models import restore_keras_classes
 from tff_agnostic.computations.tff_process import build_process
 from tff_agnostic.computations.verification import check_process
-from tff_agnostic.errors import UserError
 
 _BATCH, _RATE, _ROUNDS, _DOMAINS = 4, 0.3, 5, 2
 _OPTIONS = make_options(

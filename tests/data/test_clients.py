@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import (
     FirstExamples,
     InMemoryClients,
@@ -19,7 +20,6 @@ from tff_agnostic.data.clients import (
     even_partition,
 )
 from tff_agnostic.data.sampling import CohortReader, Cohorts, sample_cohort
-from tff_agnostic.errors import UserError
 
 _SPEC = OrderedDict(
     x=tf.TensorSpec([None, 2], tf.float32),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests import golden
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import read_npz
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import read_npz
 
 
 def _save_client(path: Path, **changed: Any) -> None:

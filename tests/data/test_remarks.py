@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from tff_agnostic.base.text_ids import LONG_SENTENCES, SentenceEncoder
 from tff_agnostic.data.data_warnings import (
     cut_words,
     domains_without,
     examples_beyond,
     small_domains,
 )
-from tff_agnostic.text_ids import LONG_SENTENCES, SentenceEncoder
 
 
 def _cut(lengths, sequence_length):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests import golden
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.sampling import (
     COHORT_SAMPLINGS,
@@ -15,7 +16,6 @@ from tff_agnostic.data.sampling import (
     sample_cohort,
     turns,
 )
-from tff_agnostic.errors import UserError
 
 _IDS = [f"client_{k}" for k in range(7)]
 

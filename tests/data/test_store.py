@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests import golden
 from tests.data.stores import text_store, tff_store
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import (
     FirstExamples,
     InMemoryClients,
@@ -21,7 +22,6 @@ from tff_agnostic.data.clients import (
 from tff_agnostic.data.store import Store, StoreClients, parse_examples, vocabulary_digest
 from tff_agnostic.data.store_examples import ExampleSerializer, parsed_features
 from tff_agnostic.data.store_format import Feature
-from tff_agnostic.errors import UserError
 
 _TEXT = {"tokens": Feature("string"), "domain": Feature("string")}
 

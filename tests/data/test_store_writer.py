@@ -18,12 +18,12 @@ import pytest
 
 from tests import golden
 from tests.data.stores import image, sentence, text_store, tff_store, write_store
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import is_temporary, scratch_folder
+from tff_agnostic.base.later import tff
 from tff_agnostic.data.store import Store, StoreClients, parse_examples
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import is_temporary, scratch_folder
-from tff_agnostic.later import tff
 
 
 def test_tff_reads_what_we_write(tmp_path):

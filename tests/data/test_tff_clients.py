@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tests.computations.harness import assert_identical
 from tff_agnostic.algorithms import build_agnostic_fed_avg
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tff
 from tff_agnostic.data import tff_clients
 from tff_agnostic.data.store import Store, parse_examples
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tff
 from tff_agnostic.models import logistic_regression
 
 

@@ -15,9 +15,9 @@ import tff_agnostic.deployment
 from tests.binaries.harness import ROOT, tree
 from tests.deployment.kinds import make_request
 from tests.marks import usually
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.deployment.client_graph import ExampleFormat
 from tff_agnostic.deployment.export import export
-from tff_agnostic.errors import UserError
 
 _COLUMNS = OrderedDict(
     x=OrderedDict(
@@ -100,13 +100,13 @@ _ALLOWED = {
     "tff_agnostic.computations",
     "tff_agnostic.data",
     "tff_agnostic.deployment",
-    "tff_agnostic.errors",
-    "tff_agnostic.files",
-    "tff_agnostic.later",
+    "tff_agnostic.base.errors",
+    "tff_agnostic.base.files",
+    "tff_agnostic.base.later",
     "tff_agnostic.models",
     "tff_agnostic.privacy",
-    "tff_agnostic.report_fields",
-    "tff_agnostic.registry",
+    "tff_agnostic.base.report_fields",
+    "tff_agnostic.base.registry",
     "tff_agnostic.runtimes",
 }
 

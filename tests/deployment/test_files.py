@@ -18,10 +18,10 @@ from tests.binaries.harness import tree
 from tests.deployment.kinds import NUM_DOMAINS, USUAL_ALGORITHMS
 from tests.marks import usually
 from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import new_folder, tensorflow_writes
 from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
 from tff_agnostic.deployment.graphs import write_checkpoint
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import new_folder, tensorflow_writes
 
 # By which values could leave a graph, other than as a tensor that is fetched.
 _WAYS_OUT = re.compile(r"Save|Write|Print|PyFunc|Send|Queue|Summary|Rpc|Table|Debug")

@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.deployment.graphs import (
     leaves,
     named,
@@ -16,9 +18,7 @@ from tff_agnostic.deployment.graphs import (
     with_renamed_nodes,
 )
 from tff_agnostic.deployment.metrics import scalar_outputs
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.tflite_files import compacted, custom_op_names, oldest_runtime
-from tff_agnostic.report_fields import ReportField
 
 
 def _graph(process_has_a_past: bool):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.deployment.kinds import KINDS
 from tests.marks import usually
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.deployment.export import ODP_FLEX_OPS, beyond_odp, check_within_odp
 from tff_agnostic.deployment.lowering import (
     LOWERINGS,
@@ -21,7 +22,6 @@ from tff_agnostic.deployment.lowering import (
     tensor_scatter_sub,
     xor,
 )
-from tff_agnostic.errors import UserError
 
 _EDGES = [0, 1, -1, 2**31, -(2**31), 2**32 - 1, 2**62, 2**63 - 1, -(2**63)]
 _RANDOM = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=100, dtype=np.int64)

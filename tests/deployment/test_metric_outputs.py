@@ -9,8 +9,8 @@ from plan_runner import daf, plan_pb2, secure
 from plan_runner.export import open_export, read_arrays
 from plan_runner.rounds import conformance_clients, run_rounds
 from tests.deployment.kinds import NUM_DOMAINS
+from tff_agnostic.base.report_fields import ReportField, Unit
 from tff_agnostic.deployment.metrics import overall_metrics, overall_value
-from tff_agnostic.report_fields import ReportField, Unit
 
 _TRAIN = "metrics/client_work/train"
 _ROUNDING = 1e-5

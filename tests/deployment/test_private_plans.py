@@ -21,12 +21,12 @@ from tests.marks import usually
 from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.later import tff
 from tff_agnostic.deployment import export as deployment_export
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.graphs import write_checkpoint
 from tff_agnostic.deployment.privacy import CONFORMANCE_KEY, FleetNoise, with_key
 from tff_agnostic.deployment.rounds import synthetic_clients
-from tff_agnostic.later import tff
 
 pytestmark = pytest.mark.slow
 

@@ -28,8 +28,8 @@ from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import NUM_ROUNDS, synthetic_clients
 from tff_agnostic.program.options.flags import members_of
-from tff_agnostic.run.export import DeviceSettings, export_request
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.export import DeviceSettings, export_request
+from tff_agnostic.program.runs.spec import resolve
 
 _LIMIT = 5
 _ROUNDS = 3

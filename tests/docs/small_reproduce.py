@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tff_agnostic.experiments import EXPERIMENTS
-from tff_agnostic.experiments.experiment import Experiment
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.program.experiments import EXPERIMENTS
+from tff_agnostic.program.experiments.experiment import Experiment
 
 _SMALL: Mapping[str, Mapping[str, Any]] = {
     "stackoverflow": {"network": "lstm:embedding=4,units=4", "sequence_length": 5},

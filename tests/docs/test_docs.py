@@ -28,7 +28,7 @@ from tests.docs.small_reproduce import small_experiments
 from tests.marks import usually
 from tests.plan_runner.harness import call as run_plan
 from tests.plan_runner.harness import isolated_here
-from tff_agnostic.experiments import reproduce
+from tff_agnostic.program.experiments import reproduce
 
 DOCS = ROOT / "docs"
 PAGES = sorted(

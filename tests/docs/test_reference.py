@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tff_agnostic.commands import COMMANDS, command
+from tff_agnostic.program.commands.registry import COMMANDS, command
 from tff_agnostic.program.options import flags
 from tff_agnostic.program.options.tasks import options_of_tasks
-from tff_agnostic.run.effects import NEEDS
-from tff_agnostic.run.options import options_of_runs, options_of_runtimes
+from tff_agnostic.program.runs.effects import NEEDS
+from tff_agnostic.program.runs.options import options_of_runs, options_of_runtimes
 from tools.docs import api, commands, plain, sources
 
 ROOT = Path(__file__).resolve().parents[2]

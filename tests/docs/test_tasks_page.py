@@ -6,7 +6,7 @@ import pytest
 from tabulate import tabulate
 
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.spec import resolve
 
 _REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGE, DEFAULTS_PAGE = _REFERENCE / "tasks.md", _REFERENCE / "task_defaults.md"

@@ -9,6 +9,7 @@ from tests.algorithms.references.delta_fl import cvar_lambda
 from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights.ascent import (
     Cvar,
     LambdaAscent,
@@ -18,7 +19,6 @@ from tff_agnostic.domain_weights.ascent import (
     lambda_ascent,
 )
 from tff_agnostic.domain_weights.ball import BallSet
-from tff_agnostic.errors import UserError
 
 _LEVELS = (1e-30, 0.01, 0.1, 0.29, 0.5, 0.8, 1.0)
 _ALPHA = (0.1, 0.2, 0.3, 0.4)

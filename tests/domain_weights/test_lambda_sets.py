@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.domain_weights import solvers
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights import Ball, Box, Hull, LambdaSet, Simplex
-from tff_agnostic.errors import UserError
 
 _CENTER = np.array([0.6, 0.25, 0.1, 0.05])
 _BOX = Box((0.1, 0.0, 0.05, 0.2), (0.6, 0.5, 1.0, 0.4))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.marks import usually
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights import ascent, project_to_simplex
 from tff_agnostic.domain_weights.ascent import (
     Cvar,
@@ -15,7 +16,6 @@ from tff_agnostic.domain_weights.ascent import (
     lambda_ascent,
 )
 from tff_agnostic.domain_weights.sets import BoxSet
-from tff_agnostic.errors import UserError
 
 _UPDATES = [ExponentiatedGradient(), ProjectedGradient(), Fixed(), Cvar()]
 

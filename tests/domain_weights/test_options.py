@@ -8,11 +8,11 @@ import pytest
 
 from tests import golden
 from tests.options import make_options
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights import Ball, Box, Hull, Simplex
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.domain_weights.ball import BallSet
 from tff_agnostic.domain_weights.sets import BoxSet, HullSet, SimplexSet
-from tff_agnostic.errors import UserError
 
 _NAMES = ("a", "b", "c")
 _TRAINING = np.array([0.5, 0.3, 0.2])

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from tests.data.stores import image, sentence, write_store
-from tff_agnostic.experiments import EXPERIMENTS
-from tff_agnostic.experiments.experiment import (
+from tff_agnostic.importing.importer import checked_import
+from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, statistic_names
+from tff_agnostic.program.experiments import EXPERIMENTS
+from tff_agnostic.program.experiments.experiment import (
     SUMMARY_HEADINGS,
     ArmsAsPredictors,
     Experiment,
     OverClients,
 )
-from tff_agnostic.importing.importer import checked_import
-from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, statistic_names
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.tasks import load_task_of_run
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.tasks.task import Task, TaskContext, Use
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 

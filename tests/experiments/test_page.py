@@ -9,18 +9,18 @@ import pytest
 
 from tests import golden
 from tests.run.harness import MEASURES
-from tff_agnostic.experiments import EXPERIMENTS
-from tff_agnostic.experiments import page as pages
-from tff_agnostic.experiments.experiment import (
+from tff_agnostic.program.experiments import EXPERIMENTS
+from tff_agnostic.program.experiments import page as pages
+from tff_agnostic.program.experiments.experiment import (
     ArmsAsPredictors,
     Experiment,
     OverClients,
     PaperTable,
     UnigramPredictors,
 )
-from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.comparison import DIFFERENCE, OVERALL, Comparison, Trials
-from tff_agnostic.studies.methods import Arm
+from tff_agnostic.program.runs.spec import resolve
+from tff_agnostic.program.studies.comparison import DIFFERENCE, OVERALL, Comparison, Trials
+from tff_agnostic.program.studies.methods import Arm
 
 _EXPERIMENT = Experiment(
     title="Toys",

@@ -7,11 +7,11 @@ import pytest
 
 from tests import golden
 from tests.data.stores import text_store, tff_store
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store import Store
-from tff_agnostic.errors import UserError
-from tff_agnostic.experiments import EXPERIMENTS
-from tff_agnostic.experiments.experiment import STORE_NAME, data_lines, prepare, store_path
-from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.program.experiments import EXPERIMENTS
+from tff_agnostic.program.experiments.experiment import STORE_NAME, data_lines, prepare, store_path
+from tff_agnostic.program.runs.folder import RunFolder
 
 _RAW = EXPERIMENTS["two_domain_lm"]
 _OWN = EXPERIMENTS["adult"]

@@ -7,11 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.experiments.reproduce import REPRODUCE
-from tff_agnostic.experiments.scoreboard import given_to_recommend
-from tff_agnostic.experiments.scoreboard_data import DATA_SETS, DataSet, Prepared
-from tff_agnostic.experiments.scoreboard_page import (
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.metrics.intervals import Resampled
+from tff_agnostic.models.model import Measure
+from tff_agnostic.program.experiments.reproduce import REPRODUCE
+from tff_agnostic.program.experiments.scoreboard import given_to_recommend
+from tff_agnostic.program.experiments.scoreboard_data import DATA_SETS, DataSet, Prepared
+from tff_agnostic.program.experiments.scoreboard_page import (
     Board,
     board_from_json,
     board_to_json,
@@ -20,15 +24,11 @@ from tff_agnostic.experiments.scoreboard_page import (
     payers,
     standing,
 )
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.metrics.intervals import Resampled
-from tff_agnostic.models.model import Measure
 from tff_agnostic.program.options.tasks import check_task_options
-from tff_agnostic.report_fields import Unit
-from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
-from tff_agnostic.studies.methods import WORDS
-from tff_agnostic.studies.portfolio import IF_NAMED, PORTFOLIO
+from tff_agnostic.program.runs.spec import resolve
+from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
+from tff_agnostic.program.studies.methods import WORDS
+from tff_agnostic.program.studies.portfolio import IF_NAMED, PORTFOLIO
 
 _NAMES = ("a", "b", "c")
 _ACCURACY = Measure("accuracy", Unit.SHARE, True)

@@ -12,7 +12,7 @@ import pytest
 
 from tests import golden
 from tests.importing.harness import REAL, needs, read, refused
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.importing import npz
 from tff_agnostic.importing.importer import FORMATS
 from tff_agnostic.importing.npz import NpzColumns

@@ -13,14 +13,14 @@ import tensorflow as tf
 
 from tests import golden
 from tests.importing.harness import job, table
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import Store
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing import importer
 from tff_agnostic.importing import source as formats
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport, skewness
 from tff_agnostic.importing.source import ReadLog
-from tff_agnostic.registry import Registry
 
 _COLUMNS: dict[str, Any] = {"client_column": "who", "domain_column": "where"}
 _NUMBERS = {**_COLUMNS, "feature_columns": ("a", "b"), "label_column": "y"}

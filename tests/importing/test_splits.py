@@ -7,8 +7,8 @@ import pytest
 
 from tests import golden
 from tests.importing.harness import job, table
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing.source import ReadLog, SourceExample
 from tff_agnostic.importing.splits import Splits, moves, parse_shares, split_sizes, strata_of
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing import source
 from tff_agnostic.importing.cells import Labels
 from tff_agnostic.importing.importer import DomainNames

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.importing.harness import job, read, table
-from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.base.errors import ExecutionError, UserError
 from tff_agnostic.importing import stackexchange, text_rows
 from tff_agnostic.importing.source import ReadLog, input_paths
 from tff_agnostic.importing.workers import in_order

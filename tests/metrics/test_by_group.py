@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.run.harness import measures
+from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.by_group import by_group_of
 from tff_agnostic.models.model import Measure
-from tff_agnostic.report_fields import Unit
-from tff_agnostic.studies.comparison import SUMMARIES, Comparison, Trials
+from tff_agnostic.program.studies.comparison import SUMMARIES, Comparison, Trials
 
 _RESULT = {
     "overall": {"loss": 0.4, "accuracy": 0.8},

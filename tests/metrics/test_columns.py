@@ -17,20 +17,20 @@ from tests.run.harness import (
     make_report,
     measures,
 )
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import ReportField, Role, Unit, flattened
 from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns, distinct, with_role
 from tff_agnostic.metrics.formatting import short_names, signed
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.report_fields import ReportField, Role, Unit, flattened
-from tff_agnostic.reports.distributions import (
+from tff_agnostic.program.reports.distributions import (
     MAX_DOMAINS,
     Estimate,
     Series,
     domain_figure,
     worst_first,
 )
-from tff_agnostic.reports.figures import save
+from tff_agnostic.program.reports.figures import save
 
 _NAMES = ("phone", "tablet")
 _WEIGHTS = ModelWeights([np.array([[1.0, 2.0]]), np.array(7.0)], [])

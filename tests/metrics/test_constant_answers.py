@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_agnostic.base.text_ids import TokenIds
 from tff_agnostic.computations.clients import Clients, arrays_of_client
 from tff_agnostic.metrics.constant_answers import (
     NumberSums,
@@ -26,7 +27,6 @@ from tff_agnostic.models.metrics import (
     text_metrics,
 )
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.text_ids import TokenIds
 
 _IDS, _LENGTH, _DOMAINS = 9, 5, 2
 _NAMES = ("a", "b")

@@ -20,7 +20,7 @@ from tff_agnostic.computations.evaluation import (
 from tff_agnostic.metrics.evaluation_report import EvaluationReport, SetReport, evaluation_report
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.metrics import perplexity
-from tff_agnostic.reports.evaluation_table import evaluation_table
+from tff_agnostic.program.reports.evaluation_table import evaluation_table
 
 _NAMES = ("phone", "tablet", "watch")
 _MODEL = logistic_regression(2, 3)

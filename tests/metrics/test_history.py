@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests import golden
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.metrics.metrics_file import Column, History, read_history
-from tff_agnostic.report_fields import ReportField
 
 _AWKWARD = ('comma, "quoted"', "line\nbreak", "a/b", "b", " spaces ", "ünï", "", "'", ";\t")
 

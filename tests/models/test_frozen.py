@@ -8,8 +8,8 @@ from tests import golden
 from tests.computations.harness import linear_model
 from tests.models import keras_zoo
 from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.client_output import training_bounds
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import model_from_keras
 from tff_agnostic.models.keras import LastLayer, as_in_keras, freeze, last_layer, with_frozen
 from tff_agnostic.models.model import Model, ModelWeights

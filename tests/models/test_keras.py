@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.marks import usually
 from tests.models.keras_zoo import KINDS, Kind, classification
-from tff_agnostic.later import tff
+from tff_agnostic.base.later import tff
 from tff_agnostic.models import Model, model_from_keras
 from tff_agnostic.models.keras_platform import KERAS_3, keras_platform
 from tff_agnostic.models.model import ModelWeights

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_agnostic.base.text_ids import TokenIds
 from tff_agnostic.models import Metric, accuracy
 from tff_agnostic.models.metrics import (
     accuracy_without_out_of_vocab_or_end_of_sentence,
@@ -17,7 +18,6 @@ from tff_agnostic.models.metrics import (
     root_mean_squared_error,
     text_metrics,
 )
-from tff_agnostic.text_ids import TokenIds
 
 
 def test_accuracy_counts_the_examples_whose_largest_score_is_the_label():

@@ -16,7 +16,7 @@ from tests.models.recurrent_harness import (
     random_weights,
     sequences,
 )
-from tff_agnostic.later import tff
+from tff_agnostic.base.later import tff
 from tff_agnostic.models import CIFG, LSTM, Model, lstm, model_from_keras
 from tff_agnostic.models.model import ModelWeights
 

@@ -7,8 +7,8 @@ import tensorflow_federated as tff
 
 from tests.models import tff_models
 from tff_agnostic import models
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.tff_bridge.models import restore_keras_classes
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import ModelWeights
 
 _SEED = tf.constant([0, 1], tf.int32)

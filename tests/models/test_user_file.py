@@ -14,9 +14,9 @@ import pytest
 
 from tests import golden
 from tests.models.user_files import error_lines, error_of, model_file
-from tff_agnostic import user_code
-from tff_agnostic.files import digest
-from tff_agnostic.user_code import UserFile
+from tff_agnostic.base import user_code
+from tff_agnostic.base.files import digest
+from tff_agnostic.base.user_code import UserFile
 
 
 @golden.values

@@ -10,6 +10,7 @@ from tests.algorithms.cases import build
 from tests.computations.harness import EagerTraining, linear_model, run_rounds
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.clients import (
     ClientArrays,
     Clients,
@@ -19,7 +20,6 @@ from tff_agnostic.computations.clients import (
 )
 from tff_agnostic.computations.local_training import ClientTraining, local_sgd
 from tff_agnostic.computations.server import Adam, Momentum, ServerUpdate, Sgd
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, model_from_keras, to_tff
 from tff_agnostic.models.keras import freeze
 from tff_agnostic.models.keras_platform import KERAS_2, keras_platform

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.models import ModelData, load_user_model
 
 INT = tf.TensorSpec([None], tf.int32)

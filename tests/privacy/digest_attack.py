@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tff_agnostic.files import OWNER_ONLY
+from tff_agnostic.base.files import OWNER_ONLY
 
 _ALGORITHMS = ("sha256", "sha1", "md5", "sha512", "blake2b", "blake2s")
 # Truncated digests are found from this many bytes on; shorter ones are in large files by chance.

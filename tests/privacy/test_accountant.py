@@ -21,7 +21,7 @@ from scipy.stats import norm
 from benchmarks.privacy_audit import MODES
 from tests.marks import usually
 from tff_agnostic.aggregations.noise import TreeResidual
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,
     check_delta,
@@ -42,7 +42,7 @@ from tff_agnostic.privacy.mechanisms import (
 )
 from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts, SecretCohorts
 from tff_agnostic.privacy.tree import Participations, noise_covariance
-from tff_agnostic.studies.privacy_options import AccountingOptions
+from tff_agnostic.program.studies.privacy_options import AccountingOptions
 
 # Clients, of a round, z, T, delta, and epsilon by PLD and by RDP, computed with dp-accounting 0.4.3
 # at intervals of 1e-4. Settings: MNIST by writer, Stack Overflow's users, McMahan et al. 2018.

@@ -16,7 +16,7 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 from tff_agnostic.privacy.tree import Participations
-from tff_agnostic.run.fleet_privacy import _draw
+from tff_agnostic.program.runs.fleet_privacy import _draw
 
 _DELTA = 1e-3
 _MECHANISMS = {

@@ -6,7 +6,7 @@ import dp_accounting as dp
 import pytest
 
 from tests import golden
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.mechanisms import CentralNoise
 from tff_agnostic.privacy.sampling import (

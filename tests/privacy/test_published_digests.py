@@ -14,8 +14,8 @@ from tests.binaries.harness import Caller
 from tests.data.stores import image, write_store
 from tests.privacy.digest_attack import digests_of_store, places_of_digests, published
 from tff_agnostic.data.clients import clients_digest
-from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _STORES = ("with", "without")

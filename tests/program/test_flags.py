@@ -14,9 +14,10 @@ from absl.testing import flagsaver
 from binaries import train
 from tests import golden
 from tests.binaries.harness import defined_flags
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, OptionError, Options, Within, alternatives, hints
-from tff_agnostic.commands import COMMANDS, command
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.program.commands.registry import COMMANDS, command
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import FlagTable, check_needs, flags_in_errors
 from tff_agnostic.program.options.flags import (
@@ -28,8 +29,7 @@ from tff_agnostic.program.options.flags import (
     members_of,
     values_of,
 )
-from tff_agnostic.registry import Registry
-from tff_agnostic.run.options import RunConfig, settings_of_runs
+from tff_agnostic.program.runs.options import RunConfig, settings_of_runs
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _FLOURS = Registry("flour", {"wheat": 1, "rye": 2, "spelt": 3})

@@ -26,6 +26,7 @@ from tff_agnostic.algorithms.tail_thresholds import (
     SurveyThreshold,
     TrackedThreshold,
 )
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import Options
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.computations import Algorithm
@@ -48,7 +49,6 @@ from tff_agnostic.domain_weights.ascent import (
 )
 from tff_agnostic.domain_weights.ball import BallSet
 from tff_agnostic.domain_weights.sets import BoxSet, HullSet
-from tff_agnostic.errors import UserError
 from tff_agnostic.program.options.flags import flags_of
 
 ROUNDS, SEEDS_PER_GROUP = 2, 4

@@ -24,12 +24,12 @@ from tff_agnostic.algorithms.tail_thresholds import (
     SmoothBoundary,
     SurveyThreshold,
 )
+from tff_agnostic.base.report_fields import ReportField, Role, paired
 from tff_agnostic.computations import Algorithm, as_tensors
 from tff_agnostic.computations.server import Adagrad, Adam, Yogi
 from tff_agnostic.domain_weights.ascent import Cvar, Fixed, LambdaPlayer
 from tff_agnostic.domain_weights.sets import BoxSet
 from tff_agnostic.program.options.flags import values_of
-from tff_agnostic.report_fields import ReportField, Role, paired
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 _NUM_DRAWS = 60

@@ -21,13 +21,13 @@ from tests.reports.made_up import (
     result,
     write_run,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import write_json
-from tff_agnostic.reports import page as reports_page
-from tff_agnostic.reports.page import rendered
-from tff_agnostic.studies.comparison import claim, trial_folder
-from tff_agnostic.studies.comparison_page import comparison_page
-from tff_agnostic.studies.comparison_record import majority, read_comparison
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import write_json
+from tff_agnostic.program.reports import page as reports_page
+from tff_agnostic.program.reports.page import rendered
+from tff_agnostic.program.studies.comparison import claim, trial_folder
+from tff_agnostic.program.studies.comparison_page import comparison_page
+from tff_agnostic.program.studies.comparison_record import majority, read_comparison
 
 _COMMAND = ["./run", "compare", "--task=digits"]
 

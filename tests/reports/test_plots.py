@@ -22,8 +22,9 @@ from tests.run.harness import (
     make_task,
     make_values,
 )
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import ReportField, Unit
 from tff_agnostic.computations.evaluation import ClientDistribution, SizeSums
-from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import (
     ClientValues,
     client_values,
@@ -33,11 +34,17 @@ from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.metrics import perplexity, root_mean_squared_error
 from tff_agnostic.models.model import Measure, measures_of
-from tff_agnostic.report_fields import ReportField, Unit
-from tff_agnostic.reports.distributions import client_figure
-from tff_agnostic.reports.figures import COLORS, draw_grid, figure_of, look, new_figure, save
-from tff_agnostic.reports.page import compact_svg
-from tff_agnostic.run.results import client_figures, draw_run
+from tff_agnostic.program.reports.distributions import client_figure
+from tff_agnostic.program.reports.figures import (
+    COLORS,
+    draw_grid,
+    figure_of,
+    look,
+    new_figure,
+    save,
+)
+from tff_agnostic.program.reports.page import compact_svg
+from tff_agnostic.program.runs.results import client_figures, draw_run
 
 _LOSS = ReportField("test/loss", "loss on the test clients", per_domain=True)
 

@@ -27,9 +27,9 @@ from tests.reports.made_up import (
     result,
     write_run,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.reports import page as reports_page
-from tff_agnostic.reports.run_page import with_results_kept, write_run_report
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.program.reports import page as reports_page
+from tff_agnostic.program.reports.run_page import with_results_kept, write_run_report
 
 # More than a figure can tell apart, and letters that its font lacks.
 _LONG = [f"a region with a rather long name, number {k} of many" for k in range(30)]
@@ -318,7 +318,7 @@ def test_a_report_that_cannot_be_written_says_that_the_results_are_there(
 @pytest.mark.nightly
 def test_pages_of_runs_need_no_tensorflow():
     code = (
-        "import sys, tff_agnostic.reports.run_page; "
+        "import sys, tff_agnostic.program.reports.run_page; "
         "assert not {'tensorflow', 'tensorflow_federated'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,11 +7,11 @@ import numpy as np
 from scipy import stats
 
 from tests.reports import made_up
+from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.intervals import Resampled
 from tff_agnostic.models.model import Measure
-from tff_agnostic.report_fields import Unit
-from tff_agnostic.reports.run_record import RunRecord, read_run
-from tff_agnostic.reports.run_verdict import run_verdict
+from tff_agnostic.program.reports.run_record import RunRecord, read_run
+from tff_agnostic.program.reports.run_verdict import run_verdict
 
 _NAMES = ("good", "open", "bad", "few")
 # Two classes: always answering the first has 60% in each domain.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
+from tff_agnostic.base.report_fields import ReportField, Role, Unit
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns
 from tff_agnostic.metrics.evaluation_report import (
@@ -24,7 +25,6 @@ from tff_agnostic.metrics.evaluation_report import (
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import Measure, measures_of
-from tff_agnostic.report_fields import ReportField, Role, Unit
 from tff_agnostic.tasks.task import Task
 
 # Commas, quotes, line breaks, slashes, a name that ends like another, names of our own columns.

@@ -17,14 +17,13 @@ from absl.testing import flagsaver
 
 from tests.algorithms.user_files import write_by_size
 from tests.run.harness import QUANTITIES, make_report
-from tff_agnostic.commands import COMMANDS, command
+from tff_agnostic.base.errors import ExecutionError, UserError
+from tff_agnostic.base.files import claimed_folder, output_folder
+from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.computations.algorithm import Algorithm, RunState
-from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.files import claimed_folder, output_folder
+from tff_agnostic.program.commands.registry import COMMANDS, command
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.report_fields import ReportField
-from tff_agnostic.run.observers import Progress, round_in_short
-from tff_agnostic.run.process import (
+from tff_agnostic.program.options.process import (
     Interrupted,
     StopRequest,
     asked_for,
@@ -32,6 +31,7 @@ from tff_agnostic.run.process import (
     parse_flags,
     resume_command,
 )
+from tff_agnostic.program.runs.observers import Progress, round_in_short
 from tff_agnostic.training.loop import FinishedRound
 
 

@@ -15,17 +15,17 @@ from tests.computations.harness import vectorised
 from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, Within, alternatives
 from tff_agnostic.computations.domain_losses import Holdout, domain_counts
 from tff_agnostic.data.sampling import turns
-from tff_agnostic.errors import UserError
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import Flag, flags_of, members_of
-from tff_agnostic.run.build import build_algorithm, build_lambda_set, training_examples
-from tff_agnostic.run.effects import NEEDS
-from tff_agnostic.run.options import RunConfig, options_of_runs, settings_of_runs
-from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.methods import Arm, arms_of_algorithms, parsed_arms
+from tff_agnostic.program.runs.build import build_algorithm, build_lambda_set, training_examples
+from tff_agnostic.program.runs.effects import NEEDS
+from tff_agnostic.program.runs.options import RunConfig, options_of_runs, settings_of_runs
+from tff_agnostic.program.runs.spec import resolve
+from tff_agnostic.program.studies.methods import Arm, arms_of_algorithms, parsed_arms
 
 # Others refuse some values of the options that they share with AgnosticFedAvg.
 _CLASSES = [

@@ -6,13 +6,13 @@ import pytest
 from tests.options import make_options
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
 from tff_agnostic.data import clients as parts_of_clients
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.run.build import check_readable
-from tff_agnostic.run.evaluation import Evaluations
+from tff_agnostic.program.runs.build import check_readable
+from tff_agnostic.program.runs.evaluation import Evaluations
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.training import evaluate as evaluation

@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from tests.run.harness import make_task
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import FirstExamples, InMemoryClients
 from tff_agnostic.data.data_warnings import Remark
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import Metric
-from tff_agnostic.run.build import data_remarks
-from tff_agnostic.run.options import CHANGEABLE_ON_RESUME, RunConfig
-from tff_agnostic.run.results import skipped_rounds
-from tff_agnostic.run.spec import (
+from tff_agnostic.program.runs.build import data_remarks
+from tff_agnostic.program.runs.options import CHANGEABLE_ON_RESUME, RunConfig
+from tff_agnostic.program.runs.results import skipped_rounds
+from tff_agnostic.program.runs.spec import (
     RunSpec,
     changes_of_settings,
     differences,

@@ -14,10 +14,10 @@ from tests.run.harness import measures
 from tests.run.training.harness import train
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.options.tasks import FORMAT
-from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.studies.comparison import collect
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.saving.checkpoints import read_checkpoint
-from tff_agnostic.studies.comparison import collect
 
 _DOMAINS = ("center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0")
 _RESULT = {"loss": 1.0, "num_examples": 3}

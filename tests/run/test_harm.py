@@ -9,11 +9,11 @@ import pytest
 from tests.options import make_options
 from tests.run.harness import make_evaluation, make_task
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions
+from tff_agnostic.base.report_fields import ReportField, Role
 from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, UNMOVED
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.report_fields import ReportField, Role
-from tff_agnostic.run import harm
+from tff_agnostic.program.runs import harm
 
 _NAMES = ("a", "b", "c")
 _SETTINGS = {"initial_model": None, "client_learning_rate": 0.1, "seed": 0}

@@ -20,10 +20,10 @@ from tff_agnostic.aggregations.private_sum import (
     ServerNoiseOptions,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.domain_losses import DomainSums, MetricSums
 from tff_agnostic.computations.evaluation import ClientDistribution, EvaluationOutput
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import evaluation_report
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism, TreeNoise

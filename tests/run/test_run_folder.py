@@ -11,17 +11,17 @@ import pytest
 
 from tests import golden
 from tests.run.harness import as_nobody
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import claimed_folder, digest, file_digest
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import claimed_folder, digest, file_digest
 from tff_agnostic.program.options.tasks import FORMAT
-from tff_agnostic.run.folder import (
+from tff_agnostic.program.runs.folder import (
     RunFolder,
     algorithm_of_run,
     changes,
     folder_of_checkpoint,
     with_kept_model,
 )
-from tff_agnostic.run.spec import RunSpec, resolve
+from tff_agnostic.program.runs.spec import RunSpec, resolve
 
 _EXECUTION = {"client_mode": "auto", "xla": False}
 

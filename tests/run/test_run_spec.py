@@ -20,15 +20,15 @@ from tests.options import make_options
 from tff_agnostic.aggregations.private_sum import DistributedOptions
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import hints
 from tff_agnostic.data.sampling import poisson_cohort, sample_cohort, turns
-from tff_agnostic.errors import UserError
+from tff_agnostic.program.commands.train import TRAIN
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of, values_of
-from tff_agnostic.run.options import RunConfig, options_of_runs
-from tff_agnostic.run.process import define
-from tff_agnostic.run.spec import RunSpec, check_given_somewhere, from_flags, resolve
-from tff_agnostic.run.train import TRAIN
+from tff_agnostic.program.options.process import define
+from tff_agnostic.program.runs.options import RunConfig, options_of_runs
+from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere, from_flags, resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.task import Use
 from tff_agnostic.training.private_cohorts import cohort_seed, noise_key

@@ -13,10 +13,10 @@ from binaries import compare, evaluate, train
 from tests.binaries.harness import Caller
 from tests.data.stores import image, sentence, write_store
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.process import StopRequest
-from tff_agnostic.run.spec import resolve
-from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.spec import resolve
+from tff_agnostic.program.runs.training import TrainingRun
 
 _WORDS = {"a": 3, "b": 2, "c": 1}
 _TEXTS = (

@@ -11,11 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.core.util import event_pb2
 
 from tests.run.harness import AWKWARD_NAMES
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.computations.algorithm import Algorithm, RunState
-from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import Column, History
-from tff_agnostic.report_fields import ReportField
-from tff_agnostic.run.observers import TensorBoard
+from tff_agnostic.program.runs.observers import TensorBoard
 from tff_agnostic.training.loop import FinishedRound
 
 _ALGORITHM = Algorithm("none", None, dict, (), lambda state: state)

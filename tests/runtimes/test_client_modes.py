@@ -15,11 +15,11 @@ from tests.runtimes.model_kinds import KINDS
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.algorithms.fed_boost import fed_boost
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostOptions
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.round import Round
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model

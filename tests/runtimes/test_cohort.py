@@ -26,10 +26,10 @@ from tests.marks import usually
 from tests.models import keras_zoo
 from tests.options import options_in_mode
 from tests.runtimes.on_devices import rounds_on_devices
+from tff_agnostic.base.errors import ExecutionError
+from tff_agnostic.base.later import tff
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
-from tff_agnostic.errors import ExecutionError
-from tff_agnostic.later import tff
 from tff_agnostic.models import logistic_regression, model_from_keras
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime

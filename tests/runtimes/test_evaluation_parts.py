@@ -8,8 +8,8 @@ import pytest
 
 from tests.computations.harness import assert_all_close, assert_identical, random_client
 from tests.options import make_options
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime

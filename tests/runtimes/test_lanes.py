@@ -13,9 +13,9 @@ import pytest
 from tests.algorithms.cases import build
 from tests.computations.harness import assert_identical, linear_model, random_client
 from tests.options import options_in_mode
+from tff_agnostic.base.later import tf
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.round import Round, traced_specs
-from tff_agnostic.later import tf
 from tff_agnostic.models import Model
 from tff_agnostic.runtimes.client_work import ClientWork, CompiledClientWork
 from tff_agnostic.runtimes.cohort import CohortRuntime

@@ -26,7 +26,7 @@ from tests.runtimes.ray_rounds import (
     three_rounds,
     training,
 )
-from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.base.errors import ExecutionError, UserError
 from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 

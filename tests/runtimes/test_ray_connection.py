@@ -13,7 +13,7 @@ import pytest
 
 from tests.processes import default_signals, is_running
 from tests.runtimes.processes import descendants, wait_for
-from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.base.errors import ExecutionError, UserError
 from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
@@ -24,7 +24,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 _ENDLESS = """
 from tests.runtimes.ray_rounds import cohort, training
-from tff_agnostic.run.process import StopRequest
+from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 with StopRequest() as stop, RUNTIMES["ray"].build(RayOptions(num_workers=1)) as runtime:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.marks import selected, usually
 from tests.processes import default_signals, is_running, wait_until
-from tff_agnostic.later import tff
+from tff_agnostic.base.later import tff
 from tff_agnostic.runtimes.tff import TffWorker
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.saving import checkpoints as checkpoints_module
 from tff_agnostic.saving.checkpoints import (

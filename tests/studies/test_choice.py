@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.intervals import Resampled, Spread
 from tff_agnostic.models.model import Measure
-from tff_agnostic.report_fields import Unit
-from tff_agnostic.studies.choice import (
+from tff_agnostic.program.studies.choice import (
     Judged,
     attained,
     chosen,
@@ -20,13 +20,13 @@ from tff_agnostic.studies.choice import (
     share_of,
     worse,
 )
-from tff_agnostic.studies.comparison import OVERALL, WORST, Comparison, Trials
-from tff_agnostic.studies.comparison_report import notes
-from tff_agnostic.studies.gains import Estimates, Gain, difference
-from tff_agnostic.studies.portfolio import Schedule
-from tff_agnostic.studies.recommendation import Found, sentences
-from tff_agnostic.studies.search_space import parse_objective
-from tff_agnostic.studies.verdict import why_no_interval
+from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
+from tff_agnostic.program.studies.comparison_report import notes
+from tff_agnostic.program.studies.gains import Estimates, Gain, difference
+from tff_agnostic.program.studies.portfolio import Schedule
+from tff_agnostic.program.studies.recommendation import Found, sentences
+from tff_agnostic.program.studies.search_space import parse_objective
+from tff_agnostic.program.studies.verdict import why_no_interval
 
 _NAMES = ("a", "b", "c")
 _MEASURES = {

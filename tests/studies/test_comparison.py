@@ -12,13 +12,13 @@ import pytest
 
 from tests import golden
 from tests.run.harness import measures, result_json
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.metrics.evaluation_report import ClientValues, statistic_names
 from tff_agnostic.metrics.metrics_file import Column, History
-from tff_agnostic.report_fields import ReportField
-from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.spec import RunSpec, resolve
-from tff_agnostic.studies.comparison import Comparison, check_folder, collect
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.studies.comparison import Comparison, check_folder, collect
 
 _NAMES = ("phone", "tablet")
 _MEASURES = measures("loss", "accuracy")

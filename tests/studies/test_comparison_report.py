@@ -9,13 +9,13 @@ import pytest
 
 from tests import golden
 from tests.run.harness import AWKWARD_NAMES, is_png, measures
+from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.evaluation_report import ClientValues
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import Measure, measures_of
-from tff_agnostic.report_fields import Unit
-from tff_agnostic.reports.figures import save
-from tff_agnostic.studies.comparison import SUMMARIES, Comparison, Trials
-from tff_agnostic.studies.comparison_report import (
+from tff_agnostic.program.reports.figures import save
+from tff_agnostic.program.studies.comparison import SUMMARIES, Comparison, Trials
+from tff_agnostic.program.studies.comparison_report import (
     client_figures,
     figure,
     markdown,

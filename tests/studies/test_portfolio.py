@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import write_json
-from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.methods import WORDS
-from tff_agnostic.studies.portfolio import (
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import write_json
+from tff_agnostic.program.runs.spec import resolve
+from tff_agnostic.program.studies.methods import WORDS
+from tff_agnostic.program.studies.portfolio import (
     FACTORS,
     PORTFOLIO,
     Schedule,
     schedule_within,
     settings_of,
 )
-from tff_agnostic.studies.portfolio_search import Budget, Search
+from tff_agnostic.program.studies.portfolio_search import Budget, Search
 
 _MOST = Schedule(8, 5)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.data.stores import write_store
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.errors import UserError
-from tff_agnostic.experiments.scoreboard_data import DIGITS_MODEL
-from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.validation_clients import ValidationClients, check_judges, one_in
+from tff_agnostic.program.experiments.scoreboard_data import DIGITS_MODEL
+from tff_agnostic.program.runs.spec import resolve
+from tff_agnostic.program.studies.validation_clients import ValidationClients, check_judges, one_in
 
 
 def test_a_part_has_its_share_of_each_domain():

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from tests.run.harness import AWKWARD_NAMES, is_png
+from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.intervals import Resampled, Spread
 from tff_agnostic.models.model import Measure
-from tff_agnostic.report_fields import Unit
-from tff_agnostic.reports.figures import save
-from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.comparison import OVERALL, SUMMARIES, WORST, Comparison, Trials
-from tff_agnostic.studies.gains import Gain, alike, attained, gain, gains
-from tff_agnostic.studies.verdict import Sides, harmed, verdict, verdict_figure, verdicts
+from tff_agnostic.program.reports.figures import save
+from tff_agnostic.program.runs.spec import resolve
+from tff_agnostic.program.studies.comparison import OVERALL, SUMMARIES, WORST, Comparison, Trials
+from tff_agnostic.program.studies.gains import Gain, alike, attained, gain, gains
+from tff_agnostic.program.studies.verdict import Sides, harmed, verdict, verdict_figure, verdicts
 
 _ACCURACY = Measure("accuracy", Unit.SHARE, True)
 _LOSS = Measure("loss", Unit.NONE, False)

@@ -13,9 +13,9 @@ from tests.computations.harness import run_rounds
 from tests.importing.harness import job
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.data.clients import domain_counts, even_partition
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.tasks.adult import CATEGORIES, COLUMNS, AdultOptions, load, read_adult
 from tff_agnostic.tasks.registry import load_task

@@ -9,7 +9,7 @@ import pytest
 from tests.data.stores import text_store
 from tests.saving import handed_over
 from tff_agnostic.api import arrays
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 
 
 def test_arrays_are_what_models_are_given(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from tests import golden
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import checked_examples, domain_counts
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.keras import computing_in
 from tff_agnostic.tasks.image_classes import parse_keep
 from tff_agnostic.tasks.registry import load_task

@@ -9,15 +9,15 @@ import pytest
 from binaries import save_model, train
 from tests.binaries.harness import Caller
 from tests.data.stores import sentence, write_store
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.data.clients import InMemoryClients, client_domain_counts
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.models.keras import freeze, last_layer, model_from_keras
 from tff_agnostic.models.metrics import SentenceLoss, sparse_cross_entropy
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.tasks.domain_input import LAYER, ClientsWithDomain, with_domain
 
 _LABELS = tf.TensorSpec([None], tf.int32)

@@ -7,9 +7,9 @@ import pytest
 
 from tests import golden
 from tests.data.stores import image, text_store, tff_store, write_store
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tff
 from tff_agnostic.data.clients import domain_counts
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tff
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.tasks import emnist

@@ -7,8 +7,8 @@ import pytest
 
 from tests import golden
 from tests.data.stores import image, text_store, tff_store, write_store
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import client_domain_counts
-from tff_agnostic.errors import UserError
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests import golden
 from tests.data.stores import image, sentence, text_store, tff_store, write_store
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tff
 from tff_agnostic.data.clients import client_domain_counts
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tff
 from tff_agnostic.models.next_word import NextWordNetwork
 from tff_agnostic.tasks import text_tasks
 from tff_agnostic.tasks.registry import load_task

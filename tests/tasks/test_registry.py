@@ -11,9 +11,8 @@ import pytest
 from tests import golden
 from tests.data.stores import image, sentence, tff_store, write_store
 from tests.run.harness import make_task
-from tff_agnostic.commands import own_flags
-from tff_agnostic.errors import UserError
-from tff_agnostic.program.heldout import check_heldout, heldout_options, split_options
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.program.commands.registry import own_flags
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of
 from tff_agnostic.program.options.tasks import (
@@ -23,13 +22,14 @@ from tff_agnostic.program.options.tasks import (
     options_of_tasks,
     task_options,
 )
-from tff_agnostic.run.options import (
+from tff_agnostic.program.runs.heldout import check_heldout, heldout_options, split_options
+from tff_agnostic.program.runs.options import (
     RunConfig,
     options_of_runs,
     options_of_runtimes,
     settings_of_runs,
 )
-from tff_agnostic.run.spec import from_flags, resolve
+from tff_agnostic.program.runs.spec import from_flags, resolve
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import TaskContext, Use
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork

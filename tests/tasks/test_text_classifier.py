@@ -14,8 +14,8 @@ from tests.data.stores import WORDS, text_store, write_store
 from tests.importing.harness import job
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.tasks.registry import load_task

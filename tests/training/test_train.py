@@ -16,10 +16,10 @@ from tff_agnostic import (
 )
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.algorithms.fed_avg import FedAvgOptions, fed_avg
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.data.sampling import Cohorts
-from tff_agnostic.errors import UserError
 from tff_agnostic.training.divergence import Diverged
 
 _KEY = tuple(range(4))

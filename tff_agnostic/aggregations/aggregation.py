@@ -13,10 +13,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Optional, Protocol, TypeVar
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options, Within
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
-from tff_agnostic.report_fields import ReportFields
+from tff_agnostic.base.report_fields import ReportFields
 
 
 class SecurityProperty(enum.Enum):

@@ -13,7 +13,7 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 # int64 numbers of a key.
 KEY_NUMBERS = 4

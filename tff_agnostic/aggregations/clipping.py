@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Bound
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 # Values are scaled to slightly below their bound: results are rounded to float32.
 _ROOM = 1.0 - 1e-6

@@ -35,9 +35,9 @@ from tff_agnostic.aggregations.private_sum import (
     PrivateAggregation,
     PrivateState,
 )
-from tff_agnostic.later import tf
-from tff_agnostic.report_fields import ReportField, ReportFields
-from tff_agnostic.stateless_random import fold_in, uniform
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.report_fields import ReportField, ReportFields
+from tff_agnostic.base.stateless_random import fold_in, uniform
 
 # What the numbers of a client's seed are for that decide how its values are rounded.
 _ROUNDING = 7

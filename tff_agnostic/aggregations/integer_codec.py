@@ -19,10 +19,10 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from tff_agnostic.aggregations.noise import skellam, skellam_words
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
-from tff_agnostic.later import tf
+from tff_agnostic.base.stateless_random import fold_in
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
-from tff_agnostic.stateless_random import fold_in
 
 # Room for what float32 adds to a norm when a vector is rotated.
 _ROOM = 1.0 - 2.0**-14

@@ -24,7 +24,7 @@ from typing import NamedTuple, Optional, Protocol
 
 import numpy as np
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 # Distance between the numbers of different trees' nodes.
 _TREE = 2**40

@@ -48,9 +48,9 @@ import numpy as np
 from tff_agnostic.aggregations import chacha20
 from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, pieces_of
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, alias_columns
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
-from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 
 _DIGITS = 3
 # t and m. The largest digit is 11.5 t: those beyond have a probability of 2^-99.

@@ -38,11 +38,11 @@ from tff_agnostic.aggregations.noise_generators import (
     add_noise,
     check_multipliers,
 )
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OneOf, Options, Within
-from tff_agnostic.later import tf
+from tff_agnostic.base.report_fields import ReportField, ReportFields
 from tff_agnostic.privacy.mechanisms import LEAST_NOISE
 from tff_agnostic.privacy.sampling import PublicParticipation, SecretParticipation
-from tff_agnostic.report_fields import ReportField, ReportFields
 
 # An indicator less one half: its sensitivity to a client that joins is one half.
 _WITHIN = Bound(0.5, signed=True)

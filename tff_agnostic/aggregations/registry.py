@@ -17,7 +17,7 @@ from tff_agnostic.aggregations.private_sum import (
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.base.options import Options, Within
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 
 # Above this folder: nothing here needs it unless an aggregator of TFF's is at hand.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.aggregators"

@@ -17,9 +17,9 @@ from tff_agnostic.aggregations.aggregation import (
     SecurityProperty,
 )
 from tff_agnostic.aggregations.clipping import whole_factor
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Within
-from tff_agnostic.later import tf
-from tff_agnostic.report_fields import ReportField, ReportFields, Unit
+from tff_agnostic.base.report_fields import ReportField, ReportFields, Unit
 
 # TFF sums secure values as int64; this leaves room for 2^22 clients.
 _MAX_BITS = 40

@@ -13,8 +13,8 @@ from tff_agnostic.algorithms import (
 )
 from tff_agnostic.algorithms.agnostic_fed_avg import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.algorithms.fed_avg import FedAvgOptions, build_fed_avg
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.computations.algorithm import AlgorithmSpec, Problem, Trait
-from tff_agnostic.registry import Registry
 
 ALGORITHMS: Registry[AlgorithmSpec] = Registry(
     "algorithm",

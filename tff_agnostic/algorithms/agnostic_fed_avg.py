@@ -14,6 +14,8 @@ import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import running_mean
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Within
 from tff_agnostic.domain_weights.ascent import (
     ALPHA,
@@ -24,8 +26,6 @@ from tff_agnostic.domain_weights.ascent import (
     lambda_ascent,
 )
 from tff_agnostic.domain_weights.excess import excess_losses
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
 
 # The window is part of the server's state, and so of every checkpoint.
 _MAX_WINDOW_BYTES = 64 * 2**20

@@ -36,8 +36,8 @@ from tff_agnostic.algorithms.tail_thresholds import (
     TrackedThreshold,
     build_threshold,
 )
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Verbatim, Within
-from tff_agnostic.later import tf
 
 
 @dataclasses.dataclass(frozen=True)

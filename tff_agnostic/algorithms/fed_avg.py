@@ -22,10 +22,10 @@ from typing import Annotated, Callable, Optional
 import numpy as np
 
 from tff_agnostic import computations as core
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Verbatim, Within
+from tff_agnostic.base.stateless_random import uniform
 from tff_agnostic.domain_weights.ascent import ALPHA
-from tff_agnostic.later import tf
-from tff_agnostic.stateless_random import uniform
 
 _SHARE = core.ReportField(
     "share",

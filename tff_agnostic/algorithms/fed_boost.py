@@ -27,10 +27,10 @@ import numpy as np
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import LossEstimatorOptions, running_mean
+from tff_agnostic.base.later import tf
 from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, boost_algorithm, ensemble_of
 from tff_agnostic.domain_weights.ascent import ALPHA, LAMBDA, MEAN_LAMBDA, lambda_ascent
 from tff_agnostic.domain_weights.excess import excess_losses
-from tff_agnostic.later import tf
 
 # Figures 1 and 2 leave open F and the way to sample; entropy and (8) are this package's defaults.
 _PAPER = {

@@ -19,9 +19,9 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from tff_agnostic import computations as core
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Within
-from tff_agnostic.errors import UserError, counted
-from tff_agnostic.later import tf
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.
 _TINY_LOSS = 1e-10

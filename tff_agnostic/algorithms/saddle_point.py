@@ -11,10 +11,10 @@ from typing import Callable, Literal, NamedTuple
 
 import numpy as np
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Verbatim
 from tff_agnostic.computations import DomainSums
 from tff_agnostic.domain_weights.ascent import FREEZE, ZERO, Cvar, LambdaOptions
-from tff_agnostic.later import tf
 
 # Called with lambda or L, [p], and a seed, int32 [2]; returns a vector [p] whose mean over seeds is
 # lambda or L: the weights of the domains in the gradient by w, or the gradient by lambda.

@@ -27,7 +27,10 @@ from tff_agnostic.algorithms.saddle_point import (
     running_mean,
     scaled_step,
 )
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Within
+from tff_agnostic.base.stateless_random import fold_in, stateless_seed
 from tff_agnostic.domain_weights.ascent import (
     ALPHA,
     FREEZE,
@@ -40,9 +43,6 @@ from tff_agnostic.domain_weights.ascent import (
     lambda_ascent,
 )
 from tff_agnostic.domain_weights.excess import excess_losses
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
-from tff_agnostic.stateless_random import fold_in, stateless_seed
 
 # Distinguish the draws of the two players.
 _WEIGHTS_DRAW, _LAMBDA_DRAW = 0, 1

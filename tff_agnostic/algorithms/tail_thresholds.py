@@ -34,9 +34,9 @@ from typing import Annotated, Any, Callable, ClassVar, NamedTuple, Optional, Pro
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Bound
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options, Within
 from tff_agnostic.computations.histograms import LogGrid
-from tff_agnostic.later import tf
 
 GRID = LogGrid(num_bins=1025)
 _OFF_GRID = f"those below 0 or of {GRID.upper:g} and more, which share a bin"

@@ -14,7 +14,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from tff_agnostic import computations as core
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 # Secure sums scale down a client that weighs more than this for each example.
 _MAX_TILT = 20.0

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 if TYPE_CHECKING:
     from tff_agnostic.importing.report import ImportReport
-    from tff_agnostic.run.save_model import SavedModels
-    from tff_agnostic.run.train import TrainedRun
+    from tff_agnostic.program.commands.save_model import SavedModels
+    from tff_agnostic.program.commands.train import TrainedRun
+    from tff_agnostic.program.studies.compare import ComparedRuns
+    from tff_agnostic.program.studies.recommendation import Recommended
     from tff_agnostic.saving.save import SavedFile
-    from tff_agnostic.studies.compare import ComparedRuns
-    from tff_agnostic.studies.recommendation import Recommended
     from tff_agnostic.tasks.stored_inputs import Arrays
 
 __all__ = [
@@ -39,9 +39,9 @@ PathName = Union[str, "os.PathLike[str]"]
 _ALGORITHMS = ("fed_avg", "agnostic_fed_avg")
 # Where the classes of results are.
 _RESULTS = {
-    "ComparedRuns": "studies.compare",
-    "Recommended": "studies.recommendation",
-    "TrainedRun": "run.train",
+    "ComparedRuns": "program.studies.compare",
+    "Recommended": "program.studies.recommendation",
+    "TrainedRun": "program.commands.train",
 }
 
 
@@ -91,7 +91,7 @@ def train(
         Interrupted: If Ctrl-C, or a notebook's stop button, ended it; the run was saved.
     """
     _quiet()
-    from tff_agnostic.run.train import TRAIN
+    from tff_agnostic.program.commands.train import TRAIN
 
     splits = {"train": train_data, "heldout": heldout_data, "test": test_data}
     given = {split: clients for split, clients in splits.items() if clients is not None}
@@ -112,8 +112,8 @@ def train(
 def _write_clients(
     data: Optional[PathName], splits: Mapping[str, Any], domain_of: Optional[Callable[[str], Any]]
 ) -> None:
+    from tff_agnostic.base.errors import UserError
     from tff_agnostic.data import tff_clients
-    from tff_agnostic.errors import UserError
 
     if "train" not in splits:
         raise UserError(
@@ -161,7 +161,7 @@ def compare(
         Interrupted: As `train` does.
     """
     _quiet()
-    from tff_agnostic.studies.compare import COMPARE
+    from tff_agnostic.program.studies.compare import COMPARE
 
     compared: ComparedRuns = COMPARE(
         show_progress,
@@ -205,7 +205,7 @@ def recommend(
         Interrupted: As `train` does.
     """
     _quiet()
-    from tff_agnostic.studies.recommend import RECOMMEND
+    from tff_agnostic.program.studies.recommend import RECOMMEND
 
     recommended: Recommended = RECOMMEND(
         show_progress,
@@ -233,7 +233,7 @@ def import_data(show_progress: bool = True, **options: Any) -> ImportReport:
         What was read, and what became of it; `text()` is the report that the command prints.
     """
     _quiet()
-    from tff_agnostic.run.import_data import IMPORT_DATA
+    from tff_agnostic.program.commands.import_data import IMPORT_DATA
 
     report: ImportReport = IMPORT_DATA(show_progress, **options)
     return report
@@ -269,7 +269,7 @@ def save_model(
         The files, each with its path, which can be opened, and with what was measured.
     """
     _quiet()
-    from tff_agnostic.run.save_model import SAVE_MODEL
+    from tff_agnostic.program.commands.save_model import SAVE_MODEL
 
     saved: SavedModels = SAVE_MODEL(
         checkpoint=checkpoint,

@@ -25,8 +25,8 @@ from typing import Any, Literal, Optional, Union
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.registry import Registry
 
 # Computations count in int32 and compute in float32. Processors may take a number that is nearer to
 # 0 than the smallest normal float32 for 0.

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 from tff_agnostic import computations as core
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OneOf, Options, Verbatim, Within
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.base.stateless_random import fold_in
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import (
@@ -24,11 +28,7 @@ from tff_agnostic.boosting.sampling import (
 )
 from tff_agnostic.domain_weights.ascent import exponentiated_gradient, projected_gradient
 from tff_agnostic.domain_weights.sets import LambdaSet
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
-from tff_agnostic.registry import Registry
-from tff_agnostic.stateless_random import fold_in
 
 _FLOAT_BYTES = 4
 # (alpha, direction of ascent, step size) -> alpha: a step in a mirror map, and its projection.

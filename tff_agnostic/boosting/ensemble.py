@@ -12,6 +12,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.boosting.members import (
     ClassMembers,
     DiscreteMembers,
@@ -28,8 +30,6 @@ from tff_agnostic.boosting.predictor_store import (
     SeveralArchitectures,
     held_by,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
 from tff_agnostic.models.metrics import OfColumns, SentenceLoss, sparse_cross_entropy, takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.next_word import unigram_loss

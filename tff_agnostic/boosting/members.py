@@ -8,6 +8,7 @@ from typing import Any, Optional, Protocol
 
 import numpy as np
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.boosting.mixture_losses import (
     ClassOutputs,
     MixtureTerms,
@@ -20,7 +21,6 @@ from tff_agnostic.boosting.mixture_losses import (
     over_words,
 )
 from tff_agnostic.boosting.predictor_store import PredictorStore, Stacks
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import ModelWeights
 
 _EXAMPLES_AT_ONCE = 256

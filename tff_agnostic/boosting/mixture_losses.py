@@ -17,9 +17,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Optional
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.models.metrics import is_word
-from tff_agnostic.registry import Registry
 
 
 class Outputs(abc.ABC):

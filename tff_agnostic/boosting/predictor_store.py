@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
 
 # Arrays that hold predictors: those that the server keeps, or those of a message.

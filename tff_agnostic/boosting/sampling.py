@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from typing import Callable, NamedTuple, Optional
 
-from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
-from tff_agnostic.stateless_random import fold_in, random_order, uniform
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.base.stateless_random import fold_in, random_order, uniform
 
 # Keep the draws apart that one seed is used for.
 _FILLING, _ORDER, _START, _COINS = 0, 1, 2, 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits, PlainSum
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.report_fields import ReportField, Role, Unit
 from tff_agnostic.computations.algorithm import (
     MAIN_MODEL,
     Algorithm,
@@ -74,7 +75,6 @@ from tff_agnostic.computations.tff_process import (
 )
 from tff_agnostic.computations.verification import security_report
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.report_fields import ReportField, Role, Unit
 
 __all__ = [
     "AGGREGATIONS",

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options
+from tff_agnostic.base.report_fields import ReportField, ReportFields, nested
 from tff_agnostic.computations.clients import Clients
 from tff_agnostic.domain_weights.sets import LambdaSet
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights, as_model
-from tff_agnostic.report_fields import ReportField, ReportFields, nested
 
 MAIN_MODEL = "model"
 

@@ -14,10 +14,10 @@ import math
 from typing import Any, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.base.later import tf
 from tff_agnostic.computations.clients import TRACING, Clients
 from tff_agnostic.computations.domain_losses import add_at
 from tff_agnostic.computations.round import specs_of
-from tff_agnostic.later import tf
 from tff_agnostic.models.metrics import ClassScores, takes_scores
 from tff_agnostic.models.model import Examples, Model
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Callable, Optional
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 Pair = tuple[int, int]
 

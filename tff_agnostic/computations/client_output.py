@@ -7,7 +7,9 @@ from collections import OrderedDict
 from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OneOf, Options
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.computations.clients import Clients
 from tff_agnostic.computations.domain_losses import (
     NO_HOLDOUT,
@@ -16,9 +18,7 @@ from tff_agnostic.computations.domain_losses import (
     MetricSums,
     domain_sums_bounds,
 )
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.registry import Registry
 
 # The field `clients` of an output before `zero_if_not_finite` fills it.
 UNCOUNTED: Any = ()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 # Multipliers of a round, what the key grows by after it, and the number of rounds.
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -17,10 +17,15 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
 
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.stateless_random import (
+    fold_in,
+    hash_multipliers,
+    known_multipliers,
+    random_order,
+)
 from tff_agnostic.computations import client_convolutions, client_random
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
-from tff_agnostic.stateless_random import fold_in, hash_multipliers, known_multipliers, random_order
 
 
 class ClientMap(Protocol):

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, Optional, Protocol
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options, Within
+from tff_agnostic.base.stateless_random import UNIFORM_BITS, random_order, uniform_bits
 from tff_agnostic.computations.clients import Batch, Clients, client_seeds
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
-from tff_agnostic.stateless_random import UNIFORM_BITS, random_order, uniform_bits
 
 _BATCH_SIZE = 256
 # Seeds of a split are those of no round: it is the same in all of them.

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.stateless_random import MOST_POISSON, poisson_one
 from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
 from tff_agnostic.computations.class_sums import ClassCounting
 from tff_agnostic.computations.client_output import all_finite
@@ -34,10 +36,8 @@ from tff_agnostic.computations.domain_losses import (
 )
 from tff_agnostic.computations.histograms import Grid, LinearGrid, LogGrid, SizeGrid
 from tff_agnostic.computations.round import specs_of
-from tff_agnostic.later import tf
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
-from tff_agnostic.stateless_random import MOST_POISSON, poisson_one
 
 SIZES = SizeGrid()
 # How often clients are resampled, and the most numbers that a client sends of each sum for it.

@@ -15,7 +15,7 @@ from typing import Callable, Union
 
 import numpy as np
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 
 @dataclasses.dataclass(frozen=True)

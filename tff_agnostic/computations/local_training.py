@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Callable, Literal, NamedTuple, Optional
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options, Within
+from tff_agnostic.base.stateless_random import fold_in, stateless_seed
 from tff_agnostic.computations.clients import Batch, ClientMap, Clients
 from tff_agnostic.computations.domain_losses import (
     DomainSums,
@@ -16,9 +18,7 @@ from tff_agnostic.computations.domain_losses import (
     zero_sums,
 )
 from tff_agnostic.computations.schedules import Constant, Rate, Schedule
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
-from tff_agnostic.stateless_random import fold_in, stateless_seed
 
 _BATCH_SIZE = 256
 

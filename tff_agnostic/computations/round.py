@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientFacts, FederatedSums
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.report_fields import ReportField, ReportFields
 from tff_agnostic.computations.algorithm import (
     Algorithm,
     ClientResult,
@@ -25,9 +28,6 @@ from tff_agnostic.computations.algorithm import (
 )
 from tff_agnostic.computations.client_output import all_finite
 from tff_agnostic.computations.clients import Clients
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
-from tff_agnostic.report_fields import ReportField, ReportFields
 
 _SKIPPED = ReportField(
     "skipped", "whether the round was skipped, because a sum or the update was not finite"

@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Union
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options, Verbatim, Within
+from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.computations.algorithm import Algorithm, Column
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
-from tff_agnostic.report_fields import ReportField
 
 _MOST_ROUNDS = 100_000
 _Rounds = Annotated[int, Within(least=1)]

@@ -13,14 +13,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Callable, NamedTuple, Optional, Union
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options, Within
+from tff_agnostic.base.report_fields import ReportField, Role, Unit
 from tff_agnostic.computations.algorithm import Column, RoundView
 from tff_agnostic.computations.client_output import ClientCounts
 from tff_agnostic.computations.round import specs_of
 from tff_agnostic.computations.schedules import Constant, Rate, Schedule
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
-from tff_agnostic.report_fields import ReportField, Role, Unit
 
 _STEP = "step"
 _RATE, _ROUND = "learning_rate", "round"

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, real_ones_are_finite
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Model, ModelWeights
 
 # A `tff.learning.templates.LearningProcess`, for signatures where TFF is not loaded.

@@ -18,6 +18,8 @@ from typing import Any, Callable, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation, SecurityProperty
 from tff_agnostic.aggregations.chacha20 import KEYSTREAM
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
 from tff_agnostic.computations.evaluation import Measurement
@@ -28,8 +30,6 @@ from tff_agnostic.computations.tff_process import (
     build_measurement,
     build_process,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
 
 # The intrinsics that this package makes secure sums of. Any other name is no promise.
 SECURE_SUMS = frozenset({"federated_secure_sum_bitwidth", "federated_secure_modular_sum"})

@@ -7,9 +7,9 @@ from typing import Any, Optional, Protocol, runtime_checkable
 
 import numpy as np
 
-from tff_agnostic.errors import UserError, counted
-from tff_agnostic.files import digest_of
-from tff_agnostic.later import tf
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import digest_of
+from tff_agnostic.base.later import tf
 from tff_agnostic.models.model import Examples
 
 _MAX_CLIENTS = 1000

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.errors import agreeing, counted, some_of
+from tff_agnostic.base.errors import agreeing, counted, some_of
 
 # With fewer test examples, an accuracy has an error of five points or more (one standard
 # deviation).

@@ -16,10 +16,10 @@ from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset, client_domain_counts, rows_of
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Examples
-from tff_agnostic.registry import Registry
 
 # Keep the draws apart from one another, and from those of tasks, which use the run's seed too.
 _STREAM = 7

@@ -12,11 +12,11 @@ from typing import Callable, Optional
 import numpy as np
 
 from plan_runner.client_store import ClientStore
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import digest, file_digest
+from tff_agnostic.base.later import tf
 from tff_agnostic.data.clients import ListedClients
 from tff_agnostic.data.store_format import Feature, StoreDescription, description_of
-from tff_agnostic.errors import UserError, counted
-from tff_agnostic.files import digest, file_digest
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 
 # A run reads a client in many rounds. A comparison has as many splits in memory as seeds.

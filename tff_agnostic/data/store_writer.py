@@ -14,6 +14,8 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import scratch_folder
 from tff_agnostic.data.store_examples import (
     ExampleSerializer,
     complete,
@@ -36,8 +38,6 @@ from tff_agnostic.data.store_format import (
     StoreDescription,
     Value,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import scratch_folder
 
 # Rows between two calls of SQLite.
 _ROWS_AT_ONCE = 1000

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import file_digest, scratch_folder
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.store import Store
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import file_digest, scratch_folder
 from tff_agnostic.models.model import Examples
 
 # Above this folder: nothing here needs it unless clients of TFF's are at hand.

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Callable
 
 from plan_runner.fleet.app_files import app_files
+from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.options import Options, Within
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
-from tff_agnostic.errors import UserError, counted
-from tff_agnostic.registry import Registry
 
 if TYPE_CHECKING:
     from plan_runner.private_sums.noise import NodeNoise

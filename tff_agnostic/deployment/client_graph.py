@@ -14,6 +14,10 @@ from typing import Any, Optional
 import numpy as np
 
 from plan_runner import plan_pb2
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import tensorflow_writes
+from tff_agnostic.base.later import tf, tff
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.computations.verification import without_graph_optimization
 from tff_agnostic.deployment import graphs
 from tff_agnostic.deployment.graphs import (
@@ -25,11 +29,7 @@ from tff_agnostic.deployment.graphs import (
     with_renamed_functions,
     with_renamed_nodes,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import tensorflow_writes
-from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples
-from tff_agnostic.registry import Registry
 
 _DATA_TOKEN = "data_token"
 _INPUT_PATH = "input_filepath"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Optional
 
 from plan_runner import plan_pb2
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.deployment.client_graph import ExampleSource
 from tff_agnostic.deployment.graphs import Leaf, file_path, restore, save
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
-from tff_agnostic.report_fields import ReportFields
 
 # Limit of the platform's protocol.
 _LARGEST_MODULUS = 1 << 62

@@ -19,6 +19,10 @@ from plan_runner import plan_pb2
 from tff_agnostic import versions
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.distributed_sum import MODULAR, SumOfDevices
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import OWNER_ONLY, new_folder
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.backends import BACKENDS, FCP
@@ -52,10 +56,6 @@ from tff_agnostic.deployment.rounds import (
     expected_rounds,
     synthetic_clients,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import OWNER_ONLY, new_folder
-from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.tff import TffRuntime

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import tensorflow_writes
+from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.round import specs_of
 from tff_agnostic.computations.tff_process import type_from_spec
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import tensorflow_writes
-from tff_agnostic.later import tf, tff
 
 # Prefixes of the names in checkpoints, those of the platform's own tools.
 SERVER = "server"

@@ -19,7 +19,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 # Ops that pass their last inputs to the functions that they call.
 _CALLS = ("Case", "If", "PartitionedCall", "While")

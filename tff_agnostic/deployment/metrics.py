@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.report_fields import ReportField, ReportFields, Unit
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
     EvaluationOutput,
@@ -22,9 +24,7 @@ from tff_agnostic.computations.evaluation import (
 )
 from tff_agnostic.computations.histograms import Grid
 from tff_agnostic.deployment.graphs import METRICS, Leaf, node_name
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Measure, Model, measures_of
-from tff_agnostic.report_fields import ReportField, ReportFields, Unit
 
 DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
 OVERALL = "overall"

@@ -26,11 +26,11 @@ from tff_agnostic.aggregations.private_sum import (
     ServerNoiseOptions,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum
+from tff_agnostic.base.errors import counted
+from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
-from tff_agnostic.errors import counted
-from tff_agnostic.later import tf, tff
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
 # Not secret: with it the noise of conformance rounds can be removed, which hides no one.

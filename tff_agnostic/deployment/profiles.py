@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from plan_runner import plan_pb2
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf, tff
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.computations.verification import without_graph_optimization
 from tff_agnostic.deployment import graphs
 from tff_agnostic.deployment.client_graph import (
@@ -39,10 +43,6 @@ from tff_agnostic.deployment.graphs import (
     spec_of_node,
 )
 from tff_agnostic.deployment.metrics import scalar_outputs
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
-from tff_agnostic.registry import Registry
-from tff_agnostic.report_fields import ReportFields
 
 _FEDERATED_SUM = "federated_sum"
 _URI = "federated_secure_sum_bitwidth"

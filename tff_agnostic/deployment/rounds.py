@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import require_enough_clients
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf, tff
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Round, RoundStep
@@ -23,11 +27,7 @@ from tff_agnostic.computations.verification import check_measurement
 from tff_agnostic.deployment.compiled_plan import PlanTensors
 from tff_agnostic.deployment.graphs import METRICS, SERVER, named_values
 from tff_agnostic.deployment.profiles import round_of
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples
-from tff_agnostic.registry import Registry
-from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.runtimes.runtime import to_numpy_examples
 
 if TYPE_CHECKING:

@@ -22,7 +22,9 @@ from typing import Annotated, Any, Callable, Literal, Optional, Self, Union
 
 import numpy as np
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options, Verbatim, Within
+from tff_agnostic.base.report_fields import ReportField, Role
 from tff_agnostic.domain_weights.ball import BallSet
 from tff_agnostic.domain_weights.sets import (
     BoxSet,
@@ -32,8 +34,6 @@ from tff_agnostic.domain_weights.sets import (
     SimplexSet,
     project_to_simplex,
 )
-from tff_agnostic.later import tf
-from tff_agnostic.report_fields import ReportField, Role
 
 # The smallest normal float32: processors may treat smaller ones as 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)

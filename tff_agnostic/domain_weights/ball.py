@@ -16,9 +16,9 @@ from typing import Annotated, Any, Callable
 
 import numpy as np
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.domain_weights.sets import LambdaSet
-from tff_agnostic.later import tf
 
 _TOLERANCE = 1e-6
 # Of the multiplier, in powers of 2; each bisection halves what is left.

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Optional
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 TRAINING, HELDOUT = "training", "heldout"
 # Baselines that are made from the training clients: losses of a model of each domain by itself, or

@@ -20,10 +20,10 @@ from typing import Annotated, Any, Optional, Protocol
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import read_json
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import read_json
-from tff_agnostic.later import tf
 
 _TOLERANCE = 1e-6
 # More than the whole of a coordinate's range.

@@ -12,8 +12,8 @@ from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import NO_CATEGORY, TRAIN, Record
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import RecordError
 from tff_agnostic.importing.text import WordCounts

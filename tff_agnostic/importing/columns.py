@@ -10,6 +10,8 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.registry import did_you_mean
 from tff_agnostic.data.store_format import (
     DOMAIN,
     LABEL,
@@ -19,7 +21,6 @@ from tff_agnostic.data.store_format import (
     Record,
     Value,
 )
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing.cells import (
     PIXELS,
     VECTOR,
@@ -34,7 +35,6 @@ from tff_agnostic.importing.cells import (
 from tff_agnostic.importing.options import DELIMITERS, SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import ReadLog, RecordError, SourceExample
 from tff_agnostic.importing.text import Normalizer
-from tff_agnostic.registry import did_you_mean
 
 # So many cells, all of them numbers, are a column of numbers.
 _ENOUGH_NUMBERS = 100

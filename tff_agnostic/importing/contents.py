@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from tabulate import tabulate
 
+from tff_agnostic.base.errors import counted, some_of
 from tff_agnostic.data.data_warnings import Remark, share
 from tff_agnostic.data.inputs import vector_of
 from tff_agnostic.data.store_examples import example_class
@@ -24,7 +25,6 @@ from tff_agnostic.data.store_format import (
     NumberStatistics,
     StoreDescription,
 )
-from tff_agnostic.errors import counted, some_of
 
 TEST = "test"
 # A wider or longer table cannot be read; the JSON report has every class and number.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing.source import RecordError, SourceExample
 
 # Each has a weight that is learnt: far more of them are a column that holds something else.

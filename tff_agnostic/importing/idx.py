@@ -12,8 +12,8 @@ from typing import IO, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import LABEL, Record
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing import source
 from tff_agnostic.importing.cells import PIXELS, Labels, unit_interval
 from tff_agnostic.importing.options import ImportOptions

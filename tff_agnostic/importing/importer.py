@@ -11,10 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
-from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record, StoredColumns
-from tff_agnostic.data.store_writer import StoreWriter
-from tff_agnostic.errors import UserError, counted
-from tff_agnostic.files import (
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import (
     check_can_be_made,
     folder_to_write_in,
     make_folder,
@@ -22,6 +20,9 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record, StoredColumns
+from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
 from tff_agnostic.importing.cells import CategoryCounts, MissingValues
 from tff_agnostic.importing.columns import TOKENIZER, image_inputs
@@ -33,7 +34,6 @@ from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, st
 from tff_agnostic.importing.text import Normalizer, VocabularySummary, WordCounts
 from tff_agnostic.importing.text_rows import TextsToRows, blocks_of
 from tff_agnostic.importing.workers import in_order, usable_processes
-from tff_agnostic.registry import Registry
 
 # Bytes of an input that more processes read sooner, with what their start takes.
 _LARGE = 16 * MB

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Optional
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import LABEL, TOKENS, Record, Value
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing import source
 from tff_agnostic.importing.cells import VECTOR, Labels, check_shape, vector_of
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions

@@ -15,8 +15,8 @@ from typing import IO, Any, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import LABEL, Record
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing import source
 from tff_agnostic.importing.cells import (
     PIXELS,

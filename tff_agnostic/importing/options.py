@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Optional
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, Options, Within
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.data_warnings import FEW_EXAMPLES
-from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
 
 MB = 10**6
 # What may be unpacked from a small input, whatever the ratio.

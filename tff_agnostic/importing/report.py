@@ -14,16 +14,16 @@ from typing import Any, Optional
 import numpy as np
 from tabulate import tabulate
 
+from tff_agnostic.base.errors import agreeing, counted, some_of
+from tff_agnostic.base.text_ids import SEQUENCE_LENGTH
 from tff_agnostic.data.data_warnings import Remark, cut_words, domains_without, share, small_domains
 from tff_agnostic.data.store_format import description_from_json
-from tff_agnostic.errors import agreeing, counted, some_of
 from tff_agnostic.importing.cells import CategorySummary
 from tff_agnostic.importing.contents import Contents, contents_of, large_clients
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.splits import TRAIN, Stratum, parse_shares
 from tff_agnostic.importing.text import VocabularySummary
-from tff_agnostic.text_ids import SEQUENCE_LENGTH
 
 _ALIGNED = ("left", "left", "right", "right", "right", "right")
 _CLIENT_SIZES = (

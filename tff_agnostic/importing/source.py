@@ -17,9 +17,9 @@ from typing import IO, Any, BinaryIO, Callable, Optional, cast
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import open_file
 from tff_agnostic.data.store_format import TOKENS, Record
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import open_file
 from tff_agnostic.importing.options import FREE_MB, MB, UTF_8, ImportOptions
 
 _MAX_NEW = 100_000

@@ -16,7 +16,7 @@ from typing import Optional
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.importing.options import SPLIT_NAMES
 from tff_agnostic.importing.source import SourceExample, hash64
 

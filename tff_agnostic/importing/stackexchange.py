@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Callable, Optional
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record, Value
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing import source
 from tff_agnostic.importing.options import ImportOptions, parse_markup, treat_math
 from tff_agnostic.importing.source import (

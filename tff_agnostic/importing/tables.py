@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import csv_field_limit
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import csv_field_limit
 from tff_agnostic.importing import source
 from tff_agnostic.importing.cells import number_in
 from tff_agnostic.importing.columns import RowConverter, check, check_columns, needed_columns

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import TOKENS, Record
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing import source
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample

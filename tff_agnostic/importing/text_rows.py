@@ -6,10 +6,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_examples import ExampleSerializer
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, TRAIN
 from tff_agnostic.data.store_writer import Rows
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing.domain_names import DomainNames
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import (

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Any, Callable, Optional, TypeVar
 
-from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.base.errors import ExecutionError, UserError
 
 Block = TypeVar("Block")
 Result = TypeVar("Result")

@@ -9,8 +9,9 @@ from typing import Any, Optional, Protocol
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.report_fields import ReportField, ReportFields, Role, Unit, flattened, paired
 from tff_agnostic.data.store_format import TEST
-from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,
     EvaluationReport,
@@ -18,7 +19,6 @@ from tff_agnostic.metrics.evaluation_report import (
 )
 from tff_agnostic.metrics.metrics_file import ROUND, Column, History, Numbers
 from tff_agnostic.models.model import Measure, Model, ModelWeights, measures_of
-from tff_agnostic.report_fields import ReportField, ReportFields, Role, Unit, flattened, paired
 
 
 class TrainingColumns:

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits, SecurityProperty
+from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
 from tff_agnostic.computations.class_sums import class_scores
 from tff_agnostic.computations.clients import Clients
 from tff_agnostic.computations.domain_losses import add_at
 from tff_agnostic.computations.evaluation import Measurement
-from tff_agnostic.later import tf
 from tff_agnostic.metrics.class_counts import ACCURACY, constant_accuracies
 from tff_agnostic.models.metrics import Metric, SentenceLoss, takes_scores
 from tff_agnostic.models.model import Model

@@ -16,6 +16,8 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.base.files import finite_or_none
+from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.computations.evaluation import (
     SIZES,
     ClientDistribution,
@@ -26,7 +28,6 @@ from tff_agnostic.computations.evaluation import (
 from tff_agnostic.computations.histograms import LinearGrid, quantile, superquantile
 from tff_agnostic.data.store_format import TEST
 from tff_agnostic.domain_weights import LambdaSet, Simplex
-from tff_agnostic.files import finite_or_none
 from tff_agnostic.metrics.class_counts import ClassReport, class_report
 from tff_agnostic.metrics.constant_answers import CONSTANTS, Constants
 from tff_agnostic.metrics.intervals import (
@@ -42,7 +43,6 @@ from tff_agnostic.metrics.intervals import (
 )
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Measure, Model, measures_of
-from tff_agnostic.report_fields import Unit
 
 # Method of percentiles over clients.
 PERCENTILES = "interpolated"

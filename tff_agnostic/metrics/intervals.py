@@ -57,9 +57,9 @@ from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import read_npz
-from tff_agnostic.later import scipy
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import read_npz
+from tff_agnostic.base.later import scipy
 
 LEVEL = 0.95
 # With fewer the intervals of skewed tails are far too narrow.

@@ -12,10 +12,10 @@ from typing import Any, Optional
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import csv_field_limit, open_file, write_errors, write_text
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import csv_field_limit, open_file, write_errors, write_text
+from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.metrics.formatting import csv_text
-from tff_agnostic.report_fields import ReportField
 
 # Characters of a cell; numbers have fewer.
 _MAX_CELL = 1 << 17

@@ -11,8 +11,8 @@ from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.models.metrics import OfColumns
 from tff_agnostic.models.model import ModelWeights
 

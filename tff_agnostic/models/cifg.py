@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import PlainForm, with_weights
 from tff_agnostic.models.lstm import (
     RecurrentLayer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Callable
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras import model_from_keras, with_seed
 from tff_agnostic.models.metrics import accuracy, sparse_cross_entropy
 from tff_agnostic.models.model import Model

@@ -18,8 +18,9 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
-from tff_agnostic.later import tf
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.models.batch_mixing import (
     Mixing,
     example_refusal,
@@ -35,7 +36,6 @@ from tff_agnostic.models.keras_platform import (
 )
 from tff_agnostic.models.metrics import Metric, OfColumns
 from tff_agnostic.models.model import Examples, Model, ModelWeights
-from tff_agnostic.registry import Registry
 
 # Keras' policy of each name, and what losses are multiplied by before gradients are taken: those of
 # float16 would vanish below 6e-8 otherwise. bfloat16 has the range of float32.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import KERAS_2, LayerSeeds, Penalty, PureCall, layers_of
 
 # Keras' own bookkeeping of a layer's variables; its forward pass never reads them.

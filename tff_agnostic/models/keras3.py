@@ -18,7 +18,7 @@ from keras.src.legacy.saving.legacy_h5_format import load_model_from_hdf5
 from keras.src.models.functional import Functional
 from keras.src.utils import naming
 
-from tff_agnostic.later import h5py, tf
+from tff_agnostic.base.later import h5py, tf
 from tff_agnostic.models.keras_platform import KERAS_3, LayerSeeds, Penalty, PureCall, layers_of
 
 # The seeds of each random generator in the call that is traced, by its number.

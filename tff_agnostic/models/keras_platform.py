@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 # (values of variables, x, training, seed int32 [2]) -> the outputs of a model.
 PureCall = Callable[[Sequence["tf.Tensor"], Any, bool, "tf.Tensor"], Any]

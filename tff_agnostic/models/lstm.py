@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable, Optional, Union
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
 # Longer sequences, and those of unknown length, run in a loop: their graph would grow too large.

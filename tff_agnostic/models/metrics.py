@@ -25,8 +25,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, ClassVar, Literal, Optional
 
-from tff_agnostic.later import tf
-from tff_agnostic.text_ids import TokenIds
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.text_ids import TokenIds
 
 # From here on, a pass over all scores for the gradient of one class in each row costs too much.
 _MANY_CLASSES = 1000

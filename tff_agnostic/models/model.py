@@ -13,9 +13,9 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.models.metrics import Metric
-from tff_agnostic.report_fields import Unit
 
 Weights = Sequence["tf.Tensor"]
 # Above this folder: nothing here needs it unless a model of TFF's is at hand.

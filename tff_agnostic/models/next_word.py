@@ -18,7 +18,9 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.base.text_ids import TokenIds
 from tff_agnostic.models.keras import model_from_keras, with_seed
 from tff_agnostic.models.metrics import (
     Metric,
@@ -29,8 +31,6 @@ from tff_agnostic.models.metrics import (
     text_metrics,
 )
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.registry import Registry
-from tff_agnostic.text_ids import TokenIds
 
 # Largest -log h of an outcome, in nats; see `text_metrics`.
 _MAX_CROSS_ENTROPY = 20.0

@@ -16,7 +16,7 @@ import numpy as np
 from flatbuffers import flexbuffers
 from tensorflow.lite.python import schema_py_generated as schema
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 
 _FLEX = "Flex"
 _IDENTIFIER = b"TFL3"

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.text_ids import TokenIds
+from tff_agnostic.base.user_code import UserFile, kind_of
 from tff_agnostic.models.batch_mixing import is_single, per_example_loss
 from tff_agnostic.models.keras import as_float32, model_from_keras, sharing_functions
 from tff_agnostic.models.keras_platform import name_layers_afresh
@@ -23,8 +25,6 @@ from tff_agnostic.models.metrics import (
     text_metrics,
 )
 from tff_agnostic.models.model import Model
-from tff_agnostic.text_ids import TokenIds
-from tff_agnostic.user_code import UserFile, kind_of
 
 _FUNCTION = "build_model"
 # The number of examples that a model is tried on.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Optional
 
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
 

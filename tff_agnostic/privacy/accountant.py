@@ -11,13 +11,13 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import finite_or_none
+from tff_agnostic.base.later import dp_accounting, scipy
 from tff_agnostic.base.options import OptionError, Verbatim
-from tff_agnostic.errors import UserError, counted
-from tff_agnostic.files import finite_or_none
-from tff_agnostic.later import dp_accounting, scipy
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.privacy.mechanisms import LEAST_NOISE, Mechanism
 from tff_agnostic.privacy.sampling import PLD, RDP
-from tff_agnostic.registry import Registry
 
 # Larger epsilons are not computed by `pld`: they guarantee nothing anyway.
 _MOST_WORKED_OUT = 100.0

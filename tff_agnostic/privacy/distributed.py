@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.privacy.mechanisms import Mechanism, effective_noise_multiplier
 from tff_agnostic.privacy.sampling import RDP, IntegerSampling
-from tff_agnostic.registry import Registry
 
 # Largest probability that the rounding of a client's vector is too long.
 ROUNDING_BETA = math.exp(-8)

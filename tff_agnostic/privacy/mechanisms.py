@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tff_agnostic.later import dp_accounting
+from tff_agnostic.base.later import dp_accounting
 from tff_agnostic.privacy.amplification import poisson_sampled_gaussian
 from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling, PoissonCohorts
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity

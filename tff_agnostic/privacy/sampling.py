@@ -8,16 +8,16 @@ from typing import Annotated, Any, Callable, NamedTuple, Optional, Protocol, Uni
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import dp_accounting, scipy
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import dp_accounting, scipy
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.privacy.amplification import (
     Divergence,
     log_sum,
     poisson_sampled,
     sampled_without_replacement,
 )
-from tff_agnostic.registry import Registry
 
 PLD, RDP = "pld", "rdp"
 ADD_OR_REMOVE = "add or remove one client"

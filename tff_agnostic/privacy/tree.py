@@ -14,8 +14,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import counted
 from tff_agnostic.base.options import OptionError, Verbatim
-from tff_agnostic.errors import counted
 
 # More participations than a run has rounds.
 _UNBOUNDED = 2**31

@@ -11,7 +11,9 @@ from typing import Any, Callable, Generic, Optional, TypeVar
 
 import numpy as np
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.computations.clients import (
     TRACING,
@@ -28,9 +30,7 @@ from tff_agnostic.computations.clients import (
     vectorised_clients_on_accelerators,
 )
 from tff_agnostic.computations.round import RoundStep
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
-from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.devices import (
     Shard,
     of_client,

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
+from tff_agnostic.base.errors import ExecutionError
+from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import Algorithm, ClientResult, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Message, Round, RoundFunctions, play, specs_of
 from tff_agnostic.computations.server import as_tensors
 from tff_agnostic.computations.tff_process import EvaluationFunctions
 from tff_agnostic.computations.verification import check_measurement, check_rounds
-from tff_agnostic.errors import ExecutionError
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.client_work import (
     CLIENT_MODES,

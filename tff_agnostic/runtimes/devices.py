@@ -19,10 +19,10 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.computations.algorithm import ClientResult
-from tff_agnostic.later import tf
-from tff_agnostic.registry import Registry
 
 _HINTS = {
     "GPU": (

@@ -17,10 +17,10 @@ import numpy as np
 import ray
 from ray._private import worker as ray_driver
 
+from tff_agnostic.base.errors import ExecutionError
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.algorithm import ClientResult
-from tff_agnostic.errors import ExecutionError
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.client_work import (
     CLIENT_MODES,

@@ -21,9 +21,9 @@ import numpy as np
 import ray
 
 import tff_agnostic
+from tff_agnostic.base.errors import ExecutionError, UserError, counted
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
-from tff_agnostic.errors import ExecutionError, UserError, counted
-from tff_agnostic.later import tf
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation, sum_in_order
 from tff_agnostic.runtimes.options import RayOptions
 

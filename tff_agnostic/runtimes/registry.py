@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Callable
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import require_tff
 from tff_agnostic.base.options import Options
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import require_tff
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions, RayOptions
 from tff_agnostic.runtimes.runtime import Runtime

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Optional, Protocol
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.verification import SecurityReport
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
-from tff_agnostic.report_fields import ReportFields
 
 
 class Training(Protocol):

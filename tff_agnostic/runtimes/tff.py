@@ -25,6 +25,9 @@ import portpicker
 from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
+from tff_agnostic.base.errors import ExecutionError
+from tff_agnostic.base.later import tf, tff
+from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.clients import place_of
 from tff_agnostic.computations.evaluation import Measurement
@@ -37,10 +40,7 @@ from tff_agnostic.computations.tff_process import (
     build_process,
 )
 from tff_agnostic.computations.verification import SecurityReport, check_measurement, check_process
-from tff_agnostic.errors import ExecutionError
-from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples
-from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.runtimes.runtime import Evaluation, Runtime, to_numpy_examples
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 

@@ -16,8 +16,8 @@ from typing import Any, Optional
 import numpy as np
 from absl import logging
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import (
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import (
     atomic_file,
     keyed_digest,
     make_folder,
@@ -25,7 +25,7 @@ from tff_agnostic.files import (
     sync_folder,
     write_errors,
 )
-from tff_agnostic.later import tf
+from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.model import ModelWeights
 

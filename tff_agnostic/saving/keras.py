@@ -20,10 +20,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import atomic_file
+from tff_agnostic.base.later import h5py, tf
 from tff_agnostic.data.inputs import TABLE, inputs_json
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import atomic_file
-from tff_agnostic.later import h5py, tf
 from tff_agnostic.models.keras import as_in_keras
 from tff_agnostic.models.keras_platform import (
     KERAS_3,

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
-from tff_agnostic.later import h5py, tf
-from tff_agnostic.user_code import is_of_a_user
+from tff_agnostic.base.later import h5py, tf
+from tff_agnostic.base.user_code import is_of_a_user
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"

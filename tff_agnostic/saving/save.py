@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 from urllib.parse import quote
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.boosting.ensemble import EnsembleModel
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.registry import Registry
 from tff_agnostic.saving import keras, tflite
 from tff_agnostic.saving.keras import NotForKeras
 from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from tff_agnostic.base.files import tensorflow_writes
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.text_ids import TokenIds
 from tff_agnostic.data.inputs import IDS, MARK, NUMBER, Entry, Input, ModelInputs, Whole
-from tff_agnostic.files import tensorflow_writes
-from tff_agnostic.later import tf
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.saving.trained_model import (
@@ -21,7 +22,6 @@ from tff_agnostic.saving.trained_model import (
     inputs_of,
     outputs_by_name,
 )
-from tff_agnostic.text_ids import TokenIds
 
 PREDICT = "predict"
 # tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY

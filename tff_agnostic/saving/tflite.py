@@ -8,13 +8,13 @@ from typing import Any, Callable
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import atomic_file
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.boosting.ensemble import EnsembleModel
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import atomic_file
-from tff_agnostic.later import tf
 from tff_agnostic.models.keras_platform import keras_platform, layers_of
 from tff_agnostic.models.model import Model
-from tff_agnostic.registry import Registry
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
 
 NOT_QUANTIZED = "none"

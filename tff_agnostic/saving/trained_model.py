@@ -8,10 +8,10 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.base.files import finite_or_none
+from tff_agnostic.base.later import tf
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.inputs import DOMAIN, IDS, ONLY, SENTENCE, TEXT, ModelInputs, Whole
-from tff_agnostic.files import finite_or_none
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Measure, Model, ModelWeights, measures_of
 from tff_agnostic.tasks.task import Task
 

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import Options, Within
 from tff_agnostic.data.clients import InMemoryClients, even_partition
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.tasks.dealing import deal
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, TEST_SPLIT, Task, TaskContext, TaskSpec, Use

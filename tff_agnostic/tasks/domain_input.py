@@ -15,14 +15,14 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset, known_counts
 from tff_agnostic.data.inputs import DOMAIN, ONLY, UNKNOWN, Input, ModelInputs, Whole
-from tff_agnostic.later import tf
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Examples, Model, ModelWeights
-from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.task import Task
 
 NO_DOMAIN_INPUT, EMBEDDING = "none", "embedding"

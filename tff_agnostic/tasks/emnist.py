@@ -13,14 +13,14 @@ from typing import Annotated, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, Within
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
 from tff_agnostic.data.store import StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
 from tff_agnostic.models.model import Examples, Model
-from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
     DomainsOf,

@@ -16,12 +16,12 @@ from typing import Annotated, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import sklearn
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.data.clients import InMemoryClients, dirichlet_partition
 from tff_agnostic.data.store import StoreClients
 from tff_agnostic.data.store_format import LABEL, Feature
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import sklearn
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.models.model import Examples
 from tff_agnostic.tasks.dealing import deal

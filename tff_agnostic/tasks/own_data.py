@@ -15,6 +15,7 @@ from typing import Literal, Optional
 import numpy as np
 
 from tff_agnostic.base.options import Verbatim
+from tff_agnostic.base.user_code import UserFile
 from tff_agnostic.data.clients import checked_examples
 from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, Feature
@@ -38,7 +39,6 @@ from tff_agnostic.tasks.text_tasks import (
     labelled_text_task,
     next_word_task,
 )
-from tff_agnostic.user_code import UserFile
 
 _SENTENCE_OPTIONS = ("long_sentences",)
 _TEXT_OPTIONS = ("sequence_length", *_SENTENCE_OPTIONS, "predict")

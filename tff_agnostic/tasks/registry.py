@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from tff_agnostic.base.options import OptionError, Options, Verbatim
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.tasks import adult, emnist, image_classes, own_data, text_tasks, toy_regression
 from tff_agnostic.tasks.stored import SplitOptions, with_split
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.data.clients import SelectedClients, check_labels
 from tff_agnostic.data.inputs import ONLY, ModelInputs, Whole
 from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
-from tff_agnostic.errors import UserError
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT, Task
 
 TRAIN_SPLIT = TRAIN

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import digest
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.data.inputs import (
     IDS,
@@ -23,9 +26,6 @@ from tff_agnostic.data.inputs import (
 )
 from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature, StoreDescription
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import digest
-from tff_agnostic.later import tf
 from tff_agnostic.tasks.stored import distinct_values, labels_of, texts_of
 
 # Name of the input with one-hot categories, where the numbers are not a single vector.

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from tff_agnostic.base.later import matplotlib
 from tff_agnostic.base.options import Options, alternatives, hints
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.inputs import ModelInputs
 from tff_agnostic.data.store_format import TEST
-from tff_agnostic.later import matplotlib
 from tff_agnostic.models.model import Model
-from tff_agnostic.registry import Registry
 
 # Name of the examples in a task's fingerprint. Weights may be evaluated on other examples.
 DATA = "data"

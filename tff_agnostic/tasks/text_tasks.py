@@ -21,12 +21,13 @@ from typing import Annotated, Any, ClassVar, Optional, Union
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, Options, Verbatim, Within
+from tff_agnostic.base.text_ids import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder, TextEncoder
 from tff_agnostic.data import data_warnings
 from tff_agnostic.data.inputs import SENTENCE, TEXT
 from tff_agnostic.data.store import Store, StoreClients, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS, Feature
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import (
     POOLINGS,
@@ -50,7 +51,6 @@ from tff_agnostic.tasks.stored import (
 )
 from tff_agnostic.tasks.stored_inputs import AnyLabels, ChosenLabels, StoredLabels
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
-from tff_agnostic.text_ids import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder, TextEncoder
 
 # First bytes of SQLite files.
 _SQLITE = b"SQLite format 3\0"

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from tff_agnostic.base.later import matplotlib, tf
 from tff_agnostic.base.options import Options, Within
 from tff_agnostic.data.clients import even_partition
-from tff_agnostic.later import matplotlib, tf
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.model import Model
 from tff_agnostic.tasks.dealing import deal

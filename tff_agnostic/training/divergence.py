@@ -8,9 +8,9 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.later import tf
 from tff_agnostic.computations.domain_losses import example_measures
-from tff_agnostic.errors import UserError, counted
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 # In the message of `Diverged`; the program puts the names of its flags here.

@@ -11,6 +11,8 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import Problem
 from tff_agnostic.computations.class_sums import class_counting
 from tff_agnostic.computations.domain_losses import Holdout
@@ -22,8 +24,6 @@ from tff_agnostic.computations.evaluation import (
 )
 from tff_agnostic.data.clients import ClientDataset, in_parts
 from tff_agnostic.domain_weights.sets import LambdaSet
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
 from tff_agnostic.metrics.constant_answers import constant_answers, measurement_of_labels
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,

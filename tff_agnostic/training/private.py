@@ -15,13 +15,13 @@ from tff_agnostic.aggregations.private_sum import (
     ServerNoiseOptions,
 )
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
+from tff_agnostic.base.errors import counted
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
 from tff_agnostic.computations.round import Round, play_on_specs, traced_specs
 from tff_agnostic.data.sampling import Cohorts
-from tff_agnostic.errors import counted
-from tff_agnostic.later import tf
 from tff_agnostic.privacy.accountant import (
     PrivacyStatement,
     check_delta,

@@ -10,11 +10,11 @@ from typing import Any, Callable, Optional, Protocol
 
 from tff_agnostic.aggregations.noise import beyond_sums
 from tff_agnostic.aggregations.noise_generators import beyond_tail
+from tff_agnostic.base.report_fields import ReportField, ReportFields, Role
 from tff_agnostic.computations.algorithm import Report
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise
 from tff_agnostic.privacy.mechanisms import Mechanism, TreeNoise
-from tff_agnostic.report_fields import ReportField, ReportFields, Role
 from tff_agnostic.training.private_evaluation import PrivateEvaluation, Release
 
 _EPSILON = ReportField("epsilon", "epsilon spent in training so far", role=Role.PRIVACY)

@@ -15,6 +15,7 @@ import numpy as np
 
 from tff_agnostic.aggregations import chacha20
 from tff_agnostic.aggregations.private_sum import PrivacyOptions
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.clients import SilentClients
@@ -28,7 +29,6 @@ from tff_agnostic.data.sampling import (
     mean_cohort_size,
     num_turns,
 )
-from tff_agnostic.later import tf
 from tff_agnostic.privacy.sampling import (
     CohortSampling,
     FixedSizeCohorts,

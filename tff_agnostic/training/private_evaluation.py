@@ -25,6 +25,9 @@ from tff_agnostic.aggregations.private_sum import (
     PrivateState,
     ServerNoiseOptions,
 )
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import digest_of
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.class_sums import ClassCounting, class_counting
 from tff_agnostic.computations.evaluation import (
@@ -34,9 +37,6 @@ from tff_agnostic.computations.evaluation import (
     evaluation_bounds,
     measurement_of_model,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import digest_of
-from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model
 from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import Problem
 from tff_agnostic.data.clients import (
     ClientDataset,
@@ -15,8 +17,6 @@ from tff_agnostic.data.clients import (
     checked_examples,
     some_counts,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.metrics import (
     Metric,

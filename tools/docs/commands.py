@@ -23,14 +23,14 @@ from plan_runner.fleet import cli as fleet
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.options import Within, alternatives
-from tff_agnostic.commands import COMMANDS, PROGRAM, command
+from tff_agnostic.program.commands.command_line import DataOptions, RunCommand, defaults_elsewhere
+from tff_agnostic.program.commands.registry import COMMANDS, PROGRAM, command
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import REPEATED, Flag, flag_text
 from tff_agnostic.program.options.help import Group, groups_of, own_groups, without_repeated
 from tff_agnostic.program.options.tasks import options_of_tasks
-from tff_agnostic.run.command_line import DataOptions, RunCommand, defaults_elsewhere
-from tff_agnostic.run.effects import NEEDS
-from tff_agnostic.run.options import RunConfig, options_of_runs, options_of_runtimes
+from tff_agnostic.program.runs.effects import NEEDS
+from tff_agnostic.program.runs.options import RunConfig, options_of_runs, options_of_runtimes
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 FOLDER = "reference/commands"

@@ -17,7 +17,7 @@ from benchmarks.timing.scale import CohortResult, LongRun, ScaleResult, StoreRes
 from benchmarks.timing.workloads import WORKLOADS, logistic, make_clients
 from tests import golden
 from tests.benchmarks.timing.harness import TINY
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 
 
 def side(title, *repetitions, failure=None, peak=(100_000_000, 200_000_000)):

@@ -22,13 +22,13 @@ from plan_runner.private_sums.skellam import skellam
 from tests.data.stores import write_store
 from tests.plan_runner.fleet.fleet import Fleet, LocalChannel, Told
 from tests.plan_runner.harness import call
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_examples import parsed_features
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.deployment.backends import nodes_of_demo
 from tff_agnostic.deployment.export import export
-from tff_agnostic.errors import UserError
-from tff_agnostic.run.export import DeviceSettings, export_request
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.export import DeviceSettings, export_request
+from tff_agnostic.program.runs.spec import resolve
 
 _SETTINGS = {
     "aggregation": "secure",

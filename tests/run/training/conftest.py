@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.run.training.harness import train
-from tff_agnostic.run import results
+from tff_agnostic.program.runs import results
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
 

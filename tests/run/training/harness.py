@@ -8,10 +8,10 @@ from typing import Any, Optional
 import pytest
 
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
-from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.process import Interrupted, StopRequest
-from tff_agnostic.run.spec import RunSpec, resolve
-from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.program.options.process import Interrupted, StopRequest
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 ROUNDS = 7

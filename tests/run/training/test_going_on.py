@@ -17,10 +17,10 @@ from tests.run.training.harness import (
     stopped,
     train,
 )
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.saving.checkpoints import CheckpointFolder, newest_checkpoint
 
 

@@ -22,16 +22,16 @@ from binaries import train as train_binary
 from tests import golden
 from tests.binaries.harness import Caller, Process
 from tests.marks import usually
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.errors import UserError
-from tff_agnostic.run.build import run_parts
-from tff_agnostic.run.evaluation import Evaluations
-from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.privacy import check_plan
-from tff_agnostic.run.process import StopRequest
-from tff_agnostic.run.release_ledger import ReleaseLedger
-from tff_agnostic.run.spec import RunSpec, resolve
-from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.runs.build import run_parts
+from tff_agnostic.program.runs.evaluation import Evaluations
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.privacy import check_plan
+from tff_agnostic.program.runs.release_ledger import ReleaseLedger
+from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator
 from tff_agnostic.training.loop import FinishedRound, Observer
@@ -241,7 +241,7 @@ def test_a_last_evaluation_counts_that_is_none_of_the_longer_run(cohort_runtime,
 
 _KILLED = """
 import os
-from tff_agnostic.run.train import TRAIN
+from tff_agnostic.program.commands.train import TRAIN
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 save = CheckpointFolder.save

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from tests import golden
 from tests.run.training.harness import ROUNDS, SETTINGS, round_numbers, train
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.reports.evaluation_table import evaluation_table
-from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.process import StopRequest
-from tff_agnostic.run.spec import resolve
-from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.reports.evaluation_table import evaluation_table
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.spec import resolve
+from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 pytestmark = pytest.mark.slow

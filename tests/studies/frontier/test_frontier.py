@@ -11,10 +11,17 @@ import pytest
 
 from tests import golden
 from tests.run.harness import AWKWARD_NAMES, MEASURES, is_png, measures
-from tff_agnostic.reports.figures import save
-from tff_agnostic.studies.comparison import SUMMARIES, Comparison, Trials
-from tff_agnostic.studies.frontier import Frontier, Outcome, check_time, judge, mixtures, sentence
-from tff_agnostic.studies.frontier_report import figure, markdown, table, to_csv, to_json
+from tff_agnostic.program.reports.figures import save
+from tff_agnostic.program.studies.comparison import SUMMARIES, Comparison, Trials
+from tff_agnostic.program.studies.frontier import (
+    Frontier,
+    Outcome,
+    check_time,
+    judge,
+    mixtures,
+    sentence,
+)
+from tff_agnostic.program.studies.frontier_report import figure, markdown, table, to_csv, to_json
 
 
 def _trials(by_domain):

@@ -12,14 +12,19 @@ from binaries import train
 from tests import golden
 from tests.binaries.harness import compared_specs, given
 from tests.run.harness import make_evaluation, measures
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, Measured
-from tff_agnostic.program.heldout import heldout_options
-from tff_agnostic.run.spec import RunSpec
-from tff_agnostic.studies.optuna_studies import Method
-from tff_agnostic.studies.search_space import dimension, parse_objective, parse_search, searchable
-from tff_agnostic.studies.searched_method import SearchedArm, identity
-from tff_agnostic.studies.tuning_report import flags_of_all, flags_of_one
+from tff_agnostic.program.runs.heldout import heldout_options
+from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.studies.optuna_studies import Method
+from tff_agnostic.program.studies.search_space import (
+    dimension,
+    parse_objective,
+    parse_search,
+    searchable,
+)
+from tff_agnostic.program.studies.searched_method import SearchedArm, identity
+from tff_agnostic.program.studies.tuning_report import flags_of_all, flags_of_one
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import TaskContext
 

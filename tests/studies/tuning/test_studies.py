@@ -7,8 +7,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.studies.optuna_studies import (
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.program.studies.optuna_studies import (
     COUNTED,
     FILE,
     NOTHING_NEW,
@@ -20,7 +20,7 @@ from tff_agnostic.studies.optuna_studies import (
     finds_nothing_new,
     sampler_seed,
 )
-from tff_agnostic.studies.search_space import dimension, searchable
+from tff_agnostic.program.studies.search_space import dimension, searchable
 
 _SETTINGS = searchable("digits")
 _DIMENSIONS = tuple(

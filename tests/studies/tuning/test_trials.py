@@ -11,14 +11,12 @@ import pytest
 from optuna.trial import TrialState
 
 from tests.run.harness import is_png, make_evaluation, measures
-from tff_agnostic.errors import UserError
-from tff_agnostic.program.heldout import heldout_options
-from tff_agnostic.reports.figures import save
-from tff_agnostic.run.process import StopRequest
-from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import CohortOptions
-from tff_agnostic.studies.comparison import LoadedTasks
-from tff_agnostic.studies.optuna_studies import (
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.reports.figures import save
+from tff_agnostic.program.runs.heldout import heldout_options
+from tff_agnostic.program.studies.comparison import LoadedTasks
+from tff_agnostic.program.studies.optuna_studies import (
     ENDED,
     SAME_AS,
     SECONDS,
@@ -27,10 +25,23 @@ from tff_agnostic.studies.optuna_studies import (
     Method,
     Studies,
 )
-from tff_agnostic.studies.search import Pruned, TrialRunner, Watch, best, described
-from tff_agnostic.studies.search_space import dimension, parse_objective, parse_search, searchable
-from tff_agnostic.studies.searched_method import SearchedArm
-from tff_agnostic.studies.tuning_report import importance_figure, importances, slices, table, to_csv
+from tff_agnostic.program.studies.search import Pruned, TrialRunner, Watch, best, described
+from tff_agnostic.program.studies.search_space import (
+    dimension,
+    parse_objective,
+    parse_search,
+    searchable,
+)
+from tff_agnostic.program.studies.searched_method import SearchedArm
+from tff_agnostic.program.studies.tuning_report import (
+    importance_figure,
+    importances,
+    slices,
+    table,
+    to_csv,
+)
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import CohortOptions
 
 _SETTINGS = searchable("digits")
 _DIMENSIONS = {

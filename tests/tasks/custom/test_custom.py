@@ -9,7 +9,7 @@ from tests.tasks.custom.stores import people, point, points, reviews
 from tests.tasks.custom.user_models import CLASSIFIER, NEXT_WORD, error_of, load, model_file
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.source import ReadLog
-from tff_agnostic.run.spec import resolve
+from tff_agnostic.program.runs.spec import resolve
 
 _OF_TWO_INPUTS = """
     import tensorflow as tf

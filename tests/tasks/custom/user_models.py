@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import pytest
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 

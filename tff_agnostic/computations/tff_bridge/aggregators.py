@@ -22,11 +22,11 @@ from tff_agnostic.aggregations.registry import (
     UpdateAggregator,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf, tff
 from tff_agnostic.base.options import Options
+from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.computations.tff_process import PlacedAggregation, TffSums
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
-from tff_agnostic.report_fields import ReportFields
 
 
 class _Summand(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any, Callable
 
 import numpy as np
 
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf, tff
 from tff_agnostic.models.batch_mixing import (
     example_refusal,
     find_model_mixing,

@@ -10,13 +10,13 @@ from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.tff_process import build_evaluation
 from tff_agnostic.data.clients import ClientDataset, ListedClients
 from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import FEATURES, LABEL, Record
 from tff_agnostic.data.store_writer import StoreWriter
-from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples, ModelWeights, as_model
 
 # Examples that TensorFlow hands over at once.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import TaskSpec
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork

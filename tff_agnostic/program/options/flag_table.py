@@ -10,8 +10,9 @@ from typing import Any, Literal, Optional, Union
 
 from absl import flags as absl_flags
 
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError, Options, alternatives
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.program.options.flags import (
     Flag,
     error_of_flag,
@@ -20,7 +21,6 @@ from tff_agnostic.program.options.flags import (
     plain_type,
     unannotated,
 )
-from tff_agnostic.registry import Registry
 
 
 class FlagTable(Registry[Flag]):

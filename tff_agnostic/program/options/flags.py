@@ -23,6 +23,8 @@ from typing import Any, Literal, Optional
 
 from absl import flags as absl_flags
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import named_path
 from tff_agnostic.base.options import (
     NOUNS,
     PLURALS,
@@ -36,9 +38,7 @@ from tff_agnostic.base.options import (
     is_optional,
     is_options,
 )
-from tff_agnostic.errors import UserError
-from tff_agnostic.files import named_path
-from tff_agnostic.registry import Registry
+from tff_agnostic.base.registry import Registry
 
 _DEFINE: Mapping[type, Any] = {
     bool: absl_flags.DEFINE_bool,

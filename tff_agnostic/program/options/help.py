@@ -15,8 +15,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Optional
 
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.program.options.flags import Flag, flags_of
-from tff_agnostic.registry import Registry
 
 _WIDTH = 100
 _LEAST_WIDTH = 40

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import FlagTable, flags_in_errors
 from tff_agnostic.program.options.flags import build, checked, values_of

@@ -1,0 +1,575 @@
+"""Files and folders that are there whole or not at all, digests, and numbered output folders.
+
+A reader of a file finds the old content or the new, never a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fcntl
+import hashlib
+import hmac
+import io
+import itertools
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from logging import WARNING
+from pathlib import Path
+from typing import IO, Any, Optional
+
+import numpy as np
+from absl import logging
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
+
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+_SCRATCH = ".scratch"
+_SCRATCH_FOLDER = re.compile(rf"\..+\{_SCRATCH}\.(?P<pid>\d+)\.tmp")
+# Hexadecimal digits of a digest: enough to tell files of one user apart.
+_DIGITS = 16
+# Bytes of the key of a keyed digest.
+_KEY_BYTES = 32
+_BLOCK = 1 << 20
+# More bytes than a text has that a person or a run writes; what never ends has more, too.
+_MOST_TEXT = 1 << 28
+# Larger whole numbers are none of counts, and some are no float64 either.
+_MOST_INT = 1 << 63
+# The mode of files with a secret in them.
+OWNER_ONLY = 0o600
+_FOLDER_OWNER_ONLY = 0o700
+# Between two tries for a lock.
+_TRY_AGAIN_SECONDS = 0.05
+# How many times its size a file may have when unpacked, beyond the first bytes.
+_MAX_RATIO = 200
+_FREE_BYTES = 1 << 26
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
+    """Yields a file to write; it takes the place of `path` when the block ends without exception.
+
+    The content is on disk before it gets its name, so that a crash leaves no half-written file.
+
+    Args:
+        path: The file.
+        owner_only: Whether nobody but its owner may ever read it, under its temporary name either.
+    """
+    with write_errors(path):
+        if path.is_dir():
+            raise UserError(f"{path}: cannot write: expected the name of a file, found a folder")
+        temporary = temporary_path(path)
+        try:
+            if owner_only:
+                # One that a killed process with this number left would keep its mode.
+                temporary.unlink(missing_ok=True)
+            with open(temporary, "wb", opener=_for_owner if owner_only else None) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, OWNER_ONLY)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends a line to a file of its owner; file and name are on disk when this returns."""
+    with write_errors(path):
+        with open(path, "ab", opener=_for_owner) as file:
+            file.write(f"{line}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until the names in a folder are on disk: without them a power cut loses new files."""
+    with write_errors(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def temporary_path(path: Path) -> Path:
+    """Returns where this process makes what is to take the place of `path`: in the same folder."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextlib.contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """Yields a folder next to `path`, which only its owner can enter, and removes it at the end.
+
+    It is for clients' examples on their way to `path`. A folder that a killed process left next to
+    `path` is removed by the next call.
+    """
+    _remove_left_scratch_folders(path.parent)
+    folder = temporary_path(path.with_name(f"{path.name}{_SCRATCH}"))
+    folder.mkdir(mode=_FOLDER_OWNER_ONLY)
+    try:
+        with folder_lock(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left_scratch_folders(parent: Path) -> None:
+    for entry in os.scandir(parent):
+        match = _SCRATCH_FOLDER.fullmatch(entry.name)
+        if match is None or not entry.is_dir(follow_symlinks=False):
+            continue
+        # The lock shows processes of other containers; the id those on file systems without locks.
+        if int(match["pid"]) != os.getpid() and _is_running(int(match["pid"])):
+            continue
+        # Another process may remove the folder first, and another user's cannot be opened.
+        with contextlib.suppress(UserError), folder_lock(Path(entry)) as is_left:
+            if is_left:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def is_temporary(path: Path) -> bool:
+    """Returns whether a file is one that a process had no time to finish, as after kill -9."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def is_new_or_empty(path: Path) -> bool:
+    """Returns whether nothing is at `path`, or a folder without more than half-written files."""
+    if not path.exists():
+        return True
+    return path.is_dir() and all(map(is_temporary, path.iterdir()))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes UTF-8 text atomically; see `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON atomically; see `atomic_file`."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def finite_or_none(value: float) -> Optional[float]:
+    """Returns a number as JSON has it: what is undefined or infinite is null."""
+    return value if math.isfinite(value) else None
+
+
+def named_path(where: str, text: str) -> Path:
+    """Returns the path that a user names at `where`, such as "--output_dir"."""
+    if not text:
+        raise UserError(f"{where}: expected a path, found an empty one")
+    if "\0" in text:
+        raise UserError(f"{where}: expected a path, found one with a NUL character: {text!r:.200}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{where}: expected a path in UTF-8, found {os.fsencode(text)!r:.200}"
+        ) from None
+    return Path(text)
+
+
+def open_file(path: Path, what: str) -> IO[bytes]:
+    """Opens a file to read that has an end: no pipe, which may keep its reader waiting, or device.
+
+    Args:
+        path: The file.
+        what: What it has to be, for messages, such as "a JSON file".
+    """
+    try:
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
+    except FileNotFoundError as e:
+        raise UserError(f"{path}: expected {what}, found none") from e
+    except OSError as e:
+        raise UserError(f"{path}: expected {what}, cannot read it ({e.strerror or e})") from e
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UserError(f"{path}: expected {what}, found a pipe, a socket or a device")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Without it a pipe is not even opened until something writes to it.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_file(path: Path, what: str, most: int = _MOST_TEXT) -> bytes:
+    """Returns the content of a file; see `open_file`.
+
+    Args:
+        path: The file.
+        what: What it has to be.
+        most: How many bytes it may have.
+    """
+    try:
+        with open_file(path, what) as file:
+            content = file.read(most + 1)
+    except OSError as e:
+        raise UserError(f"{path}: expected {what}, cannot read it ({e.strerror or e})") from e
+    if len(content) > most:
+        raise UserError(f"{path}: expected {what} of at most {most} bytes, found more")
+    return content
+
+
+def read_text(path: Path, what: str) -> str:
+    """Returns the text of a file in UTF-8; see `read_file`."""
+    try:
+        return read_file(path, what).decode()
+    except UnicodeDecodeError as e:
+        found = f"byte 0x{e.object[e.start]:02x} at position {e.start}"
+        raise UserError(f"{path}: expected {what} in UTF-8, found {found}") from e
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file that holds an object."""
+    text = read_text(path, "a JSON file")
+    try:
+        found = json.loads(
+            text,
+            object_pairs_hook=_with_each_name_once,
+            parse_constant=_finite,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
+    except UserError as e:
+        raise UserError(f"{path}: {e}") from e
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{path}: expected a JSON file, cannot read it ({e})") from e
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # The last of them would stand for all, without a word.
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise UserError(f"expected each name once in an object, found {twice!r:.100} twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    # Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity.
+    if not math.isfinite(value := float(text)):
+        raise UserError(f"expected finite numbers, found {text:.100}")
+    return value
+
+
+def _whole(text: str) -> int:
+    if abs(value := int(text)) >= _MOST_INT:
+        raise UserError(f"expected whole numbers of at most 63 bits, found {text:.100}")
+    return value
+
+
+@contextlib.contextmanager
+def csv_field_limit(characters: int) -> Iterator[None]:
+    """Sets how long a field of a CSV file may be: one limit for all readers of a process."""
+    before = csv.field_size_limit(characters)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def make_folder(path: Path) -> None:
+    """Creates a folder and its parents."""
+    with write_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterator[bool]:
+    """Keeps other processes from the same lock on a folder while entered.
+
+    Args:
+        path: The folder.
+        wait: Whether to wait until no other process has it.
+        patience: For how many seconds to wait otherwise.
+
+    Yields:
+        Whether this process has it now. On a file system without locks every process has.
+    """
+    with write_errors(path):
+        descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # The kernel takes the lock away when this process ends, however it ends.
+        is_ours = _locked(descriptor, wait, time.monotonic() + patience)
+    except OSError as e:
+        # Not every file system has locks; a run must be possible there all the same.
+        logging.warning("%s: cannot be kept from other processes: %s", path, e.strerror)
+        is_ours = True
+    try:
+        yield is_ours
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, wait: bool, deadline: float) -> bool:
+    """Returns whether this process has a file's lock, which it tries for until a time."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_TRY_AGAIN_SECONDS)
+        else:
+            return True
+
+
+@contextlib.contextmanager
+def folder_to_write_in(path: Path) -> Iterator[None]:
+    """Creates a folder and its parents; those that are empty when the block ends are gone again."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    make_folder(path)
+    try:
+        yield
+    finally:
+        # Only empty folders can be removed so; the innermost is first.
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+
+
+def check_can_be_made(folder: Path, flag: str) -> None:
+    """Raises a `UserError` that names the flag if something else is where a folder is to be."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"--{flag}: expected a folder at {there}, found a file")
+
+
+@contextlib.contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turns errors of the operating system into a `UserError` that names `path`."""
+    try:
+        yield
+    except OSError as e:
+        raise UserError(f"{path}: cannot write: {e.strerror or e}") from e
+
+
+def digest(content: bytes) -> str:
+    """Returns a short name of a content: 16 digits that are equal for equal bytes only."""
+    return hashlib.sha256(content).hexdigest()[:_DIGITS]
+
+
+def digest_of(facts: Any, arrays: Iterable[Any] = ()) -> str:
+    """Returns the SHA-256 of what JSON can hold, and of the types, shapes and values of arrays."""
+    found = hashlib.sha256(json.dumps(facts).encode())
+    for array in map(np.asarray, arrays):
+        # Of Python's objects, such as texts, an array holds addresses.
+        content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(content)
+    return found.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Returns the `digest` of a file's content, which may be larger than memory."""
+    found = hashlib.sha256()
+    try:
+        with open_file(path, "a file") as file:
+            while block := file.read(_BLOCK):
+                found.update(block)
+    except OSError as e:
+        raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
+    return found.hexdigest()[:_DIGITS]
+
+
+def keyed_digest(content: str) -> str:
+    """Returns a fresh key and the HMAC-SHA256 of a string with it, for files with `OWNER_ONLY`.
+
+    Without the key nobody can check a guess of the string.
+    """
+    key = secrets.token_hex(_KEY_BYTES)
+    return f"{key}:{_hmac(key, content)}"
+
+
+def is_keyed_digest(keyed: str, content: str) -> bool:
+    """Whether `keyed` is a `keyed_digest` of a string."""
+    key, _, mac = keyed.partition(":")
+    return mac == _hmac(key, content)
+
+
+def _hmac(key: str, content: str) -> str:
+    return hmac.new(key.encode(), content.encode(), hashlib.sha256).hexdigest()
+
+
+def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file.
+
+    Args:
+        what: The expected kind of file, for messages.
+    """
+    # Opened once: a file that is removed or replaced meanwhile cannot mix.
+    with open_file(path, what) as file:
+        try:
+            _check_unpacked_size(file)
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("a single array, as in .npy files")
+            with archive:
+                return {name: archive[name] for name in archive.files}
+        except Exception as e:  # There is no list of what zip and npy raise on arbitrary bytes.
+            raise UserError(
+                f"{path}: expected {what}, found a damaged or another file ({_error_line(e)})"
+            ) from e
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays to an .npz file, atomically."""
+    # In memory first: on a full disk NumPy's zip file would write again when it is collected.
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    with atomic_file(path) as file:
+        file.write(content.getbuffer())
+
+
+def _check_unpacked_size(file: IO[bytes]) -> None:
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        return
+    with zipfile.ZipFile(file) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    size = os.fstat(file.fileno()).st_size
+    if unpacked > max(_FREE_BYTES, _MAX_RATIO * size):
+        raise ValueError(
+            f"{size} bytes that unpack to {unpacked}; np.savez writes arrays without packing them"
+        )
+    file.seek(0)
+
+
+def _error_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def check_free(folder: Path, flag: str) -> None:
+    """Checks that a folder is new or empty."""
+    with write_errors(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{flag}: expected a new or empty folder, found {folder}")
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path, flag: str) -> Iterator[Path]:
+    """Yields a folder that takes the place of `folder` when the block ends without exception."""
+    check_free(folder, flag)
+    parent = folder.absolute().parent
+    partial = temporary_path(folder.absolute())
+    with write_errors(folder):
+        missing = [path for path in (parent, *parent.parents) if not path.exists()]
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            os.replace(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            for path in missing:
+                # Stays where it is not empty.
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+
+@contextlib.contextmanager
+def tensorflow_writes() -> Iterator[None]:
+    """Turns what TensorFlow raises where it cannot write a file into an `OSError`.
+
+    TensorFlow does not log what it writes: the folder is often a temporary one, as in `new_folder`.
+    """
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(max(level, WARNING))
+    try:
+        yield
+    except tf.errors.OpError as e:
+        # "PATH; REASON [Op:NAME]", and perhaps more lines.
+        line = e.message.splitlines()[0]
+        raise OSError(line.partition(" [Op:")[0].rpartition("; ")[2]) from e
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) -> Iterator[Path]:
+    """Yields the folder for what is written while entered.
+
+    Commands that start at the same time have different ones. One in which nothing was written is
+    taken away again.
+
+    Args:
+        given: The folder that the user named, if they did: it is yielded as it is.
+        parent: Where folders without a name of their own are collected.
+        name: Name of this kind of folder.
+        resume: Whether to go on in the newest folder of that name, if there is one.
+    """
+    known = _newest_used(parent, name) if resume and given is None else given
+    if known is not None:
+        yield known
+        return
+    had_parent = parent.exists()
+    path = claimed_folder(parent, name)
+    try:
+        yield path
+    finally:
+        # Only empty folders can be removed so.
+        with contextlib.suppress(OSError):
+            path.rmdir()
+            if not had_parent:
+                parent.rmdir()
+
+
+def claimed_folder(parent: Path, name: str) -> Path:
+    """Makes and returns the folder after the last one of a name: nobody else gets the same."""
+    for number in itertools.count(max(_numbered(parent, name), default=0) + 1):
+        path = parent / f"{name}-{number:03d}"
+        make_folder(parent)
+        with write_errors(path):
+            try:
+                path.mkdir()
+            except (FileExistsError, FileNotFoundError):
+                # Somebody else was faster: to make this folder, or to remove their own parent.
+                continue
+            return path
+    raise AssertionError("counting does not end")
+
+
+def _newest_used(parent: Path, name: str) -> Optional[Path]:
+    """Returns the newest folder in which there is something."""
+    numbered = _numbered(parent, name)
+    with write_errors(parent):
+        used = [n for n, path in numbered.items() if path.is_dir() and any(path.iterdir())]
+    return numbered[max(used)] if used else None
+
+
+def _numbered(parent: Path, name: str) -> dict[int, Path]:
+    pattern = re.compile(re.escape(name) + r"-(\d+)")
+    with write_errors(parent):
+        siblings = list(parent.iterdir()) if parent.is_dir() else []
+    found = ((pattern.fullmatch(path.name), path) for path in siblings)
+    return {int(match[1]): path for match, path in found if match}

@@ -1,0 +1,61 @@
+"""Named, discoverable choices: algorithms, tasks, optimizers, runtimes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from tff_agnostic.base.errors import UserError
+
+T = TypeVar("T")
+# Of the letters of two names, the share that they have in common: `xls` and `plays` have a half.
+_LEAST_ALIKE = 0.6
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """A read-only mapping from name to entry whose look-ups say what the valid names are.
+
+    Args:
+        kind: What an entry is, for messages, e.g. "task".
+        entries: The members by name.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, T]) -> None:
+        self._kind = kind
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> T:
+        """Returns the entry called `name`."""
+        if name not in self._entries:
+            raise UserError(f"unknown {self._kind} {name!r}: {self._suggestion(str(name))}")
+        return self._entries[name]
+
+    def given(self, where: str, name: str) -> T:
+        """Returns the entry called `name`, which a user gave at `where`, such as "--task"."""
+        try:
+            return self[name]
+        except UserError as e:
+            raise UserError(f"{where}: {e}") from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns the entry called `name`, or `default` if there is none."""
+        return self._entries.get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def _suggestion(self, name: str) -> str:
+        return f"{did_you_mean(name, self._entries)}valid names: {', '.join(self._entries)}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Returns "did you mean NAME? " of the nearest names, nothing if none is near."""
+    nearest = difflib.get_close_matches(name, list(names), n=2, cutoff=_LEAST_ALIKE)
+    return f"did you mean {' or '.join(nearest)}? " if nearest else ""

@@ -1,0 +1,156 @@
+"""Sentences and texts as the ids of their words, those of TFF's Stack Overflow baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Callable, NamedTuple
+
+import numpy as np
+
+from tff_agnostic.base.registry import Registry
+
+# Default of T: that of TFF's Stack Overflow baseline.
+SEQUENCE_LENGTH = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """The ids of a vocabulary of K words: padding 0, words 1 to K, then three more.
+
+    Those are K + 1 for every word out of the vocabulary, K + 2 for the begin of a sentence and
+    K + 3 for its end, as `tff.simulation.baselines.stackoverflow` has them.
+
+    Attributes:
+        vocabulary_size: K, at least 1.
+    """
+
+    vocabulary_size: int
+
+    def __post_init__(self) -> None:
+        """Checks the range."""
+        if self.vocabulary_size < 1:
+            raise ValueError(
+                f"vocabulary_size: expected at least 1 word, found {self.vocabulary_size}"
+            )
+
+    @property
+    def pad(self) -> int:
+        """Padding: 0."""
+        return 0
+
+    @property
+    def oov(self) -> int:
+        """A word out of the vocabulary: K + 1."""
+        return self.vocabulary_size + 1
+
+    @property
+    def bos(self) -> int:
+        """The begin of a sentence: K + 2."""
+        return self.vocabulary_size + 2
+
+    @property
+    def eos(self) -> int:
+        """The end of a sentence: K + 3."""
+        return self.vocabulary_size + 3
+
+    @property
+    def num_ids(self) -> int:
+        """How many ids there are: K + 4."""
+        return self.vocabulary_size + 4
+
+
+class EncodedSentences(NamedTuple):
+    """Examples of a next-word model.
+
+    Attributes:
+        x: Ids of words, int32 [n, T].
+        y: Ids of the words that follow, int32 [n, T].
+        sentence: Which sentence each example is of, int64 [n].
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    sentence: np.ndarray
+
+
+class _WordEncoder:
+    """What encoders of sentences and of texts share.
+
+    Args:
+        words: The vocabulary; word k has the id k + 1.
+        sequence_length: T.
+    """
+
+    def __init__(self, words: Sequence[str], sequence_length: int) -> None:
+        self.ids = TokenIds(len(words))
+        self._length = sequence_length
+        # Bytes, as stores hold them: nothing has to be decoded.
+        self._id_of = {word.encode(): k for k, word in enumerate(words, start=1)}
+
+    def _ids_of(self, words: Sequence[bytes]) -> list[int]:
+        oov, id_of = self.ids.oov, self._id_of
+        return [id_of.get(word, oov) for word in words]
+
+
+class SentenceEncoder(_WordEncoder):
+    """Encodes sentences as TFF's Stack Overflow baseline does.
+
+    A sentence is begin, its words, end; x is all but the last id, y all but the first. What is
+    missing to T ids is padding.
+    """
+
+    def encode(self, sentences: np.ndarray) -> EncodedSentences:
+        """Returns an example of each of n sentences, cut off after T + 1 ids.
+
+        Args:
+            sentences: Bytes, words separated by spaces.
+        """
+        ids = np.full([len(sentences), self._length + 1], self.ids.pad, np.int32)
+        ids[:, 0] = self.ids.bos
+        for row, sentence in zip(ids, sentences):
+            encoded = self._after_begin(sentence)[: self._length]
+            row[1 : len(encoded) + 1] = encoded
+        return EncodedSentences(ids[:, :-1], ids[:, 1:], np.arange(len(sentences)))
+
+    def encode_chunks(self, sentences: np.ndarray) -> EncodedSentences:
+        """Returns as many examples of each sentence as hold all of it.
+
+        Every word and the end of a sentence are predicted once; x of an example that goes on with a
+        sentence begins with the last id that the example before predicted.
+
+        Args:
+            sentences: Bytes, words separated by spaces.
+        """
+        length, pad = self._length, self.ids.pad
+        rows, owners = [], []
+        for k, sentence in enumerate(sentences):
+            ids = [self.ids.bos, *self._after_begin(sentence)]
+            for start in range(0, len(ids) - 1, length):
+                row = ids[start : start + length + 1]
+                rows.append(row + [pad] * (length + 1 - len(row)))
+                owners.append(k)
+        chunks = np.array(rows, np.int32).reshape(-1, length + 1)
+        return EncodedSentences(chunks[:, :-1], chunks[:, 1:], np.array(owners, np.int64))
+
+    def _after_begin(self, sentence: bytes) -> list[int]:
+        return [*self._ids_of(sentence.split()), self.ids.eos]
+
+
+# Treatments of a sentence with more words than fit into an example.
+LONG_SENTENCES: Registry[Callable[[SentenceEncoder, np.ndarray], EncodedSentences]] = Registry(
+    "treatment of long sentences",
+    {"cut": SentenceEncoder.encode, "chunk": SentenceEncoder.encode_chunks},
+)
+
+
+class TextEncoder(_WordEncoder):
+    """Encodes texts as the ids of their first words, followed by padding."""
+
+    def encode(self, texts: np.ndarray) -> np.ndarray:
+        """Returns ids, int32 [n, T], of n texts: bytes, words separated by spaces."""
+        ids = np.full([len(texts), self._length], self.ids.pad, np.int32)
+        for row, text in zip(ids, texts):
+            known = self._ids_of(text.split()[: self._length])
+            row[: len(known)] = known
+        return ids

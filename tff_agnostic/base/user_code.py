@@ -1,0 +1,371 @@
+"""A user's own Python file, run as a module, with errors that show the user's lines only."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import hashlib
+import importlib.machinery
+import inspect
+import itertools
+import linecache
+import logging
+import os
+import re
+import sys
+import sysconfig
+import threading
+import traceback
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from tff_agnostic.base.errors import UserCodeError, UserError
+from tff_agnostic.base.files import digest, read_file
+
+# How many names of a file a message lists.
+_MAX_NAMES = 10
+# Seconds after which a warning says that the file still runs.
+_LONG_SECONDS = 30.0
+# Without a handler, Python writes its warnings to stderr.
+_LOGGER = logging.getLogger(__name__)
+# How names of packages begin.
+_PACKAGE = "user_file_"
+_OTHERS = (Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib")).resolve())
+
+# How Keras 3 refuses a function of TensorFlow in a functional model; its advice takes 20 lines.
+_SYMBOLIC = "A KerasTensor cannot be used as input to a TensorFlow function"
+_INSTEAD = (
+    "ValueError: expected layers or keras.ops on the inputs of a functional model, as Keras 3 has "
+    "them, found a function of TensorFlow (docs/reference/platforms.md)"
+)
+# Colours, for terminals.
+_ESCAPES = re.compile("\x1b\\[[0-9;]*m")
+_ARGUMENTS = re.compile(r" (Call arguments received|Arguments received by) ")
+
+
+class UserFile:
+    """A Python file, executed. What lies next to it can be imported, as by a script.
+
+    Every file is a module of its own, with modules of its own next to it: several may be there at
+    once, and one may be there twice.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._source = read_file(path, "a Python file")
+        code = self._compile(self._source)
+        self._imports = UserImports(Path(code.co_filename).parent)
+        # Not its own name: a folder of that name may lie next to it.
+        self._module = types.ModuleType(f"{self._imports.package}.__main__")
+        self._module.__file__ = code.co_filename
+        self._imports.prepare(self._module)
+        # There dataclasses, type hints and pickle find what the file defines.
+        sys.modules[self._module.__name__] = self._module
+        with self.running("it"):
+            exec(code, vars(self._module))
+
+    def digests(self) -> dict[str, str]:
+        """Returns short names of the file's content, "file", and of what it imports, "imports".
+
+        Imports are the Python files next to it that were imported until now, each under its name
+        from the folder on: it is the same wherever the folder lies. Without any there is no entry.
+        """
+        digests = {"file": digest(self._source)}
+        sources = sorted(self._imports.sources.items())
+        if sources:
+            lines = [f"{name} {hashlib.sha256(source).hexdigest()}\n" for name, source in sources]
+            digests["imports"] = digest("".join(lines).encode())
+        return digests
+
+    def value(self, name: str, what: str, is_right: Callable[[Any], bool]) -> Any:
+        """Returns a value that the file defines outside of functions and classes.
+
+        Args:
+            what: What it has to be, for the message.
+            is_right: Returns whether a value is that.
+        """
+        if name not in vars(self._module):
+            names = list(self._defined())
+            shown = [*names[:_MAX_NAMES], "..."] if len(names) > _MAX_NAMES else names
+            raise UserError(
+                f"{self.path}: expected {name}, {what}, found {', '.join(shown) or 'nothing'}"
+            )
+        value = vars(self._module)[name]
+        if not is_right(value):
+            raise UserError(f"{self.path}: {name}: expected {what}, found {kind_of(value)}")
+        return value
+
+    def function(self, name: str, argument: str) -> Callable[[Any], Any]:
+        """Returns a function of one argument that the file defines."""
+        found = vars(self._module).get(name)
+        if not callable(found):
+            functions = [key for key, v in self._defined().items() if inspect.isfunction(v)]
+            raise UserError(
+                f"{self.path}: expected a function {name}({argument}), found "
+                f"{', '.join(functions) or 'no function'}"
+            )
+        try:
+            signature = inspect.signature(found)
+            signature.bind(None)
+        except TypeError as e:
+            raise UserError(
+                f"{self.path}: expected a function {name}({argument}), found {name}{signature}"
+            ) from e
+        function: Callable[[Any], Any] = found
+        return function
+
+    @contextlib.contextmanager
+    def running(self, what: str, made_by: Optional[Callable[..., Any]] = None) -> Iterator[None]:
+        """While code of the file runs: its folder is searched by imports, its errors are shown.
+
+        Args:
+            what: Names what runs, for the message.
+            made_by: The function that made what runs; where none of the user's lines were running,
+                the message names the line where it begins.
+        """
+        with self._imports.by_name(), _warning_if_long(f"{self.path}: {what}"):
+            try:
+                yield
+            except UserError as e:
+                kind = UserCodeError if isinstance(e, UserCodeError) else UserError
+                raise kind(f"{self._place_of(made_by)}: {e}") from e
+            except KeyboardInterrupt:
+                # Ctrl-C, which is no mistake of the file.
+                raise
+            except BaseException as e:  # A file may raise anything, also what ends Python.
+                if self.raised(e):
+                    raise UserCodeError(f"{self.path}: {what} fails:\n{self._trace(e)}") from e
+                place = self._place_of(made_by)
+                raise UserError(f"{place}: {what} fails: {in_one_line(e)}") from e
+
+    def raised(self, error: BaseException) -> bool:
+        """Returns whether an exception came out of the user's own lines."""
+        return bool(self._frames(error))
+
+    def _place_of(self, function: Optional[Callable[..., Any]]) -> str:
+        code = getattr(function, "__code__", None)
+        if code is None or code.co_filename != self._module.__file__:
+            return str(self.path)
+        return f"{self.path}, line {code.co_firstlineno}"
+
+    def _defined(self) -> dict[str, Any]:
+        """Returns what the file defines by name, without what it imported."""
+        own_name = self._module.__name__
+        return {
+            name: value
+            for name, value in vars(self._module).items()
+            if not name.startswith("_")
+            and not isinstance(value, types.ModuleType)
+            and (not hasattr(value, "__name__") or value.__module__ == own_name)
+        }
+
+    def _compile(self, source: bytes) -> types.CodeType:
+        file_name = str(self.path.resolve())
+        linecache.checkcache(file_name)
+        try:
+            return compile(source, file_name, "exec", dont_inherit=True)
+        except SyntaxError as e:
+            line = f", line {e.lineno}" if e.lineno else ""
+            text = f": {e.text.strip()}" if e.text and e.text.strip() else ""
+            raise UserError(f"{self.path}{line}: not Python: {e.msg}{text}") from e
+        except ValueError as e:
+            raise UserError(f"{self.path}: not Python: {e}") from e
+
+    def _trace(self, error: BaseException) -> str:
+        lines = traceback.format_list(self._frames(error))
+        if _SYMBOLIC in str(error):
+            lines.append(_INSTEAD)
+        else:
+            lines += traceback.format_exception_only(type(error), error)
+        return "".join(lines).rstrip()
+
+    def _frames(self, error: BaseException) -> list[traceback.FrameSummary]:
+        frames = traceback.extract_tb(error.__traceback__)
+        return [frame for frame in frames if self._imports.is_beside(frame.filename)]
+
+
+@contextlib.contextmanager
+def _warning_if_long(what: str) -> Iterator[None]:
+    """While entered for long, logs a warning: an endless loop looks like work."""
+    text = (
+        f"note: waiting for {what} has run for {_LONG_SECONDS:g} s and has not ended (to end the "
+        "command, press Ctrl-C twice)"
+    )
+    timer = threading.Timer(_LONG_SECONDS, _LOGGER.warning, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns an exception's type and message in a line, without Keras' list of arguments."""
+    message = " ".join(_ESCAPES.sub("", str(error)).split())
+    message = _ARGUMENTS.split(message)[0]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def kind_of(value: Any) -> str:
+    """Returns what kind of thing a value is, for messages."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, str):
+        return repr(value)
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def is_of_a_user(module: str) -> bool:
+    """Returns whether a module is this package's, or a user's file or script, and no library's."""
+    return module.startswith((_PACKAGE, "tff_agnostic.", "__main__"))
+
+
+class UserImports(MetaPathFinder):
+    """Imports of a file, as if it ran as a script: what lies beside it is found first.
+
+    The modules beside it become those of a package that only the file has. So two files may have
+    different modules of one name beside them, and each finds its own whenever it imports: also
+    later, in a function that is only called then, or in another thread.
+
+    Args:
+        folder: The file's folder, resolved.
+
+    Attributes:
+        package: Name of the package.
+        sources: Content of every Python file that was imported from beside the file, by the name
+            that it has from the folder on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        names = (f"{_PACKAGE}{number}" for number in itertools.count())
+        self.package = next(name for name in names if name not in sys.modules)
+        self.sources: dict[str, bytes] = {}
+        self._folder = folder
+        self._own: dict[str, bool] = {}
+        self._by_name: dict[str, types.ModuleType] = {}
+        # What import statements of a module call is looked up here.
+        self._builtins = {**vars(builtins), "__import__": self._import}
+        # A module that was written a moment ago has to be found.
+        importlib.invalidate_caches()
+        package = types.ModuleType(self.package)
+        package.__path__ = [str(folder)]
+        sys.modules[self.package] = package
+        sys.meta_path.insert(0, self)
+
+    def prepare(self, module: types.ModuleType) -> None:
+        """Makes a module, before it is executed, import as the file does."""
+        vars(module)["__builtins__"] = self._builtins
+
+    @contextlib.contextmanager
+    def by_name(self) -> Iterator[None]:
+        """While code of the user runs: for imports without a statement, such as by `importlib`.
+
+        What these find beside the file is known under its plain name, as long as this lasts.
+        """
+        before = set(sys.modules)
+        sys.modules.update(self._by_name)
+        sys.path.insert(0, str(self._folder))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(str(self._folder))
+            for name in set(sys.modules) - before:
+                file_name = getattr(sys.modules[name], "__file__", None)
+                if file_name and self.is_beside(file_name) and not name.startswith(_PACKAGE):
+                    self._by_name[name] = sys.modules.pop(name)
+                    with contextlib.suppress(OSError):
+                        self.keep(file_name, Path(file_name).read_bytes())
+
+    def keep(self, file_name: str, source: bytes) -> None:
+        """Adds to the sources."""
+        self.sources[Path(os.path.relpath(file_name, self._folder)).as_posix()] = source
+
+    def is_beside(self, file_name: Optional[str]) -> bool:
+        """Returns whether a file is one of the user's: in the folder, or a folder below it."""
+        # Python's own frozen modules have such names.
+        if file_name is None or file_name.startswith("<"):
+            return False
+        parents = Path(file_name).resolve().parents
+        # An environment, Python or this package may lie in the same folder.
+        if "site-packages" in file_name or any(folder in parents for folder in _OTHERS):
+            return False
+        # A link in the folder lies there, wherever it leads to.
+        return self._folder in parents or self._folder in Path(file_name).parents
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Optional[Sequence[str]],
+        target: Optional[types.ModuleType] = None,
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        """Finds the submodules of the package; part of Python's import system."""
+        if not fullname.startswith(f"{self.package}."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(fullname, spec.loader.path, self)
+        return spec
+
+    def _import(
+        self,
+        name: str,
+        globals_: Optional[Mapping[str, Any]] = None,
+        locals_: Optional[Mapping[str, Any]] = None,
+        fromlist: Optional[Sequence[str]] = (),
+        level: int = 0,
+    ) -> types.ModuleType:
+        top = name.partition(".")[0]
+        if level or not self._is_own(top):
+            return builtins.__import__(name, globals_, locals_, fromlist or (), level)
+        module = builtins.__import__(f"{self.package}.{name}", globals_, locals_, fromlist or ())
+        # `import a.b` gives a.
+        return module if fromlist else sys.modules[f"{self.package}.{top}"]
+
+    def _is_own(self, name: str) -> bool:
+        if name not in self._own:
+            self._own[name] = self._lies_beside(name)
+        return self._own[name]
+
+    def _lies_beside(self, name: str) -> bool:
+        if name in sys.builtin_module_names:
+            return False
+        spec = importlib.machinery.PathFinder.find_spec(name, [str(self._folder), *sys.path])
+        if spec is None:
+            return False
+        if spec.origin is None:
+            # A folder without __init__.py is a module only where there is no better one.
+            first = next(iter(spec.submodule_search_locations or ()), None)
+            return name not in sys.modules and self.is_beside(first)
+        return self.is_beside(spec.origin)
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Executes a module from its source as it is now, not as it was when it was compiled last."""
+
+    def __init__(self, fullname: str, path: str, imports: UserImports) -> None:
+        super().__init__(fullname, path)
+        self._imports = imports
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        source = self.get_data(self.path)
+        self._imports.keep(self.path, source)
+        code: types.CodeType = self.source_to_code(source, self.path)
+        return code
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._imports.prepare(module)
+        super().exec_module(module)

@@ -1,0 +1,468 @@
+"""Base predictors of an ensemble, from runs, Keras files, and files of the command base_predictors.
+
+A file of base predictors holds several models of one architecture in .npz format, whose checksums
+reveal damage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import digest, file_digest, read_json, read_npz, write_npz
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.user_code import in_one_line
+from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.boosting.ensemble import EnsembleModel, architecture_of, ensemble, form_of
+from tff_agnostic.boosting.predictor_store import Architecture
+from tff_agnostic.models.keras import fixed_from_keras
+from tff_agnostic.models.keras_platform import classes_of, layers_of
+from tff_agnostic.models.metrics import takes_scores
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.models.user_model import NUM_ROWS, described
+from tff_agnostic.program.options.tasks import check_format, load_task_of_run, task_in
+from tff_agnostic.saving.checkpoints import (
+    CHECKPOINTS,
+    Checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+)
+from tff_agnostic.saving.keras import KERAS_FILES, architecture_text, read_keras
+from tff_agnostic.tasks.task import DATA, MODEL_CODE, Task, TaskContext
+
+FLAG = "--base_predictors"
+_FORMAT = 1
+_HEADER = "header"
+_KIND = "base predictors"
+# Tolerance of the sum of probabilities.
+_TOLERANCE = 1e-4
+_PROBABILITIES = "probabilities like the task's model"
+
+
+@dataclasses.dataclass(frozen=True)
+class MixingTask:
+    """The task of a run that mixes predictors.
+
+    Attributes:
+        task: The loaded task.
+        name: Name of the task.
+        options: All options of the task, by flag.
+        context: Seed and places of the data.
+        trust: Whether Keras files may run code.
+    """
+
+    task: Task
+    name: str
+    options: Mapping[str, Any]
+    context: TaskContext
+    trust: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class BasePredictor:
+    """A predictor of an ensemble.
+
+    Attributes:
+        weights: The weights.
+        architecture: The architecture.
+        key: Text that other architectures do not have; "" for the task's model.
+    """
+
+    weights: ModelWeights
+    architecture: Architecture
+    key: str = ""
+
+
+def _error(path: Path, expected: str, found: str) -> UserError:
+    return UserError(f"{FLAG}: {path}: expected {expected}, found {found}")
+
+
+def _check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Checks that a predictor has a task's fingerprint, except for the examples.
+
+    Args:
+        path: Path of the predictor.
+        fingerprint: The predictor's fingerprint; see `Task.fingerprint`.
+        expected: The task's fingerprint.
+    """
+    for name, value in expected.items():
+        if name != DATA and name in fingerprint and fingerprint[name] != value:
+            raise _error(path, f"the {name} of this task ({value})", fingerprint[name])
+
+
+def _two_examples(spec: Any) -> Any:
+    """Returns two different examples in the structure of specs with a first dimension of None.
+
+    Real numbers are random, and integers 0 in the first example and 1 in the second.
+    """
+    rng = np.random.default_rng(0)
+
+    def rows(one: tf.TensorSpec) -> tf.Tensor:
+        shape = [NUM_ROWS, *(n or 1 for n in one.shape[1:])]
+        if one.dtype.is_floating:
+            return tf.constant(rng.normal(size=shape), one.dtype)
+        values = np.arange(NUM_ROWS).reshape([NUM_ROWS] + [1] * (len(shape) - 1))
+        return tf.cast(np.broadcast_to(values, shape), one.dtype)
+
+    return tf.nest.map_structure(rows, spec)
+
+
+def _outputs_of(model: Model, x_spec: Any) -> Any:
+    """Returns the outputs of a model with its initial weights for `_two_examples`."""
+    weights = tf.nest.map_structure(tf.constant, model.initial_weights)
+    return model.predict(weights, _two_examples(x_spec), False, tf.zeros([2], tf.int32))
+
+
+def _check_outputs(path: Path, outputs: Any, model: Model) -> None:
+    """Checks that a predictor's outputs for `_two_examples` fit the outputs of the task's model."""
+    expected = _outputs_of(model, model.example_spec["x"])
+    is_tensor = tf.is_tensor(outputs)
+    if not is_tensor or outputs.shape != expected.shape or not outputs.dtype.is_floating:
+        found = described(outputs) if is_tensor else "several"
+        raise _error(path, f"outputs {described(expected)} like the task's model", found)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictorFile:
+    """Base predictors as they were saved.
+
+    Attributes:
+        names: Names of the q predictors.
+        arrays: Weights of the predictors in the order of the model's, arrays [q, ...].
+        fingerprint: Fingerprint of the task; see `Task.fingerprint`.
+        about: How the predictors were made.
+    """
+
+    names: tuple[str, ...]
+    arrays: tuple[np.ndarray, ...]
+    fingerprint: Mapping[str, str]
+    about: Mapping[str, Any]
+
+
+def write_predictors(path: Path, predictors: PredictorFile) -> None:
+    """Writes a file atomically."""
+    header = {
+        "kind": _KIND,
+        "format": _FORMAT,
+        "names": list(predictors.names),
+        "arrays": len(predictors.arrays),
+        "fingerprint": dict(predictors.fingerprint),
+        "about": dict(predictors.about),
+    }
+    arrays = {f"array_{i:05d}": array for i, array in enumerate(predictors.arrays)}
+    write_npz(path, {_HEADER: np.array(json.dumps(header)), **arrays})
+
+
+def is_predictor_file(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether the arrays of an .npz file are those of base predictors."""
+    try:
+        return bool(json.loads(str(arrays[_HEADER]))["kind"] == _KIND)
+    except (LookupError, TypeError, ValueError):
+        return False
+
+
+def read_predictors(path: Path) -> PredictorFile:
+    """Reads a file."""
+    arrays = read_npz(path, "a file of base predictors")
+    if not is_predictor_file(arrays):
+        raise UserError(f"{path}: expected a file of base predictors, found other arrays")
+    header = json.loads(str(arrays[_HEADER]))
+    file_format = header.get("format")
+    if file_format != _FORMAT:
+        raise UserError(f"{path}: expected format {_FORMAT} of this version, found {file_format}")
+    try:
+        predictors = PredictorFile(
+            tuple(map(str, header["names"])),
+            tuple(arrays[f"array_{i:05d}"] for i in range(header["arrays"])),
+            {str(name): str(value) for name, value in header["fingerprint"].items()},
+            dict(header["about"]),
+        )
+    except (AttributeError, LookupError, TypeError, ValueError) as e:
+        raise UserError(f"{path}: expected a file of base predictors, found other arrays") from e
+    names, arrays_of_all = predictors.names, predictors.arrays
+    if not names or not arrays_of_all or any(a.shape[:1] != (len(names),) for a in arrays_of_all):
+        shapes = ", ".join(str(list(a.shape)) for a in arrays_of_all) or "none"
+        raise UserError(
+            f"{path}: expected arrays of {len(names)} base predictors, found arrays of shapes "
+            f"{shapes}"
+        )
+    return predictors
+
+
+def _keras_predictor(
+    path: Path, mixing: MixingTask, known: Mapping[str, Architecture]
+) -> BasePredictor:
+    """Reads a Keras file as a base predictor.
+
+    Where the task's model has scores, a file may have scores or probabilities: outputs that are not
+    negative and sum to 1 are probabilities, and a single one is if its last layer's activation is
+    a sigmoid.
+
+    Args:
+        path: A .keras or .h5 file.
+        mixing: The task of the run that mixes.
+        known: Architectures of earlier files by key: equal architectures are one.
+    """
+    model = mixing.task.model
+    if not form_of(model).are_models:
+        expected = "a run or a file of base_predictors for distributions of words"
+        raise _error(path, expected, "a Keras model")
+    classes = {} if model.keras_model is None else classes_of(model.keras_model)
+    keras_model = read_keras(path, classes, FLAG, mixing.trust)
+    outputs = _outputs(path, keras_model, model.example_spec["x"])
+    _check_outputs(path, outputs, model)
+    takes = takes_scores(model.loss)
+    if outputs.shape.rank == 1 or outputs.shape[-1] == 1:
+        from_scores = _has_score(path, keras_model, outputs, takes)
+    else:
+        from_scores = _has_scores(path, outputs, takes)
+    key = f"{'scores' if from_scores else 'probabilities'} {architecture_text(keras_model)}"
+    # The statistics of an adapted layer are constants, and not in its configuration.
+    if any(hasattr(layer, "adapt") for layer in layers_of(keras_model)):
+        key += f" of {file_digest(path)}"
+    if key in known:
+        architecture = known[key]
+    else:
+        try:
+            architecture = Architecture(fixed_from_keras(keras_model, model), from_scores)
+        except ValueError as e:
+            raise UserError(f"{FLAG}: {path}: {e}") from e
+    values = [weight.numpy() for weight in keras_model.weights]
+    return BasePredictor(ModelWeights([], values), architecture, key)
+
+
+def _outputs(path: Path, keras_model: tf.keras.Model, x_spec: Any) -> Any:
+    try:
+        return keras_model(_two_examples(x_spec), training=False)
+    except Exception as e:  # The file's code can raise anything.
+        expected = f"a model of the task's features, x {described(x_spec)}"
+        raise _error(path, expected, f"one that fails on them: {in_one_line(e)}") from e
+
+
+def _has_scores(path: Path, outputs: tf.Tensor, takes: Optional[bool]) -> bool:
+    """Returns whether outputs are scores; see `takes_scores` for `takes`."""
+    if takes is None:
+        return False
+    values = np.asarray(outputs, np.float64)
+    sums = values.sum(axis=-1)
+    if np.all(values >= 0) and np.allclose(sums, 1, rtol=0, atol=_TOLERANCE):
+        return False
+    if not takes:
+        raise _error(path, _PROBABILITIES, f"outputs that sum to {sums.ravel()[0]:.4g}")
+    return True
+
+
+def _has_score(
+    path: Path, keras_model: tf.keras.Model, outputs: tf.Tensor, takes: Optional[bool]
+) -> bool:
+    """Returns whether a single output is the score of a class, and not its probability."""
+    activation = getattr(keras_model.layers[-1], "activation", None)
+    if takes is None or activation is tf.keras.activations.sigmoid:
+        return False
+    values = np.asarray(outputs)
+    if not takes and not np.all((values >= 0) & (values <= 1)):
+        raise _error(path, _PROBABILITIES, f"the output {values.ravel()[0]:.4g}")
+    return takes
+
+
+class _RunPredictors:
+    """Reads runs as base predictors; runs of equal settings have one architecture.
+
+    Args:
+        mixing: The task of the run that mixes.
+    """
+
+    def __init__(self, mixing: MixingTask) -> None:
+        self._mixing = mixing
+        self._tasks: list[tuple[Any, Task]] = []
+
+    def read(self, path: Path, folder: Path, checkpoint: Checkpoint) -> BasePredictor:
+        """Returns the main model of a checkpoint.
+
+        Args:
+            path: The given path, for messages.
+            folder: The folder of the run.
+            checkpoint: The checkpoint.
+        """
+        fingerprint = _content(folder / "fingerprint.json")
+        own = self._mixing.task
+        task = self._task_of(path, _content(folder / "config.json"), fingerprint)
+        _check_same(path, fingerprint, own.fingerprint if task is None else task.fingerprint)
+        model = own.model if task is None else task.model
+        models = checkpoint.models(model.initial_weights, f"{FLAG}: {path}")
+        weights = next(iter(models.values()))
+        if task is None:
+            return BasePredictor(weights, architecture_of(model))
+        _check_fits(path, model, own.model)
+        keras_model = model.keras_model
+        key = type(model).__name__ if keras_model is None else architecture_text(keras_model)
+        return BasePredictor(weights, architecture_of(model), key)
+
+    def _task_of(
+        self, path: Path, config: Mapping[str, Any], fingerprint: Mapping[str, str]
+    ) -> Optional[Task]:
+        """Returns the task of a run; None if its model is the mixing task's."""
+        if not config:
+            return None
+        if config.get("base_predictors") is not None:
+            found = "an ensemble, whose base predictors may be named instead"
+            raise _error(path, "a run that trained a model", found)
+        mixing = self._mixing
+        try:
+            check_format("config.json", config.get("format"))
+            name, options = task_in(
+                {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+            )
+            code = {key: mixing.task.fingerprint.get(key) for key in MODEL_CODE}
+            is_own = (name, options) == (mixing.name, dict(mixing.options))
+            # A changed file of a user is another model of the same name.
+            if is_own and all(fingerprint.get(key) == value for key, value in code.items()):
+                return None
+            task = self._loaded(name, options, config)
+        except KeyError as e:
+            raise _error(path, "every flag of a run", f"none called {e}") from e
+        except UserError as e:
+            raise UserError(f"{FLAG}: {path}: {e}") from e
+        of_data = {k: v for k, v in task.fingerprint.items() if k not in MODEL_CODE}
+        _check_same(path, of_data, mixing.task.fingerprint)
+        return None if task.model == mixing.task.model else task
+
+    def _loaded(self, name: str, options: Mapping[str, Any], config: Mapping[str, Any]) -> Task:
+        for key, task in self._tasks:
+            if key == (name, options):
+                return task
+        context = self._mixing.context
+        if name != self._mixing.name:
+            paths = (config.get("data_dir"), config.get("data"))
+            context = TaskContext(context.seed, *(None if p is None else Path(p) for p in paths))
+        task = load_task_of_run(name, options, context)
+        self._tasks.append(((name, options), task))
+        return task
+
+
+def _content(path: Path) -> Mapping[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _check_fits(path: Path, model: Model, task_model: Model) -> None:
+    """Raises a `UserError` if a model has other inputs, labels or outputs than the task's model."""
+    for key in ("x", "y"):
+        spec, expected = model.example_spec[key], task_model.example_spec[key]
+        if spec != expected:
+            text = f"a model of the task's examples, {key} {described(expected)}"
+            raise _error(path, text, f"one of {key} {described(spec)}")
+    if form_of(model) is not form_of(task_model):
+        raise _error(path, "a model with the task's kind of loss", "another loss")
+    _check_outputs(path, _outputs_of(model, task_model.example_spec["x"]), task_model)
+
+
+def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
+    """Returns a task whose model is the ensemble of an algorithm's base predictors.
+
+    Args:
+        mixing: The task, whose inputs and outputs each predictor has.
+        options: Options of any algorithm; without base predictors the task is returned unchanged.
+    """
+    task = mixing.task
+    if not isinstance(options, EnsembleOptions) or options.base_predictors is None:
+        return task
+    # Check the task's model before files are read.
+    form_of(task.model)
+    named = _all_of(mixing, options.base_predictors)
+    predictors = list(named.values())
+    model = ensemble(
+        task.model,
+        [predictor.weights for predictor in predictors],
+        list(named),
+        architectures=[predictor.architecture for predictor in predictors],
+    )
+    content = b"".join(np.asarray(a).tobytes() for a in model.initial_weights.non_trainable)
+    content += "".join(predictor.key for predictor in predictors).encode()
+    return dataclasses.replace(
+        task,
+        model=model,
+        # These concern the weights of the task's model.
+        tracked_weights={},
+        figures={},
+        fingerprint={**task.fingerprint, "base_predictors": digest(content)},
+    )
+
+
+def _all_of(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, BasePredictor]:
+    """Returns the predictors in files and folders, by name."""
+    runs, architectures = _RunPredictors(mixing), dict[str, Architecture]()
+    predictors: dict[str, BasePredictor] = {}
+    names = [path.name for path in paths]
+    for path in paths:
+        if path.suffix in KERAS_FILES and path.is_file():
+            predictor = _keras_predictor(path, mixing, architectures)
+            architectures[predictor.key] = predictor.architecture
+            read = {f"{path.parent.name}/{path.stem}": predictor}
+        else:
+            # Trials of a comparison have the same names in different folders.
+            is_one = names.count(path.name) == 1
+            name = path.name if is_one else f"{path.parent.name}/{path.name}"
+            read = _read(path, name, mixing.task, runs)
+        for name, predictor in read.items():
+            if name in predictors:
+                raise _error(path, "different base predictors", f"{name!r} twice")
+            predictors[name] = predictor
+    return predictors
+
+
+def _read(path: Path, name: str, task: Task, runs: _RunPredictors) -> dict[str, BasePredictor]:
+    if path.is_dir():
+        return {name: runs.read(path, path, newest_checkpoint(path / CHECKPOINTS))}
+    if not path.exists():
+        raise UserError(
+            f"{FLAG}: expected the folder of a run, a file of base_predictors or a Keras model "
+            f"({' or '.join(KERAS_FILES)}), found nothing at {path}"
+        )
+    if is_predictor_file(read_npz(path, "a file of base predictors, or a checkpoint")):
+        return _of_file(path, task)
+    folder = path.absolute().parent.parent
+    return {f"{folder.name}/{path.stem}": runs.read(path, folder, read_checkpoint(path))}
+
+
+def _of_file(path: Path, task: Task) -> dict[str, BasePredictor]:
+    file = read_predictors(path)
+    _check_same(path, file.fingerprint, task.fingerprint)
+    template = task.model.initial_weights
+    expected = _described(tf.nest.flatten(template))
+    stored = _described([array[0] for array in file.arrays])
+    if expected != stored:
+        raise _error(path, f"weights of the task's model ({expected})", stored)
+    twice = next((name for name in file.names if file.names.count(name) > 1), None)
+    if twice is not None:
+        raise _error(path, "different names", f"{twice!r} twice")
+    architecture = architecture_of(task.model)
+    return {
+        name: BasePredictor(
+            tf.nest.pack_sequence_as(template, [array[k] for array in file.arrays]), architecture
+        )
+        for k, name in enumerate(file.names)
+    }
+
+
+def _described(arrays: Sequence[Any]) -> str:
+    return ", ".join(f"{a.dtype}{list(a.shape)}" for a in map(np.asarray, arrays))
+
+
+def single_predictors(model: Model, models: Mapping[str, ModelWeights]) -> dict[str, ModelWeights]:
+    """Returns each predictor of an ensemble as an ensemble in which the others have weight 0.
+
+    Args:
+        model: The ensemble; the result is empty for other models.
+        models: The models of a run of the ensemble, any of which has the predictors.
+    """
+    if not isinstance(model, EnsembleModel):
+        return {}
+    stacks = next(iter(models.values())).non_trainable
+    vertices = np.eye(model.num_predictors, dtype=np.float32)
+    return {name: ModelWeights([e], stacks) for name, e in zip(model.names, vertices)}

@@ -1,0 +1,1 @@
+"""Every command: its flags, and its work."""

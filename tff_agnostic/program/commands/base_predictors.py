@@ -1,0 +1,108 @@
+"""Base predictors as a command: unigram models of domains or of clients, for ensembles."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import check_can_be_made, make_folder
+from tff_agnostic.base.options import OneOf, Within
+from tff_agnostic.boosting.unigrams import num_outcomes
+from tff_agnostic.program.base_predictors.counting import GROUPINGS, unigram_predictors
+from tff_agnostic.program.base_predictors.files import PredictorFile, write_predictors
+from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions, started
+from tff_agnostic.program.options.defaults import DEFAULTS
+
+_SETTINGS = (
+    "seed",
+    "runtime",
+    "aggregation",
+    "max_examples",
+    "limit_examples",
+    "secure_bits",
+    "secure_min_clients",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictorOptions(TaskOptions):
+    """The flags of `base_predictors` that are no settings of runs.
+
+    Attributes:
+        group_by: Whose examples each predictor is made from: domain, by counts that are summed over
+            its clients; or client, by counts of its own, which the server sees.
+        smoothing_share: s: a predictor is 1 - s times the shares of its outcomes, and s times the
+            uniform distribution; in [0, 1]. With 0 some outcomes have a probability of 0, where
+            only the squared loss is finite.
+        output: File to write, .npz, for --base_predictors of train.
+    """
+
+    task: Annotated[str, OneOf(DEFAULTS)] = "unigram"
+    group_by: Annotated[str, OneOf(GROUPINGS)] = "domain"
+    smoothing_share: Annotated[float, Within(least=0.0, most=1.0)] = 0.01
+    output: Path = dataclasses.field(kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictors:
+    """The predictors that were written.
+
+    Attributes:
+        options: The options.
+        made: The predictors.
+        skipped: Number of clients of each group with too few clients for its own model.
+        num_outcomes: Number of outcomes of a predictor.
+        max_examples: Number of examples of a client that secure sums count.
+    """
+
+    options: PredictorOptions
+    made: PredictorFile
+    skipped: Mapping[str, int]
+    num_outcomes: int
+    max_examples: int
+
+
+def base_predictors(given: GivenRun) -> Predictors:
+    """Counts the outcomes of the training clients, and writes a predictor of each group."""
+    own = given.own
+    output = own.output
+    if output.suffix != ".npz":
+        raise UserError(f"--output: expected a name that ends in .npz, found {output}")
+    check_can_be_made(output.parent, "output")
+    if output.exists():
+        raise UserError(f"--output: {output} is there already: it is not overwritten")
+    spec = given.spec()
+    task = spec.load_task()
+    outcomes, aggregation = num_outcomes(task.model), spec.build_aggregation()
+    name = spec.config.runtime
+    with started(name, given.runtime_options(name)) as runtime:
+        made, skipped = unigram_predictors(
+            task, runtime, aggregation, own.group_by, own.smoothing_share
+        )
+    make_folder(output.parent)
+    write_predictors(output, made)
+    return Predictors(own, made, skipped, outcomes, aggregation.limits.examples)
+
+
+def _show(predictors: Predictors) -> None:
+    own, made = predictors.options, predictors.made
+    for name, num_clients in predictors.skipped.items():
+        print(f"note: {name} is left out: too few clients ({num_clients}) have examples")
+    if made.about["examples_cut"]:
+        print(
+            "note: examples left out, of clients with more than "
+            f"--limit_examples={predictors.max_examples}: {made.about['examples_cut']}"
+        )
+    print(
+        f"{counted(len(made.names), 'base predictor')} over {predictors.num_outcomes} outcomes, of "
+        f"{sum(made.about['examples'])} examples by {own.group_by}, smoothed by "
+        f"{own.smoothing_share:g} of uniform: {own.output}"
+    )
+
+
+BASE_PREDICTORS = RunCommand(
+    "base_predictors", PredictorOptions, base_predictors, _show, settings=_SETTINGS
+)

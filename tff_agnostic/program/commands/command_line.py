@@ -1,0 +1,589 @@
+"""Commands on runs: their flags, what a user gave, and the command that repeats a run.
+
+Flags are made from the settings of runs, runtimes, algorithms, aggregations and tasks. Each is
+defined once, where its dataclass is, and what algorithms share is one flag. A user's algorithm
+brings settings of its own: the command line is searched for such files before flags are defined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import sys
+import types
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional, cast
+
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import output_folder
+from tff_agnostic.base.options import OneOf, Options
+from tff_agnostic.program.commands.command import Command, Given
+from tff_agnostic.program.commands.registry import own_flags as flags_of_commands
+from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.options.flag_table import FlagTable, assignments, flags_in_errors
+from tff_agnostic.program.options.flags import Flag, build, flag_text, flags_of
+from tff_agnostic.program.options.help import (
+    Group,
+    group_page,
+    groups_of,
+    help_page,
+    own_groups,
+    without_repeated,
+)
+from tff_agnostic.program.options.process import (
+    Interrupted,
+    StopRequest,
+    flag_parts,
+    with_flag_files,
+)
+from tff_agnostic.program.options.tasks import check_task_options, options_of_tasks
+from tff_agnostic.program.options.user_algorithm import (
+    algorithm_label,
+    is_user_file,
+)
+from tff_agnostic.program.runs.effects import NEEDS
+from tff_agnostic.program.runs.folder import (
+    RunFolder,
+    SavedRun,
+    algorithm_of_run,
+    folder_of_checkpoint,
+)
+from tff_agnostic.program.runs.options import (
+    NO_PRESET,
+    PAPER,
+    PARTS_OF_RUNS,
+    RunConfig,
+    algorithm_of_flag,
+    options_of_runs,
+    options_of_runtimes,
+    path_of,
+)
+from tff_agnostic.program.runs.spec import (
+    PLACES_OF_DATA,
+    RunSpec,
+    flags_without_folders,
+    has_effect,
+    inheriting,
+    resolve,
+)
+from tff_agnostic.runtimes.options import ExecutionOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.runtimes.runtime import Runtime
+
+# Where results go that nobody named a folder for.
+RUNS = Path("runs")
+# What decides which other settings there are, and what their defaults are.
+_CHOICES = ("algorithm", "preset", "aggregation", "privacy")
+# Whose values name users' algorithms, or runs that have one.
+_NAMING = ("algorithm", "algorithms", "arms", "checkpoint", "output_dir", "resume")
+# What decides which flags --help shows, and their defaults.
+_CHOOSING = ("task", "preset", "aggregation", "update_aggregator", "privacy", "runtime")
+# Of --arms: [LABEL=]FILE.py[:...], separated by semicolons.
+_FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions(Options):
+    """Where data lie; of commands that take the options of tasks.
+
+    Attributes:
+        data_dir: Folder with the files of tasks that read some.
+        data: Client store, as import_data makes it, for tasks on stores.
+    """
+
+    data_dir: Optional[Path] = None
+    data: Optional[Path] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions(DataOptions):
+    """What is learned, and from what.
+
+    Attributes:
+        algorithm_options: Options that only a file's algorithm has, as NAME=VALUE,NAME=VALUE.
+        task: Task to learn.
+    """
+
+    task: Optional[Annotated[str, OneOf(DEFAULTS)]] = None
+    algorithm_options: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenRun(Given):
+    """What a user gave to a command on runs.
+
+    Attributes:
+        settings: Of runs, by flag.
+        of_tasks: Options of tasks, by flag.
+        of_runtime: Options of the runtime, by flag.
+        options: Every option of runs, those of users' algorithms among them.
+    """
+
+    settings: Mapping[str, Any]
+    of_tasks: Mapping[str, Any]
+    of_runtime: Mapping[str, Any]
+    options: FlagTable
+
+    def task_options(self, task: str) -> dict[str, Any]:
+        """Returns the given options of a task, after checking that it has them."""
+        check_task_options(task, self.of_tasks)
+        return dict(self.of_tasks)
+
+    def spec(self) -> RunSpec:
+        """Returns the run that was described."""
+        own = self.own
+        options = self.task_options(own.task)
+        return resolve(own.task, self.settings, options, own.data_dir, own.data)
+
+    def spec_of(
+        self, settings: Mapping[str, Any], options: Optional[Mapping[str, Any]] = None
+    ) -> RunSpec:
+        """Returns one of several runs, which share what was given for all.
+
+        Args:
+            settings: What it has of its own, by flag.
+            options: Options of its task; those that were given if None.
+        """
+        own = self.own
+        if options is None:
+            options = self.task_options(own.task)
+        return resolve(own.task, settings, options, own.data_dir, own.data, shared=self.settings)
+
+    def inheriting(self, earlier: RunSpec) -> RunSpec:
+        """Returns the run that is as an earlier one wherever nothing else was given."""
+        options, own = self.task_options(earlier.task), self.own
+        return inheriting(earlier, self.settings, options, own.data_dir, own.data)
+
+    def resumed(self, saved: SavedRun) -> RunSpec:
+        """Returns the run of a folder with what was given otherwise.
+
+        Whether it may be otherwise is `RunFolder.check`'s to say.
+        """
+        algorithm = self.settings.get("algorithm")
+        earlier = saved.spec(algorithm and str(Path(algorithm).resolve()))
+        if "task" in self.names and self.own.task != earlier.task:
+            return self.spec()
+        return self.inheriting(earlier)
+
+    def runtime_options(
+        self, runtime: str, before: Mapping[str, Any] = types.MappingProxyType({})
+    ) -> Options:
+        """Returns the options of a runtime, after checking that it has the given ones.
+
+        Args:
+            runtime: Name of the runtime.
+            before: Earlier execution of a resumed run; see `Runtime.execution`. Options that may
+                change last bits keep these values, unless one of them is given.
+        """
+        options_of_runtimes().check_used(self.of_runtime, "runtime", runtime)
+        kept = {f.name: before[f.name] for f in flags_of(ExecutionOptions) if f.name in before}
+        values = {**({} if {*kept} & {*self.of_runtime} else kept), **self.of_runtime}
+        return cast(Options, build(RUNTIMES[runtime].options, values))
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCommand(Command):
+    """A command on runs.
+
+    Attributes:
+        settings: Which settings of runs it has as flags; all if None.
+        without: Which of them not.
+        has_runtime: Whether it has the options of runtimes.
+    """
+
+    settings: Optional[Container[str]] = None
+    without: Container[str] = ()
+    has_runtime: bool = True
+
+    def define_flags(self) -> None:
+        """Defines its flags."""
+        super().define_flags()
+        options_of_runs().define(self.settings, self.without, _default_text)
+        if issubclass(self.own, DataOptions):
+            options_of_tasks().define(default_text=_default_text)
+        if self.has_runtime:
+            options_of_runtimes().define()
+
+    def has_setting(self, option: Flag) -> bool:
+        """Returns whether a setting of runs is a flag of the command."""
+        of_command = self.settings is None or option.name in self.settings
+        return of_command and option.name not in self.without
+
+    def help_text(self, doc: Optional[str], group: str) -> str:
+        """Returns the flags that apply to what the command line chooses; see `Command`."""
+        named = _named_in(sys.argv)
+        files = _user_files(named)
+        runs = options_of_runs(files)
+        task = named.get("task") or getattr(self.own, "task", None)
+        algorithms = _algorithms_in(named, task)
+
+        def is_flag(option: Flag) -> bool:
+            return option.name in runs and self.has_setting(option)
+
+        groups = [*own_groups(self.own), *groups_of(RunConfig, is_flag)]
+        if issubclass(self.own, DataOptions) and task is not None and task in DEFAULTS:
+            groups.append(Group(task, f"The task {task}", flags_of(DEFAULTS[task].spec.options)))
+        for name in algorithms:
+            groups += groups_of(algorithm_of_flag(name).options, is_flag)
+
+        def chosen(part: str) -> Any:
+            return named.get(part) or default_for_task(task, part, algorithms)
+
+        for part in ("aggregation", "update_aggregator", "privacy"):
+            # A member of a union may have fields.
+            if (name := str(chosen(part)).partition(":")[0]) in PARTS_OF_RUNS[part]:
+                groups += groups_of(PARTS_OF_RUNS[part][name].options, is_flag)
+        if self.has_runtime and (runtime := chosen("runtime")) in RUNTIMES:
+            groups += groups_of(RUNTIMES[runtime].options)
+        groups = without_repeated(groups)
+        own = [
+            flag for g in groups for flag in g.flags if flag.name in {*runs} - {*options_of_runs()}
+        ]
+        if own:
+            groups = [g._replace(flags=[f for f in g.flags if f not in own]) for g in groups]
+            heading = "Options of the file, in --algorithm_options=NAME=VALUE,NAME=VALUE"
+            groups.append(Group("algorithm_options", heading, own))
+        if group:
+            # With the names of all that have the flag.
+            full = [g._replace(flags=[runs.get(o.name, o) for o in g.flags]) for g in groups]
+            return group_page(full, group, _default_text)
+        by_flag = {flag.name: flag for group in groups for flag in group.flags}
+        given = _named_in(sys.argv, by_flag)
+
+        def default_text(option: Flag) -> str:
+            return _default_for(option, task, algorithms, named.get("preset", NO_PRESET))
+
+        def applies(option: Flag) -> bool:
+            if option.name not in NEEDS or option.name in given:
+                return True
+            other, wanted = NEEDS[option.name]
+            found = given.get(other)
+            if found is None and other in by_flag:
+                # As a text; of several algorithms any may need it.
+                found = default_text(by_flag[other])
+            return not found or any(flag_text(value) in found for value in wanted)
+
+        shown_groups = [g._replace(flags=list(filter(applies, g.flags))) for g in groups]
+        last = [
+            "Flags that another one's value makes useless are hidden, as in "
+            "--lambda_update=fixed --help; --help=GROUP shows them.",
+            f"Other tasks: --task=NAME --help, of {', '.join(DEFAULTS)}.",
+            f"Other algorithms: --algorithm=NAME --help, of {', '.join(ALGORITHMS)}.",
+            "Likewise: --preset, --aggregation, --update_aggregator, --privacy and --runtime.",
+        ]
+
+        return help_page(doc, shown_groups, default_text, last)
+
+    def given(self) -> GivenRun:
+        """Returns what the parsed flags give; see `Command.given`."""
+        given, settings = super().given(), options_of_runs().from_flags()
+        named = {name: getattr(given.own, name) for name in given.names}
+        options = options_of_runs(_user_files({**named, **settings}))
+        settings |= _user_options(named.get("algorithm_options", ""), options)
+        return GivenRun(
+            **vars(given),
+            settings=settings,
+            of_tasks=options_of_tasks().from_flags(),
+            of_runtime=options_of_runtimes().from_flags(),
+            options=options,
+        )
+
+    def given_by(self, arguments: Mapping[str, Any], show_progress: bool) -> GivenRun:
+        """Returns what a caller in Python gives; see `Command.given_by`."""
+        own, options = self.options, options_of_runs(_user_files(arguments))
+        names = (n for n in options if self.settings is None or n in self.settings)
+        tables = (
+            FlagTable("flag", {n: options[n] for n in names if n not in self.without}),
+            options_of_tasks(),
+            options_of_runtimes() if self.has_runtime else FlagTable("flag", {}),
+        )
+        self._check_known(arguments, [flag for table in (own, *tables) for flag in table])
+        of_command = {f: v for f, v in arguments.items() if f in own}
+        rest = {f: v for f, v in arguments.items() if f not in own}
+        settings, of_tasks, of_runtime = (
+            table.from_arguments({f: v for f, v in rest.items() if f in table}) for table in tables
+        )
+        return GivenRun(
+            **vars(super().given_by(of_command, show_progress)),
+            settings=settings,
+            of_tasks=of_tasks,
+            of_runtime=of_runtime,
+            options=options,
+        )
+
+
+@contextlib.contextmanager
+def session(given: GivenRun, name: str) -> Iterator[Session]:
+    """While entered, a command writes into the folder that was named, or into a new one.
+
+    Args:
+        given: What the command was given: `output_dir` and `resume` among its own settings.
+        name: Name of this kind of folder; it gets a number.
+
+    Raises:
+        Interrupted: If a signal asked to stop; the message says how to go on.
+    """
+    with output_folder(given.own.output_dir, RUNS, name, given.own.resume) as path:
+        try:
+            yield Session(path, given)
+        except Interrupted as e:
+            raise e.with_command(given.again(path)) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A command at work.
+
+    Attributes:
+        path: The folder of its results.
+        given: What it was given.
+    """
+
+    path: Path
+    given: GivenRun
+
+    @contextlib.contextmanager
+    def running(
+        self, runtime: str, options: Optional[Options] = None
+    ) -> Iterator[tuple[Runtime, StopRequest]]:
+        """While entered, a runtime is there, and a signal asks to stop after the round.
+
+        Args:
+            options: How it executes; as it was given if None.
+        """
+        chosen = self.given.runtime_options(runtime) if options is None else options
+        with StopRequest() as stop, started(runtime, chosen) as entered:
+            yield entered, stop
+
+
+@contextlib.contextmanager
+def started(runtime: str, options: Options) -> Iterator[Any]:
+    """While entered, a runtime runs, and errors about its options name their flags."""
+    with flags_in_errors(options), RUNTIMES[runtime].build(options) as entered:
+        yield entered
+
+
+def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
+    """Yields where an option of runs has a default of its own, by task and algorithm, and which."""
+    for task, entry in DEFAULTS.items():
+        if option.name in entry.settings:
+            yield task, flag_text(entry.settings[option.name])
+        if option.name in entry.options:
+            yield task, flag_text(option.to_value(entry.options[option.name]))
+        for algorithm, settings in entry.settings_by_algorithm.items():
+            if option.name in settings:
+                yield f"{task} with {algorithm}", flag_text(settings[option.name])
+
+
+def _default_text(option: Flag) -> str:
+    """Returns the default of an option of runs, with those of tasks and algorithms."""
+    texts = [f"{where}: {text}" for where, text in defaults_elsewhere(option)]
+    default = option.default_text()
+    return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
+
+
+def default_for_task(task: Optional[str], flag: str, algorithms: Sequence[str]) -> Any:
+    """Returns the default of a setting of runs for a task and the first of some algorithms."""
+    default = getattr(RunConfig, flag)
+    if task is None or task not in DEFAULTS:
+        return default
+    entry = DEFAULTS[task]
+    tuned = entry.settings_by_algorithm.get(algorithms[0], {}) if algorithms else {}
+    return {flag: default, **entry.settings, **tuned}[flag]
+
+
+def _algorithms_in(named: Mapping[str, Any], task: Optional[str]) -> list[str]:
+    """Returns the algorithms that a command line names; that of its task if it names none."""
+    texts = [named.get("algorithm"), *(named.get("algorithms") or "").split(",")]
+    texts += [
+        arm.rpartition("=")[2] if "=" in arm.partition(":")[0] else arm
+        for arm in (arm.partition(":")[0] for arm in (named.get("arms") or "").split(";"))
+    ]
+    names = [str(text).strip() for text in texts if text]
+    known = [name for name in names if name in ALGORITHMS or is_user_file(name)]
+    return list(dict.fromkeys(known)) or [default_for_task(task, "algorithm", [])]
+
+
+def _default_for(option: Flag, task: Optional[str], algorithms: Sequence[str], preset: str) -> str:
+    """Returns the default that holds for a task, algorithms and a preset, as a text."""
+    if task is None or task not in DEFAULTS:
+        return _default_text(option)
+    entry = DEFAULTS[task]
+    values = {
+        name: {
+            **entry.settings,
+            **entry.settings_by_algorithm.get(name, {}),
+            **(algorithm_of_flag(name).paper_settings if preset == PAPER else {}),
+        }.get(option.name)
+        for name in algorithms
+    }
+    texts = {
+        name: option.default_text() if value is None else flag_text(value)
+        for name, value in values.items()
+    }
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{algorithm_label(name)}: {text}" for name, text in texts.items())
+
+
+def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
+    """Returns the values in --algorithm_options, by name.
+
+    Args:
+        text: NAME=VALUE, separated by commas.
+        options: Options of runs, those of users' algorithms among them.
+    """
+    where, registered = "--algorithm_options", options_of_runs()
+    values = {}
+    for name, value in assignments(where, text):
+        if name in registered:
+            raise UserError(
+                f"{where}: expected options without a flag, found {name}: --{name} is one"
+            )
+        if name not in options:
+            own = ", ".join(sorted({*options} - {*registered})) or "none, as no file is given"
+            raise UserError(f"{where}: expected options of the file ({own}), found {name}")
+        try:
+            values[name] = options[name].parsed(value)
+        except UserError as e:
+            raise UserError(f"{where}: {str(e).removeprefix('--')}") from None
+    return values
+
+
+def _named_in(argv: Sequence[str], others: Container[str] = ()) -> dict[str, Any]:
+    """Returns the flags of a command line that may name users' algorithms, as texts.
+
+    Args:
+        argv: The command line.
+        others: Further flags that are asked for.
+    """
+    texts = iter([argument.text for argument in with_flag_files(argv[1:])])
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = flag_parts(text)
+        if text == "--":
+            break
+        if name in ("resume", "noresume"):
+            found["resume"] = name == "resume" and value.lower() not in ("false", "f", "0")
+        elif name in (*_NAMING, *_CHOOSING) or name in others:
+            found[name] = value if equals else next(texts, "")
+    return found
+
+
+def _user_files(named: Mapping[str, Any]) -> list[str]:
+    """Returns the users' algorithms that a command uses.
+
+    Args:
+        named: Flags as texts, or arguments of Python.
+    """
+    algorithms, arms = named.get("algorithms") or (), named.get("arms") or ""
+    if isinstance(arms, str):
+        in_arms = _FILE_IN_ARMS.findall(arms)
+    else:
+        in_arms = [settings.get("algorithm") for settings in arms.values()]
+    listed = algorithms.split(",") if isinstance(algorithms, str) else algorithms
+    names = [named.get("algorithm"), *listed, *in_arms]
+    if named.get("checkpoint"):
+        names.append(algorithm_of_run(folder_of_checkpoint(Path(named["checkpoint"]))))
+    if named.get("resume") and named.get("output_dir") and named.get("algorithm") is None:
+        # A run that goes on has its folder's algorithm.
+        names.append(algorithm_of_run(RunFolder(Path(named["output_dir"]))))
+    return list(dict.fromkeys(str(name) for name in names if name and is_user_file(str(name))))
+
+
+def train_command(spec: RunSpec) -> list[str]:
+    """Returns the shortest command line that trains a run again, where its files are at hand.
+
+    It has what is not the default of the task or of the setting. Files have their names only.
+    """
+    # A file of the user's keeps its suffix, by which it is known for one.
+    shown = {**flags_without_folders(spec), "algorithm": Path(spec.config.algorithm).name}
+    own = {name: shown[name] for name in own_flags(spec)}
+    return ["./run", "train", f"--task={spec.task}", *_flag_texts(own)]
+
+
+def own_flags(spec: RunSpec) -> dict[str, Any]:
+    """Returns the flags, beside --task, that make a run what it is, with their values."""
+    flags = spec.flags()
+    chosen = {name: flags[name] for name in _CHOICES}
+    data_dir, data = map(path_of, (spec.data_dir, spec.data))
+    try:
+        defaults = resolve(spec.task, chosen, {}, data_dir, data).flags()
+        usual = resolve(spec.task, {}, {}, data_dir, data).flags()
+    except UserError:
+        # Options of a user's algorithm may exclude their own defaults.
+        defaults, usual = {}, {}
+    # Of what decides about others, the task's own default; where files lie is none.
+    defaults.update({name: usual.get(name) for name in _CHOICES}, task=spec.task)
+    defaults.update(dict.fromkeys(PLACES_OF_DATA))
+    settings = spec.settings()
+    return {
+        name: value
+        for name, value in flags.items()
+        if value != defaults.get(name)
+        and value is not None
+        # Rows of a comparison are given what only others have a use for.
+        and (name not in settings or has_effect(spec, name))
+    }
+
+
+def _flag_texts(flags: Mapping[str, Any]) -> list[str]:
+    texts = with_algorithm_options({name: flag_text(value) for name, value in flags.items()})
+    return [f"--{name}={text}" for name, text in texts.items()]
+
+
+def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
+    """Returns texts by flag, in which options of a user's algorithm are in one flag."""
+    others = {*options_of_tasks(), *options_of_runtimes(), *flags_of_commands()}
+    # absl has undefok, which names flags that a command may not have.
+    known = {*options_of_runs(), *others, "undefok"}
+    own = ",".join(f"{name}={text}" for name, text in texts.items() if name not in known)
+    rest = {name: text for name, text in texts.items() if name in known}
+    return {**rest, "algorithm_options": own} if own else rest
+
+
+def compare_command(
+    rows: Mapping[str, Sequence[RunSpec]],
+    words: Mapping[str, tuple[str, Container[str]]] = types.MappingProxyType({}),
+) -> list[str]:
+    """Returns the shortest command line that makes a comparison again; see `train_command`.
+
+    Args:
+        rows: The trials of each row, by the names of their folders; trials differ in their seeds.
+        words: The words that stand for some of them, each with the flags that it sets.
+    """
+    first = {row: specs[0] for row, specs in rows.items()}
+    own = {row: _of_row(spec) for row, spec in first.items()}
+    for row, (_, flags) in words.items():
+        own[row] = {name: value for name, value in own[row].items() if name not in flags}
+    one, *others = own.values()
+    shared = {n: v for n, v in one.items() if all(n in of and of[n] == v for of in others)}
+    rest = {row: {n: v for n, v in of.items() if n not in shared} for row, of in own.items()}
+    named = {row: Path(spec.config.algorithm).name for row, spec in first.items()}
+    named |= {row: word for row, (word, _) in words.items()}
+    if not any(rest.values()) and all(row == algorithm_label(named[row]) for row in first):
+        who = f"--algorithms={','.join(named.values())}"
+    else:
+        who = f"--arms={';'.join(arm_text(row, named[row], rest[row]) for row in rows)}"
+    spec = next(iter(first.values()))
+    trials = max(map(len, rows.values()))
+    return [
+        *("./run", "compare", f"--task={spec.task}", who, f"--trials={trials}"),
+        *_flag_texts(shared),
+        *([f"--seed={spec.config.seed}"] if spec.config.seed else []),
+    ]
+
+
+def _of_row(spec: RunSpec) -> dict[str, Any]:
+    shown = flags_without_folders(spec)
+    return {n: shown[n] for n in own_flags(spec) if n not in ("algorithm", "seed")}
+
+
+def arm_text(row: str, algorithm: str, settings: Mapping[str, Any]) -> str:
+    """Returns what --arms has of a row: its algorithm, or the word for it, and its settings."""
+    label = "" if row == algorithm_label(algorithm) else f"{row}="
+    own = ",".join(f"{flag}={flag_text(value)}" for flag, value in settings.items())
+    return f"{label}{algorithm}{':' * bool(own)}{own}"

@@ -1,0 +1,245 @@
+"""Evaluating as a command: a checkpoint on the test or the training clients, per domain."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+from tff_agnostic.aggregations.private_sum import PrivacyOptions, ServerNoiseOptions
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import write_json
+from tff_agnostic.base.options import Within
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.domain_weights import LambdaSet
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.program.base_predictors.files import single_predictors
+from tff_agnostic.program.commands.choice_table import check_choice, choice_table
+from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions, started
+from tff_agnostic.program.options.flag_table import flags_in_errors
+from tff_agnostic.program.options.user_algorithm import algorithm_label
+from tff_agnostic.program.reports.evaluation_table import evaluation_table
+from tff_agnostic.program.runs.build import build_lambda_set
+from tff_agnostic.program.runs.folder import find_checkpoint
+from tff_agnostic.program.runs.options import path_of
+from tff_agnostic.program.runs.spec import RunSpec, check_test_clients, resolve
+from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.evaluate import (
+    Evaluator,
+    evaluate_choice,
+    prepared_evaluation,
+    prepared_labels,
+)
+from tff_agnostic.training.private_cohorts import noise_key
+from tff_agnostic.training.private_evaluation import PrivateEvaluation, evaluation_key
+
+_SETTINGS = (
+    "seed",
+    "worst_min_examples",
+    "client_percentiles",
+    "trust",
+    "runtime",
+    "aggregation",
+    "limit_examples",
+    "limit_loss",
+    "secure_bits",
+    "secure_min_clients",
+    "private_evaluation",
+)
+
+_OF_THIS_CALL = (
+    "it is of this evaluation alone: what else was released of the same clients adds to it"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions(TaskOptions):
+    """The flags of `evaluate` that are no settings of runs.
+
+    Attributes:
+        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
+        models: Names of the models of a family to evaluate, such as conformity_0.5, or of the base
+            predictors of an ensemble, each by itself. [all that were trained]
+        training_clients: Evaluate the training clients in place of the test clients: the losses
+            that training lowers, and their tail.
+        adaptation_share: Also let each client choose its model from a family by this share of its
+            examples, and report how that model does on the rest of them.
+        output: JSON file to write the evaluation to.
+    """
+
+    checkpoint: Path = dataclasses.field(kw_only=True)
+    models: Optional[tuple[str, ...]] = None
+    training_clients: bool = False
+    adaptation_share: Optional[Annotated[float, Within(above=0, below=1)]] = None
+    output: Optional[Path] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation has to say.
+
+    Attributes:
+        text: What people read.
+        json: What programs read.
+        output: The file for the latter, if there is to be one.
+    """
+
+    text: str
+    json: Mapping[str, Any]
+    output: Optional[Path]
+
+
+def evaluate(given: GivenRun) -> Evaluated:
+    """Evaluates a checkpoint."""
+    own = given.own
+    saved_run, checkpoint = find_checkpoint(own.checkpoint)
+    trained = saved_run.spec()
+    spec = evaluated_spec(given, trained)
+    task = spec.load_task()
+    saved_run.check_weights_fit(task)
+    config, aggregation = spec.config, spec.build_aggregation()
+    if own.training_clients:
+        task = task.evaluated_in_training()
+    check_test_clients(task, aggregation)
+    options = given.runtime_options(config.runtime)
+    # The task may have other domains than the one that was trained on.
+    saved = checkpoint.models(task.model.initial_weights, own.checkpoint, task.model.frozen)
+    models = _chosen_models(own, saved, task.model)
+    choice, share = None, own.adaptation_share
+    noise = _noise(spec, task, len(models))
+    if noise is None and _is_protected(trained, own.training_clients):
+        print(
+            f"note: the numbers of these {task.test_split} clients are exact: the epsilon of the "
+            "run does not cover this evaluation"
+        )
+    if share is not None:
+        _check_no_noise(noise)
+        check_choice(task.test, models, share)
+    with started(config.runtime, options) as runtime:
+        evaluator = Evaluator(
+            task,
+            prepared_evaluation(runtime, task, aggregation, noise),
+            worst_min_examples=config.worst_min_examples,
+            lambda_set=_lambda_set(trained, task),
+            percentiles=config.client_percentiles,
+            noise=noise,
+            labels=prepared_labels(runtime, task, aggregation, noise),
+        )
+        reports = evaluator.of_models(models, True, _states(noise, spec, len(models)))
+        if share is not None:
+            choice = evaluate_choice(
+                task,
+                models,
+                runtime,
+                aggregation,
+                share,
+                seed=config.seed,
+                worst_min_examples=config.worst_min_examples,
+                percentiles=config.client_percentiles,
+            )
+    algorithm = algorithm_label(config.algorithm)
+    texts = [f"{algorithm} after round {checkpoint.round_num}, on {spec.task}"]
+    for name, report in reports.items():
+        if len(reports) > 1:
+            texts.append(f"\n{name}")
+        texts.append(evaluation_table(report))
+    found = {
+        "checkpoint": str(own.checkpoint),
+        "round": checkpoint.round_num,
+        "task": spec.task,
+        "seed": config.seed,
+        **reports_to_json(reports),
+    }
+    if choice is not None:
+        texts.append(f"\n{choice_table(choice)}")
+        found["choice"] = choice.to_json()
+    promised = None if noise is None else noise.statement(len(models))
+    if promised is not None:
+        of_whom = f"private evaluation, of {task.test_split} clients"
+        texts.append(f"\n{of_whom}: {promised.text}: {_OF_THIS_CALL}")
+        found["privacy"] = {**promised.to_dict(), "remarks": [*promised.remarks, _OF_THIS_CALL]}
+    return Evaluated("\n".join(texts), found, own.output)
+
+
+def _show(found: Evaluated) -> None:
+    print(found.text)
+    if found.output is not None:
+        write_json(found.output, found.json)
+
+
+def _noise(spec: RunSpec, task: Task, num_models: int) -> Optional[PrivateEvaluation]:
+    options = spec.privacy
+    if not isinstance(options, ServerNoiseOptions) or options.private_evaluation is None:
+        return None
+    with flags_in_errors(options):
+        return PrivateEvaluation(options, task, spec.build_aggregation(), num_models)
+
+
+def _is_protected(trained: RunSpec, training_clients: bool) -> bool:
+    """Whether a run guarantees differential privacy to its training or its test clients."""
+    options = trained.privacy
+    if training_clients:
+        return isinstance(options, PrivacyOptions)
+    return isinstance(options, ServerNoiseOptions) and options.private_evaluation is not None
+
+
+def _check_no_noise(noise: Optional[PrivateEvaluation]) -> None:
+    if noise is not None:
+        raise UserError(
+            "--adaptation_share: expected none with --private_evaluation, which has noise for "
+            "evaluations of single models; --private_evaluation=none evaluates without noise"
+        )
+
+
+def _states(
+    noise: Optional[PrivateEvaluation], spec: RunSpec, num_models: int
+) -> Optional[list[Any]]:
+    """Returns the noise of each model's evaluation: a key that no other call has."""
+    if noise is None:
+        return None
+    key = evaluation_key(noise_key(spec.privacy), "evaluate")
+    return [noise.state(key, release) for release in range(num_models)]
+
+
+def _chosen_models(
+    own: EvaluateOptions, models: Mapping[str, ModelWeights], model: Model
+) -> Mapping[str, ModelWeights]:
+    """Returns the models that --models names, in its order; of an ensemble its predictors, too."""
+    if own.models is None:
+        return models
+    if not own.models:
+        raise UserError(f"--models: expected some of {', '.join(models)}, found none")
+    known = Registry(f"model of {own.checkpoint}", {**single_predictors(model, models), **models})
+    return {name: known.given("--models", name) for name in own.models}
+
+
+def _lambda_set(trained: RunSpec, task: Task) -> Optional[LambdaSet]:
+    try:
+        return build_lambda_set(trained, task)
+    except UserError as e:
+        # The task may have other domains by now, or a file of mixtures may be gone.
+        print(f"note: the worst mixture of the run's --lambda_set is left out: {e}")
+        return None
+
+
+def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
+    """Returns the main model's evaluation, and under "models" those of the others by name."""
+    main, *others = reports
+    models = {name: reports[name].to_json() for name in others}
+    return {**reports[main].to_json(), **({"models": models} if models else {})}
+
+
+def evaluated_spec(given: GivenRun, trained: RunSpec) -> RunSpec:
+    """Returns the run's spec with the task, options and settings that were given instead."""
+    own, inherited = given.own, trained.settings()
+    name = own.task or trained.task
+    same_task, folder, store = name == trained.task, own.data_dir, own.data
+    options = {**(trained.task_options if same_task else {}), **given.task_options(name)}
+    if same_task and folder is None and store is None:
+        folder, store = map(path_of, (trained.data_dir, trained.data))
+    return resolve(name, given.settings, options, folder, store, inherited=inherited)
+
+
+EVALUATE = RunCommand("evaluate", EvaluateOptions, evaluate, _show, settings=_SETTINGS)

@@ -1,0 +1,225 @@
+"""Exporting as a command: a task's federated algorithm as a plan for a fleet of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, cast
+
+from tff_agnostic.aggregations.aggregation import LimitedOptions
+from tff_agnostic.aggregations.registry import PRIVACIES
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import check_free, new_folder
+from tff_agnostic.base.options import OneOf, Options
+from tff_agnostic.data.sampling import check_cohort_size
+from tff_agnostic.deployment.backends import (
+    BACKENDS,
+    FCP,
+    PLAN,
+    ServerTaskSettings,
+    check_heeded,
+    profile_of,
+    write_app,
+)
+from tff_agnostic.deployment.export import export
+from tff_agnostic.deployment.profiles import PROFILES
+from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
+from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions, started
+from tff_agnostic.program.options.flags import NONE, flags_of, values_of
+from tff_agnostic.program.options.user_algorithm import is_user_file
+from tff_agnostic.program.runs.export import (
+    OF_SIMULATIONS,
+    DeviceSettings,
+    export_request,
+    summary,
+    write_clients,
+    write_test_clients,
+)
+from tff_agnostic.program.runs.folder import find_checkpoint, with_kept_model
+from tff_agnostic.program.runs.spec import (
+    RunSpec,
+    check_clients_per_round,
+    check_federated,
+    resolve,
+)
+from tff_agnostic.tasks.task import DATA
+
+if TYPE_CHECKING:
+    from tff_agnostic.runtimes.tff import TffRuntime
+
+_DEFAULT_TASK = "digits"
+# Of whatever kind of privacy, beside the limits of clients.
+_OF_NOISE = {flag.name for spec in PRIVACIES.values() for flag in flags_of(spec.options)} - {
+    *(flag.name for flag in flags_of(LimitedOptions)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
+    """The flags of `export` that are no settings of runs.
+
+    Attributes:
+        output_dir: Folder to write; new or empty.
+        kind: What a round does: training, or evaluation of a model of a training's checkpoint.
+        models: With --kind=evaluation: name of the model of a family to evaluate, such as
+            conformity_0.5; a plan evaluates one. [the main model]
+        backend: What plays it: fcp (the platform's servers and devices; a format only) or flower (a
+            live fleet: ./run fleet).
+        profile: Kind of plan: daf (plain sums; current servers) or secure (secure sums only; a
+            server with a secure aggregation protocol). [daf; secure with --backend=flower]
+        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it, where the
+            deployment goes on; task and settings are the run's unless flags say otherwise.
+        clients_dir: Folder to write the task's clients to, for run_plan: the training clients, a
+            TFRecord file each, and the cohorts that a simulation would draw next; for an evaluation
+            the test clients, and all of them as a cohort.
+    """
+
+    output_dir: Path = dataclasses.field(kw_only=True)
+    kind: Annotated[str, OneOf(KINDS)] = TRAINING
+    models: Optional[tuple[str, ...]] = None
+    backend: Annotated[str, OneOf(BACKENDS)] = FCP
+    profile: Optional[Annotated[str, OneOf(PROFILES)]] = None
+    checkpoint: Optional[Path] = None
+    clients_dir: Optional[Path] = None
+
+
+class Exported(NamedTuple):
+    """What was written.
+
+    Attributes:
+        plan: The folder of the plan.
+        clients: The folder of clients, if it was asked for.
+        demo_nodes: How many nodes a demo has; None if it is not for a fleet.
+    """
+
+    plan: Path
+    clients: Optional[Path]
+    demo_nodes: Optional[int]
+
+
+def export_plan(given: GivenRun) -> Exported:
+    """Exports, and prints what was written."""
+    own = dataclasses.replace(given.own, profile=profile_of(given.own.backend, given.own.profile))
+    given = dataclasses.replace(given, own=own)
+    folder, clients_dir, kind = own.output_dir, own.clients_dir, own.kind
+    backend = BACKENDS[own.backend]
+    for name in sorted(given.names):
+        if name in backend.without:
+            raise UserError(f"--{name} has no effect with --backend={own.backend}")
+    check_heeded([o.name for o in flags_of(ServerTaskSettings) if o.name in given.names], kind)
+    trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
+    spec = _spec(given, trained[0].spec() if trained else None)
+    check_federated(spec.config, "to export")
+    _check_summed_in_plans(spec if trained is None else trained[0].spec())
+    if trained is not None:
+        spec = with_kept_model(trained[0], spec)
+    # Before the rest, which takes a while.
+    check_clients_per_round(spec.config, spec.build_aggregation())
+    _check_folders(folder, clients_dir)
+    task = spec.load_task()
+    restore = None
+    if trained is not None:
+        restore = functools.partial(trained[1].restore, where=own.checkpoint)
+    if clients_dir is not None and kind == TRAINING:
+        check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
+    request = export_request(
+        spec,
+        task,
+        own.profile,
+        own,
+        restore,
+        kind,
+        own,
+        own.models,
+        own.backend,
+    )
+    if trained is not None:
+        trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
+    demo_nodes = None
+    with started("tff", Options()) as runtime:
+        if backend.is_fleet:
+            with new_folder(folder, "--output_dir") as path:
+                manifest = export(path / PLAN, request, cast("TffRuntime", runtime))
+                demo_nodes = write_app(path, manifest)
+        else:
+            manifest = export(folder, request, cast("TffRuntime", runtime))
+    print(summary(manifest))
+    example_format = request.example_format()
+    if clients_dir is not None and kind == EVALUATION:
+        print(write_test_clients(clients_dir, task, example_format))
+    elif clients_dir is not None:
+        completed = manifest["rounds_trained"]
+        print(write_clients(clients_dir, spec.config, task, example_format, completed))
+    plan = folder / PLAN if backend.is_fleet else folder
+    return Exported(plan, clients_dir, demo_nodes)
+
+
+def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
+    """Returns the run to deploy: what was given, otherwise what was trained or is the default."""
+    own, aggregation = given.own, PROFILES[given.own.profile].aggregation
+    for name in given.settings:
+        if name in _OF_NOISE:
+            raise UserError(
+                f"--{name} has no effect on an export, whose noise is that of --checkpoint's run"
+            )
+        if name.startswith("secure_") and aggregation != "secure":
+            raise UserError(f"--{name} has no effect with --profile={own.profile}")
+    settings = {**given.settings, "aggregation": aggregation}
+    if trained is None:
+        task = own.task or _DEFAULT_TASK
+        return resolve(task, settings, given.task_options(task), own.data_dir, own.data)
+    _check_same("task", trained.task, own.task)
+    _check_same("algorithm", trained.config.algorithm, _algorithm(given.settings))
+    return dataclasses.replace(given, settings=settings).inheriting(trained)
+
+
+def _check_summed_in_plans(spec: RunSpec) -> None:
+    found = values_of(spec.config)["update_aggregator"]
+    if found != NONE:
+        raise UserError(
+            f"--update_aggregator: expected none of a run to export, found {found}: the server of "
+            "a plan adds updates up"
+        )
+
+
+def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:
+    check_free(folder, "--output_dir")
+    if clients_dir is None:
+        return
+    check_free(clients_dir, "--clients_dir")
+    one, other = folder.resolve(), clients_dir.resolve()
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        # A plan is refused that has other files beside its own.
+        raise UserError(
+            f"--clients_dir: expected a folder apart from {folder}, found {clients_dir}"
+        )
+
+
+def _algorithm(given: Mapping[str, Any]) -> Optional[str]:
+    name = given.get("algorithm")
+    return str(Path(name).resolve()) if name and is_user_file(name) else name
+
+
+def _check_same(flag: str, trained: str, given: Optional[str]) -> None:
+    if given not in (None, trained):
+        raise UserError(
+            f"--{flag}: expected {trained} as in the run of --checkpoint, found {given}"
+        )
+
+
+def _show(exported: Exported) -> None:
+    plan = exported.plan
+    replay = shlex.join(["./run", "run_plan", f"--plan={plan}", "--verify"])
+    print(f"plan: {plan}; to replay its conformance rounds: {replay}")
+    if exported.demo_nodes is not None:
+        of = (f"--clients={exported.clients or 'CLIENTS'}", f"--nodes={exported.demo_nodes}")
+        demo = ["./run", "fleet", "demo", f"--export={plan}", *of, "--rounds=3"]
+        print(f"to play it by a fleet on this machine: {shlex.join(demo)}")
+
+
+EXPORT = RunCommand(
+    "export", ExportOptions, export_plan, _show, without=OF_SIMULATIONS, has_runtime=False
+)

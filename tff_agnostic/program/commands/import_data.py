@@ -1,0 +1,54 @@
+"""Importing as a command: files become a client store. It needs no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Optional
+
+from tff_agnostic.importing.importer import checked_import
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.report import ImportReport
+from tff_agnostic.importing.source import ReadLog
+from tff_agnostic.program.commands.command import Command, Given
+from tff_agnostic.program.options.process import Interrupted
+from tff_agnostic.program.progress import LongWork
+
+
+def import_data(given: Given) -> ImportReport:
+    """Makes a client store of files."""
+    options = given.own
+    with _ended_by_sigterm():
+        job = checked_import(options, given.names)
+        with LongWork("import", job.num_bytes(), "B", visible=given.show_progress) as work:
+            return job.run(ReadLog(options.bad_records == "skip", work.update, work.say))
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Within it, SIGTERM is an exception, so that temporary files are removed."""
+
+    def stop(number: int, frame: Optional[FrameType]) -> None:
+        del frame
+        raise Interrupted("stopped: there is no store", number)
+
+    if threading.current_thread() is not threading.main_thread():
+        # Where Python takes no handlers.
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _show(report: ImportReport) -> None:
+    print(report.text())
+    print(f"\nstore: {report.store}")
+
+
+IMPORT_DATA = Command("import_data", ImportOptions, import_data, _show)

@@ -1,0 +1,278 @@
+"""The run that a server's checkpoint makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from plan_runner.errors import PlanError
+from plan_runner.export import DEFAULT_LIMITS, Export, Limits, open_export
+from plan_runner.play import read_state
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import check_free, make_folder, new_folder, read_json, write_text
+from tff_agnostic.base.later import tf
+from tff_agnostic.computations.algorithm import RunState
+from tff_agnostic.computations.round import Round
+from tff_agnostic.deployment.graphs import METRICS, SERVER, names_of
+from tff_agnostic.deployment.profiles import PROFILES
+from tff_agnostic.deployment.rounds import EVALUATION
+from tff_agnostic.metrics.metrics_file import ROUND
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.program.commands.command_line import DataOptions, GivenRun, RunCommand
+from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.options.flags import build, values_of
+from tff_agnostic.program.options.tasks import check_format
+from tff_agnostic.program.options.tasks import task_options as task_options_of
+from tff_agnostic.program.options.user_algorithm import algorithm_label
+from tff_agnostic.program.runs.build import build_algorithm
+from tff_agnostic.program.runs.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
+from tff_agnostic.program.runs.folder import RunFolder, trained_with
+from tff_agnostic.program.runs.options import RunConfig, stored_values
+from tff_agnostic.program.runs.spec import RunSpec, from_flags, inheriting
+from tff_agnostic.saving.checkpoints import CheckpointFolder
+from tff_agnostic.tasks.task import DATA, Task
+
+# The tensor of a server's state that says after how many rounds it is.
+ROUND_NUM = f"{SERVER}/round_num"
+# What a plan does not depend on, and a run that goes on may want.
+_SETTINGS = (
+    "rounds",
+    "runtime",
+    "cohort_sampling",
+    "evaluate_every",
+    "evaluation_clients",
+    "checkpoint_every",
+    "keep_checkpoints",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportStateOptions(DataOptions):
+    """The flags of `import_state` that are no settings of runs.
+
+    Attributes:
+        plan: Folder of the export that the server was given.
+        server_state: Checkpoint of the server's state: what run_plan writes, or a server stores
+            after a round.
+        output_dir: Folder of the run to make; new or empty.
+        trust: Read the checkpoint without a sandbox: only one that you trust, where the kernel has
+            no Landlock or no seccomp.
+        max_memory_gb: Memory of the process that reads the checkpoint, in 10^9 bytes.
+    """
+
+    plan: Path = dataclasses.field(kw_only=True)
+    server_state: Path = dataclasses.field(kw_only=True)
+    output_dir: Path = dataclasses.field(kw_only=True)
+    trust: bool = False
+    max_memory_gb: float = DEFAULT_LIMITS.max_memory_gb
+
+
+def run_of_export(
+    manifest: Mapping[str, Any],
+    completed: int,
+    given: Mapping[str, Any],
+    task_options: Mapping[str, Any],
+    data_dir: Optional[Path],
+    data: Optional[Path],
+) -> RunSpec:
+    """Returns the run that goes on where a fleet's rounds ended.
+
+    What a plan does not depend on, such as the runtime, is the task's default; the run has as many
+    rounds as are completed.
+
+    Args:
+        manifest: The export's.
+        completed: Rounds of the state that the fleet led to.
+        given: Options that the user gave, by flag.
+        task_options: Options of the task that were given.
+        data_dir: Folder with the task's files, if it was given.
+        data: The client store, if it was given.
+    """
+    if manifest.get("kind") == EVALUATION:
+        raise UserError(
+            "--plan: expected the export of training, found one of an evaluation: its rounds leave "
+            "the server's state as it was"
+        )
+    if "differential_privacy" in manifest.get("privacy", {}):
+        raise UserError(
+            "--plan: expected the export of a run without --privacy, found one of a private run: "
+            "what it has released since, and its key, are known to its server alone"
+        )
+    task = manifest["task"]
+    settings = stored_values(build(RunConfig, DEFAULTS[task].settings))
+    flags = {
+        "task": task,
+        "data_dir": None,
+        "data": None,
+        # The manifest has no paths.
+        **values_of(task_options_of(task, manifest[OPTIONS])),
+        **{name: settings[name] for name in OF_SIMULATIONS},
+        **manifest["settings"],
+        "aggregation": PROFILES[manifest["profile"]].aggregation,
+        "rounds": max(1, completed),
+    }
+    try:
+        exported = from_flags(flags)
+    except KeyError as e:
+        raise UserError(f"manifest.json: settings: expected {e} of a run, found none") from e
+    return inheriting(exported, given, task_options, data_dir, data)
+
+
+def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
+    """Checks that a run is made of what an export was: the same vocabulary, the same code.
+
+    The examples may be others: a fleet's were.
+
+    Args:
+        manifest: The export's.
+        fingerprint: `RunSpec.fingerprint` of the run.
+    """
+    for name, expected in manifest.get(FINGERPRINT, {}).items():
+        found = fingerprint.get(name)
+        if name != DATA and found != expected:
+            raise UserError(
+                f"--plan: expected the {name} that it was exported with ({expected}), found "
+                f"another one ({found})"
+            )
+
+
+class ImportedRun:
+    """A run that is to have the state of a fleet's.
+
+    Args:
+        spec: The run.
+        task: Its task, loaded.
+
+    Attributes:
+        initial: The state before its first round.
+        fingerprint: What the run is made of.
+    """
+
+    def __init__(self, spec: RunSpec, task: Task) -> None:
+        self._spec = spec
+        self._algorithm = build_algorithm(spec, task)
+        self.fingerprint = spec.fingerprint(task)
+        self.initial: RunState = Round(self._algorithm, spec.build_aggregation()).initialize()
+
+    def write(self, folder: RunFolder, state: RunState) -> None:
+        """Writes a folder that `train --resume`, `evaluate`, `save_model` and `export` read.
+
+        Its rows of metrics have the numbers of the fleet's rounds and nothing else.
+        """
+        completed = int(state.round_num)
+        make_folder(folder.path)
+        rows = "".join(f"{number}\n" for number in (ROUND, *range(1, completed + 1)))
+        write_text(folder.metrics, rows)
+        models: Mapping[str, ModelWeights] = self._algorithm.models(state.algorithm)
+        kept = trained_with(self._spec, self.fingerprint)
+        checkpoints = CheckpointFolder(folder.checkpoints, keep=1, trained_with=kept)
+        checkpoints.save(completed, state, models)
+        folder.write_config(self._spec, self.fingerprint, {})
+
+
+def read_server_state(
+    export: Export, path: Path, limits: Limits, trust: bool
+) -> dict[str, np.ndarray]:
+    """Returns the state's tensors in a server's checkpoint, by name.
+
+    Args:
+        export: The export that the server was given.
+        path: The checkpoint; the metrics of its last round may be beside the state.
+        limits: What reading it may take.
+        trust: Read it without a sandbox.
+    """
+    # It loads TensorFlow.
+    from plan_runner.graph_session import check_tensors
+
+    try:
+        tensors = read_state(path, limits, trust)
+        state = {n: value for n, value in tensors.items() if not n.startswith(f"{METRICS}/")}
+        check_tensors(state, export.manifest.server_state, str(path))
+    except PlanError as e:
+        raise UserError(str(e)) from e
+    return state
+
+
+def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
+    """Returns the state that a server's tensors are.
+
+    Args:
+        template: A state of the same algorithm and aggregation.
+        tensors: By their names, as `read_server_state` returns them.
+        where: Where they come from, for the message.
+    """
+    names, values = names_of(template), []
+    for name, leaf in zip(names, tf.nest.flatten(template)):
+        if name not in tensors:
+            raise UserError(f"{where}: expected the tensor {name} of this algorithm, found none")
+        expected, found = np.asarray(leaf), tensors[name]
+        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+            raise UserError(
+                f"{where}: {name}: expected {expected.dtype}{list(expected.shape)} of this model "
+                f"and algorithm, found {found.dtype}{list(found.shape)}"
+            )
+        values.append(found[()])
+    if more := sorted({*tensors} - {*names}):
+        raise UserError(f"{where}: expected the state of this algorithm, found {more[0]} as well")
+    return tf.nest.pack_sequence_as(template, values)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOfServer:
+    """The run that was made of a server's state, and after how many rounds it is."""
+
+    path: Path
+    spec: RunSpec
+    completed: int
+
+
+def import_state(given: GivenRun) -> RunOfServer:
+    """Makes the run's folder."""
+    own = given.own
+    plan, server_state = own.plan, own.server_state
+    check_free(own.output_dir, "--output_dir")
+    try:
+        export = open_export(plan)
+    except PlanError as e:
+        raise UserError(f"--plan: {e}") from e
+    manifest = read_json(plan / "manifest.json")
+    check_format(plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
+    limits = Limits(max_memory_gb=own.max_memory_gb)
+    try:
+        limits.check()
+    except PlanError as e:
+        raise UserError(str(e)) from e
+    tensors = read_server_state(export, server_state, limits, own.trust)
+    options = given.task_options(manifest["task"])
+    completed = int(tensors[ROUND_NUM])
+    spec = run_of_export(manifest, completed, given.settings, options, own.data_dir, own.data)
+    if spec.config.rounds < completed:
+        raise UserError(
+            f"--rounds: expected at least {completed}, which {server_state} has already, found "
+            f"{spec.config.rounds}"
+        )
+    run = ImportedRun(spec, spec.load_task())
+    check_made_of(manifest, run.fingerprint)
+    state = state_of(run.initial, tensors, str(server_state))
+    with new_folder(own.output_dir, "--output_dir") as path:
+        run.write(RunFolder(path), state)
+    return RunOfServer(own.output_dir, spec, completed)
+
+
+def _show(run: RunOfServer) -> None:
+    label = algorithm_label(run.spec.config.algorithm)
+    print(f"{label} on {run.spec.task} after {counted(run.completed, 'round')}: {run.path}")
+    print(
+        f"to go on in simulation: ./run train {shlex.quote(f'--output_dir={run.path}')} "
+        f"--resume --rounds={run.completed + 1}, or more"
+    )
+
+
+IMPORT_STATE = RunCommand(
+    "import_state", ImportStateOptions, import_state, _show, settings=_SETTINGS, has_runtime=False
+)

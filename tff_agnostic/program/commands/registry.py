@@ -1,0 +1,54 @@
+"""Every command by name, and where it is described.
+
+Nothing is imported before a command is asked for: some need no TensorFlow, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from tff_agnostic.base.registry import Registry
+
+# The installed program, whose first argument is the name of a command.
+PROGRAM = "tff-agnostic"
+COMMANDS: Registry[str] = Registry(
+    "command",
+    {
+        "base_predictors": "commands.base_predictors:BASE_PREDICTORS",
+        "compare": "studies.compare:COMPARE",
+        "evaluate": "commands.evaluate:EVALUATE",
+        "export": "commands.export:EXPORT",
+        "frontier": "studies.frontier_command:FRONTIER",
+        "import_data": "commands.import_data:IMPORT_DATA",
+        "import_state": "commands.import_state:IMPORT_STATE",
+        "privacy": "studies.privacy_planning:PRIVACY",
+        "recommend": "studies.recommend:RECOMMEND",
+        "report": "studies.report:REPORT",
+        "reproduce": "experiments.reproduce:REPRODUCE",
+        "save_model": "commands.save_model:SAVE_MODEL",
+        "train": "commands.train:TRAIN",
+        "tune": "studies.tune:TUNE",
+    },
+)
+# Commands of plan_runner, with options described there.
+OTHER_COMMANDS = ("fleet", "run_plan")
+# It knows no runs, and so no algorithms whose settings are called as its flags are.
+_KNOWS_NO_RUNS = "import_data"
+
+
+def command(name: str) -> Any:
+    """Returns the `run.command.Command` of a name."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    return getattr(importlib.import_module(f"tff_agnostic.program.{module}"), attribute)
+
+
+@functools.cache
+def own_flags() -> frozenset[str]:
+    """Returns the flags that commands have of their own.
+
+    Users' algorithms cannot have settings of these names, in whatever command.
+    """
+    names = (name for name in COMMANDS if name != _KNOWS_NO_RUNS)
+    return frozenset(flag for name in names for flag in command(name).options)

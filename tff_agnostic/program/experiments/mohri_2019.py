@@ -1,0 +1,207 @@
+"""The experiments of Mohri et al. 2019: Adult, Fashion-MNIST, two kinds of text."""
+
+from __future__ import annotations
+
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.program.experiments.experiment import AnyColumn, Experiment, PaperTable
+from tff_agnostic.program.studies.comparison import OVERALL, WORST
+from tff_agnostic.program.studies.methods import Arm
+
+_DOCTORATE, _OTHERS = "doctorate", "non-doctorate"
+_FIXED = {"algorithm": "stochastic_afl", "lambda_update": "fixed"}
+ADULT = Experiment(
+    title="Adult: doctorate or not",
+    summary="UCI Adult (files in --data_dir); table 1 of Mohri et al. 2019",
+    task="adult",
+    # Learning rates are what `./run tune` found for 600 rounds, as the page says.
+    arms={
+        "doctorate": Arm(
+            f"L {_DOCTORATE}",
+            {**_FIXED, "lambda_initial": (1.0, 0.0), "server_learning_rate": 0.04},
+        ),
+        "non_doctorate": Arm(
+            f"L {_OTHERS}",
+            {
+                **_FIXED,
+                "lambda_initial": (0.0, 1.0),
+                "server_optimizer": "adagrad",
+                "server_learning_rate": 0.8,
+            },
+        ),
+        # The task's domain weights are the domains' shares of the rows.
+        "uniform": Arm("L uniform", {**_FIXED, "server_learning_rate": 3.0}),
+        "stochastic_afl": Arm(
+            "L agnostic",
+            {
+                "algorithm": "stochastic_afl",
+                "lambda_initial": (0.5, 0.5),
+                "server_learning_rate": 2.9,
+                "lambda_learning_rate": 0.0053,
+            },
+        ),
+        "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg", "client_learning_rate": 2.1}),
+        "agnostic_fed_avg": Arm(
+            "AgnosticFedAvg",
+            {
+                "algorithm": "agnostic_fed_avg",
+                "lambda_absent": "zero",
+                "client_learning_rate": 0.3,
+                "lambda_learning_rate": 0.1,
+            },
+        ),
+    },
+    paper=PaperTable(
+        source="Mohri et al. 2019, table 1",
+        cells={
+            "accuracy": {
+                "doctorate": {
+                    OVERALL: "53.35 (0.91)",
+                    _DOCTORATE: "73.58 (0.48)",
+                    _OTHERS: "53.12 (0.89)",
+                    WORST: "53.12 (0.89)",
+                },
+                "non_doctorate": {
+                    OVERALL: "82.15 (0.09)",
+                    _DOCTORATE: "69.46 (0.29)",
+                    _OTHERS: "82.29 (0.09)",
+                    WORST: "69.46 (0.29)",
+                },
+                "uniform": {
+                    OVERALL: "82.10 (0.09)",
+                    _DOCTORATE: "69.61 (0.35)",
+                    _OTHERS: "82.24 (0.09)",
+                    WORST: "69.61 (0.35)",
+                },
+                "stochastic_afl": {
+                    OVERALL: "80.10 (0.39)",
+                    _DOCTORATE: "71.53 (0.88)",
+                    _OTHERS: "80.20 (0.40)",
+                    WORST: "71.53 (0.88)",
+                },
+            }
+        },
+    ),
+    measures=("accuracy",),
+    columns=(OVERALL, _DOCTORATE, _OTHERS, WORST),
+    curve="accuracy",
+    harder_domain=_DOCTORATE,
+    trials=50,
+)
+_STOCHASTIC_AFL = {"algorithm": "stochastic_afl"}
+_SHIRT, _PULLOVER, _T_SHIRT = "shirt", "pullover", "t-shirt/top"
+FASHION_MNIST = Experiment(
+    title="Fashion-MNIST: three garments",
+    summary="IDX files of Fashion-MNIST in --data_dir; table 2 of Mohri et al. 2019",
+    task="fashion_mnist",
+    # Learning rates are what `./run tune` found, as the page says.
+    arms={
+        "uniform": Arm(
+            "L uniform",
+            {**_STOCHASTIC_AFL, "lambda_update": "fixed", "server_learning_rate": 0.027},
+        ),
+        "stochastic_afl": Arm(
+            "L agnostic",
+            {**_STOCHASTIC_AFL, "server_learning_rate": 0.016, "lambda_learning_rate": 0.026},
+        ),
+        "fed_avg": Arm(
+            "FedAvg",
+            {
+                "algorithm": "fed_avg",
+                "client_learning_rate": 0.016,
+                "server_learning_rate": 0.034,
+            },
+        ),
+        "agnostic_fed_avg": Arm(
+            "AgnosticFedAvg",
+            {
+                "algorithm": "agnostic_fed_avg",
+                "lambda_absent": "zero",
+                "client_learning_rate": 0.023,
+                "server_learning_rate": 0.0011,
+                "lambda_learning_rate": 0.044,
+            },
+        ),
+    },
+    paper=PaperTable(
+        source="Mohri et al. 2019, table 2",
+        cells={
+            "accuracy": {
+                "uniform": {
+                    OVERALL: "81.8 (1.3)",
+                    _SHIRT: "71.2 (7.8)",
+                    _PULLOVER: "87.8 (6.0)",
+                    _T_SHIRT: "86.2 (4.9)",
+                    WORST: "71.2 (7.8)",
+                },
+                "stochastic_afl": {
+                    OVERALL: "82.3 (0.9)",
+                    _SHIRT: "74.5 (6.0)",
+                    _PULLOVER: "87.6 (4.5)",
+                    _T_SHIRT: "84.9 (4.4)",
+                    WORST: "74.5 (6.0)",
+                },
+            }
+        },
+    ),
+    trials=10,
+    measures=("accuracy",),
+    columns=(OVERALL, _SHIRT, _PULLOVER, _T_SHIRT, WORST),
+    curve="accuracy",
+    harder_domain=_SHIRT,
+    raw_data=ImportOptions(format="idx", classes=(0, 2, 6)),
+)
+_DOCUMENTS, _CONVERSATIONS = "documents", "conversations"
+
+
+def _target(domain: str) -> Arm:
+    settings = {"algorithm": "fed_avg_target_only", "target_domain": domain}
+    return Arm(f"L {domain}", settings)
+
+
+def _row(overall: str, documents: str, conversations: str, worst: str) -> dict[AnyColumn, str]:
+    return {
+        OVERALL: overall,
+        _DOCUMENTS: documents,
+        _CONVERSATIONS: conversations,
+        WORST: worst,
+    }
+
+
+TWO_DOMAIN_LM = Experiment(
+    title="Documents and conversations: a language model",
+    summary="folders documents/ and conversations/ with texts; table 3 of Mohri et al. 2019",
+    task="two_domain_lm",
+    arms={
+        "fed_avg_documents": _target(_DOCUMENTS),
+        "fed_avg_conversations": _target(_CONVERSATIONS),
+        "fed_avg": Arm("L uniform", {"algorithm": "fed_avg"}),
+        "agnostic_fed_avg": Arm(
+            "L agnostic", {"algorithm": "agnostic_fed_avg", "lambda_absent": "zero"}
+        ),
+    },
+    paper=PaperTable(
+        source="Mohri et al. 2019, table 3 (Penn Treebank and Cornell movie dialogues)",
+        cells={
+            "perplexity": {
+                "fed_avg_documents": _row("414.96", "83.97", "615.75", "615.75"),
+                "fed_avg_conversations": _row("108.97", "1138.76", "61.01", "1138.76"),
+                "fed_avg": _row("68.18", "96.98", "62.50", "96.98"),
+                "agnostic_fed_avg": _row("79.98", "86.33", "78.48", "86.33"),
+            }
+        },
+    ),
+    measures=("perplexity",),
+    columns=(OVERALL, _DOCUMENTS, _CONVERSATIONS, WORST),
+    curve="perplexity",
+    harder_domain=_DOCUMENTS,
+    raw_data=ImportOptions(
+        format="text_folders",
+        tokenizer="words",
+        case="upper",
+        punctuation="drop",
+        sentences_per_client=30,
+        split_by="group",
+        # As the table was made.
+        stratify=False,
+    ),
+)

@@ -1,0 +1,259 @@
+"""Reproducing as a command: the trials of a paper's table, ours beside the paper's numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import is_new_or_empty, make_folder, read_json, write_json, write_text
+from tff_agnostic.base.options import OneOf, Within
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.program.commands.command_line import (
+    DataOptions,
+    GivenRun,
+    RunCommand,
+    Session,
+    session,
+)
+from tff_agnostic.program.experiments import EXPERIMENTS, scoreboard
+from tff_agnostic.program.experiments import page as pages
+from tff_agnostic.program.experiments.experiment import (
+    PREDICTORS_NAME,
+    STORE_NAME,
+    Experiment,
+    data_lines,
+    prepare,
+    prepare_predictors,
+    store_path,
+)
+from tff_agnostic.program.options.flags import REPEATED
+from tff_agnostic.program.reports.figures import save
+from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere, resolve
+from tff_agnostic.program.studies.comparison import (
+    MAX_TRIALS,
+    Comparison,
+    check_folder,
+    run_trials,
+    trial_folder,
+)
+from tff_agnostic.program.studies.methods import overrides
+from tff_agnostic.program.studies.portfolio import FACTORS
+
+# What stands in the folder beside a comparison's own files.
+_OTHER_FILES = (STORE_NAME, PREDICTORS_NAME, "page.md", "images", "seconds.json")
+# Set by the experiment and its arms, none of which begins with a file of others.
+_NOT_FLAGS = ("algorithm", "target_domain", "trust")
+# Evaluations in the course of a run: enough for a curve.
+_EVALUATIONS = 12
+_EXPERIMENTS: Registry[Any] = Registry(
+    "experiment", {**EXPERIMENTS, scoreboard.NAME: scoreboard.scoreboard}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReproduceOptions(DataOptions):
+    """The flags of `reproduce` that are no settings of runs.
+
+    Attributes:
+        experiment: Experiment to reproduce. emnist: EMNIST-62 with TFF's data; table 6 of Ro et al.
+            2021; mnist_by_writer: EMNIST's digits alone, from mnist_by_writer.npz; beside table 6
+            of Ro et al. 2021; delta_fl: MNIST from mnist_by_writer.npz, half of the writers tested;
+            beside table I of Laguel et al. 2021, which is of EMNIST-62; stackoverflow: Stack
+            Overflow (TFF's data) or Stack Exchange dumps; table 2 of Ro et al. 2021;
+            spanish_keyboard: folders of Spanish texts by country; beside table 3 of Ro et al. 2021;
+            adult: UCI Adult (files in --data_dir); table 1 of Mohri et al. 2019; fashion_mnist: IDX
+            files of Fashion-MNIST in --data_dir; table 2 of Mohri et al. 2019; two_domain_lm:
+            folders documents/ and conversations/ with texts; table 3 of Mohri et al. 2019;
+            fedboost_shakespeare: unigram models of the speakers of tiny Shakespeare, mixed; figure
+            5 of Hamer et al. 2020, which has curves and no numbers; fedboost_stackexchange: a
+            next-word model of each Stack Exchange site, mixed by FedBoost and AFLBoost, beside one
+            model of AgnosticFedAvg; no paper's table; scoreboard: the portfolio of recommend, and
+            its choice, on the data sets whose files are in --data_dir; of no paper.
+        override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
+        trials: Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper;
+            scoreboard: 5]
+        scale: Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.
+        datasets: Of scoreboard: which of digits, hard_digits, adult, fashion_mnist,
+            mnist_by_writer, stackexchange, spanish, languages, flights, speeches. [those whose
+            files are in --data_dir]
+        portfolio: Of scoreboard: the rows, as recommend takes them. [all but domain_input]
+        tries: Of scoreboard: settings of each row that are tried. [3; with --hours as many as fit]
+        hours: Of scoreboard: try as much as fits into so many hours of training; data sets have
+            equal shares.
+        page: Also write the page here, and its figure into images/ beside it.
+        output_dir: Folder of all runs. [runs/reproduce-EXPERIMENT-NUMBER, a new one]
+        resume: Keep complete trials and go on with the others.
+    """
+
+    experiment: Annotated[str, OneOf(_EXPERIMENTS)] = dataclasses.field(kw_only=True)
+    override: Annotated[tuple[str, ...], REPEATED] = ()
+    trials: Optional[Annotated[int, Within(least=1, most=MAX_TRIALS)]] = None
+    scale: Annotated[float, Within(above=0)] = 1.0
+    datasets: tuple[str, ...] = ()
+    portfolio: tuple[str, ...] = ()
+    tries: Optional[Annotated[int, Within(least=1, most=len(FACTORS))]] = None
+    hours: Optional[Annotated[float, Within(above=0)]] = None
+    page: Optional[Path] = None
+    output_dir: Optional[Path] = None
+    resume: bool = False
+
+
+def reproduce(given: GivenRun) -> None:
+    """Runs all trials; prints the tables and writes the page."""
+    if given.own.experiment == scoreboard.NAME:
+        scoreboard.scoreboard(given)
+        return
+    strange = next((flag for flag in scoreboard.OWN_FLAGS if flag in given.names), None)
+    if strange is not None:
+        raise UserError(f"--{strange} has no effect without --experiment={scoreboard.NAME}")
+    experiment = EXPERIMENTS[given.own.experiment]
+    with session(given, f"reproduce-{given.own.experiment}") as at:
+        _reproduce(given, experiment, at)
+
+
+def _reproduce(given: GivenRun, experiment: Experiment, at: Session) -> None:
+    own, folder = given.own, at.path
+    trials = own.trials or experiment.trials
+    store = store_path(experiment, own.data_dir, own.data, folder)
+    specs = trial_specs(given, experiment, trials, store, folder)
+    # Before anything is imported: what is wrong with a flag or the folder is better found now.
+    check_folder(specs, folder, own.resume, _OTHER_FILES)
+    print(f"{own.experiment}, {counted(trials, 'trial')} of {', '.join(experiment.arms)}: {folder}")
+    prepare(experiment, own.data_dir, store)
+    runtime_name = next(iter(specs.values()))[0].config.runtime
+    started = time.monotonic()
+    with at.running(runtime_name) as (runtime, stop):
+        prepare_predictors(experiment, next(iter(specs.values())), runtime, folder)
+        try:
+            # The folder was checked, and may hold the store by now: that is nothing to refuse.
+            comparison = run_trials(
+                specs,
+                folder,
+                runtime,
+                resume=True,
+                stop=stop,
+                labels={arm: row.label for arm, row in experiment.arms.items()},
+                other_files=_OTHER_FILES,
+                show_progress=given.show_progress,
+                command="reproduce",
+            )
+        finally:
+            seconds = _add_seconds(folder, time.monotonic() - started)
+    targets = [folder / "page.md", *([own.page] if own.page is not None else [])]
+    _report(experiment, comparison, specs, targets, store, seconds, given)
+
+
+def trial_specs(
+    given: GivenRun, experiment: Experiment, trials: int, store: Optional[Path], folder: Path
+) -> dict[str, list[RunSpec]]:
+    """Returns the runs of each arm.
+
+    Args:
+        trials: Runs of each arm.
+        store: The data, if the task reads a store.
+        folder: Where the trials go, and with them what arms mix.
+    """
+    settings, further = given.settings, overrides(given, tuple(experiment.arms))
+    read = None if experiment.raw_data is not None else given.own.data_dir
+    options = {**experiment.task_options, **given.task_options(experiment.task)}
+    specs = {}
+    for arm, row in experiment.arms.items():
+        shared = {**_shortened(experiment, row.settings, given.own.scale), **settings}
+        chosen = {k: v for k, v in row.settings.items() if k not in settings}
+        seed = shared.get("seed", 0)
+        specs[arm] = [
+            resolve(
+                experiment.task,
+                {**chosen, **further[arm], "seed": seed + k},
+                options,
+                read,
+                store,
+                shared={**shared, **_mixed(experiment, folder, k)},
+            )
+            for k in range(trials)
+        ]
+    check_given_somewhere([runs[0] for runs in specs.values()], settings)
+    return specs
+
+
+def _mixed(experiment: Experiment, folder: Path, trial: int) -> dict[str, Any]:
+    if experiment.base_predictors is None:
+        return {}
+    return {"base_predictors": experiment.base_predictors.paths(folder, trial)}
+
+
+def _report(
+    experiment: Experiment,
+    comparison: Comparison,
+    specs: Mapping[str, Sequence[RunSpec]],
+    targets: Sequence[Path],
+    store: Optional[Path],
+    seconds: float,
+    given: GivenRun,
+) -> None:
+    """Prints the tables and writes compare.json beside the first of the pages, and the pages."""
+    for measure in experiment.measures:
+        print(f"\n{measure}")
+        print(pages.table(experiment, comparison, measure, "simple"))
+    write_json(targets[0].with_name("compare.json"), comparison.to_json())
+    record = pages.Record(
+        command=given.typed,
+        data=data_lines(store, trial_folder(targets[0].parent, next(iter(specs)), 0)),
+        trials=len(next(iter(specs.values()))),
+        scale=given.own.scale,
+        seconds=seconds,
+        date=datetime.date.today(),
+        cores=len(os.sched_getaffinity(0)),
+    )
+    paper = {
+        arm: resolve(experiment.task, dict(row.settings), experiment.task_options)
+        for arm, row in experiment.arms.items()
+    }
+    labels = {arm: row.label for arm, row in experiment.arms.items()}
+    differences = pages.settings_that_differ(
+        {arm: runs[0] for arm, runs in specs.items()}, paper, labels
+    )
+    for target in targets:
+        image = target.parent / "images" / f"{given.own.experiment}.png"
+        make_folder(image.parent)
+        save(pages.curve(experiment, comparison), image)
+        text = pages.page(
+            experiment,
+            comparison,
+            record,
+            differences,
+            f"images/{image.name}",
+            pages.written_remarks(target),
+        )
+        write_text(target, text)
+    print(f"\npage: {targets[-1]}")
+
+
+def _shortened(experiment: Experiment, settings: Mapping[str, Any], scale: float) -> dict[str, int]:
+    full = resolve(experiment.task, dict(settings), experiment.task_options).config.rounds
+    rounds = max(1, round(full * scale))
+    return {"rounds": rounds, "evaluate_every": max(1, rounds // _EVALUATIONS)}
+
+
+def _add_seconds(folder: Path, seconds: float) -> float:
+    """Adds to the time that earlier sessions of the same trials took."""
+    path = folder / "seconds.json"
+    if is_new_or_empty(folder):
+        return seconds
+    before = read_json(path).get("seconds") if path.exists() else 0.0
+    if not isinstance(before, (int, float)):
+        raise UserError(f"{path}: expected the seconds of earlier trials, found something else")
+    total = seconds + before
+    write_json(path, {"seconds": total})
+    return total
+
+
+REPRODUCE = RunCommand(
+    "reproduce", ReproduceOptions, reproduce, lambda nothing: None, without=_NOT_FLAGS
+)

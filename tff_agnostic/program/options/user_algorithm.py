@@ -1,0 +1,344 @@
+"""An algorithm of a user's own: a Python file that defines `ALGORITHM`, an `AlgorithmSpec`.
+
+Its functions are checked where they return, and what fails in them is told with the user's own
+lines. A round is traced as soon as the algorithm is built: what is wrong is known before anything
+runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from tff_agnostic import computations as core
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.options import Options
+from tff_agnostic.base.user_code import UserFile
+from tff_agnostic.computations.clients import arrays_of_client
+from tff_agnostic.computations.round import check_bounds, check_state, client_result
+from tff_agnostic.program.options.flags import build as build_options
+from tff_agnostic.program.options.flags import flags_of
+
+_SUFFIX = ".py"
+_DEFINITION = "ALGORITHM"
+# In the fingerprint of a run: the user's file, and what it imports from beside it.
+OWN_CODE = ("algorithm", "files that the algorithm imports")
+_KINDS = (bool, int, float, str, Path)
+_ITEMS = (int, float, str, Path)
+_KEPT_FILES = 16
+
+
+def is_user_file(name: str) -> bool:
+    """Returns whether the name of an algorithm is that of a Python file."""
+    return name.endswith(_SUFFIX)
+
+
+def algorithm_named(name: str) -> core.AlgorithmSpec:
+    """Returns a registered algorithm by its name, or a user's by the path of its file."""
+    return load_user_algorithm(Path(name)) if is_user_file(name) else ALGORITHMS[name]
+
+
+def algorithm_label(name: str) -> str:
+    """Returns the short name of an algorithm, for folders and messages: a file's without suffix."""
+    return Path(name).stem if is_user_file(name) else name
+
+
+def load_user_algorithm(path: Path) -> core.AlgorithmSpec:
+    """Returns the algorithm that a Python file defines.
+
+    A file that has not changed is executed once, so that its settings are of one class.
+    """
+    return _of(path).spec
+
+
+def algorithm_fingerprint(name: str) -> dict[str, str]:
+    """Returns what a run depends on of an algorithm beside its settings: the code of a user's.
+
+    To be asked for after the algorithm was built, which may import further files.
+    """
+    if not is_user_file(name):
+        return {}
+    loaded = _of(Path(name))
+    # Later digests may have more: what runs may import, too, and a second run finds it imported.
+    digests = loaded.digests or loaded.file.digests()
+    return {
+        ours: digests[key] for ours, key in zip(OWN_CODE, ("file", "imports")) if key in digests
+    }
+
+
+@contextlib.contextmanager
+def making_options_of(name: str) -> Iterator[None]:
+    """While an algorithm's options are made: errors of a user's own checks have its lines."""
+    if not is_user_file(name):
+        yield
+        return
+    mistake = None
+    with _of(Path(name)).file.running("options"):
+        try:
+            yield
+        except UserError as e:
+            mistake = e
+    if mistake is not None:
+        raise mistake
+
+
+def _of(path: Path) -> _Loaded:
+    try:
+        found = path.stat()
+    except OSError:
+        # Says what is wrong with it.
+        return _loaded(path, 0, 0)
+    return _loaded(path.absolute(), found.st_mtime_ns, found.st_size)
+
+
+@dataclasses.dataclass
+class _Loaded:
+    file: UserFile
+    spec: core.AlgorithmSpec
+    digests: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@functools.lru_cache(maxsize=_KEPT_FILES)
+def _loaded(path: Path, mtime_ns: int, size: int) -> _Loaded:
+    del mtime_ns, size
+    file = UserFile(path)
+    spec: core.AlgorithmSpec = file.value(
+        _DEFINITION, "an AlgorithmSpec", lambda value: isinstance(value, core.AlgorithmSpec)
+    )
+    with file.running("options"):
+        _check_options(spec.options)
+        if not isinstance(spec.label, str):
+            raise UserError(f"label: expected a text, found {_shown(spec.label)}")
+        _check_paper_settings(spec)
+
+    def build(problem: core.Problem, options: Any, **arguments: Any) -> core.Algorithm:
+        with file.running("build"):
+            algorithm = checked_algorithm(spec.build(problem, options, **arguments), problem, file)
+        trace_round(algorithm)
+        loaded.digests = loaded.digests or file.digests()
+        return algorithm
+
+    loaded = _Loaded(file, dataclasses.replace(spec, build=build))
+    return loaded
+
+
+def _check_options(options: Any) -> None:
+    if not (isinstance(options, type) and issubclass(options, Options)):
+        raise UserError(f"options: expected a subclass of Options, found {_shown(options)}")
+    # Unlike `dataclasses.fields`, this has the constants of the class too.
+    declared = set(options.__dataclass_fields__)
+    undeclared = sorted(set(vars(options).get("__annotations__", {})) - declared)
+    if undeclared:
+        raise UserError(
+            f"options: expected a frozen dataclass, found a plain class with {undeclared[0]}"
+        )
+    for flag in flags_of(options):
+        is_list = flag.kind is tuple and flag.item in _ITEMS
+        if not is_list and flag.kind not in _KINDS:
+            raise UserError(
+                f"options: expected {flag.path[-1]} to be bool, int, float, str, Path or "
+                f"tuple[float, ...], optional or not, found {_shown(flag.kind)}"
+            )
+    options()
+
+
+def _check_paper_settings(spec: core.AlgorithmSpec) -> None:
+    if not isinstance(spec.paper_settings, Mapping):
+        raise UserError(
+            f"paper_settings: expected values by flag, found {_shown(spec.paper_settings)}"
+        )
+    known = {flag.name: flag for flag in flags_of(spec.options)}
+    strange = next((name for name in spec.paper_settings if name not in known), None)
+    if strange is not None:
+        raise UserError(f"paper_settings: expected flags of its options, found {strange!r}")
+    try:
+        for name, value in spec.paper_settings.items():
+            known[name].check_type(value)
+        build_options(spec.options, spec.paper_settings)
+    except UserError as e:
+        raise UserError(f"paper_settings: {e}") from None
+
+
+def _shown(value: Any) -> str:
+    return getattr(value, "__name__", repr(value))
+
+
+# Raises a `UserError` if what a function returned for its arguments is not what it should be.
+Check = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfUser:
+    """A user's function, whose errors are told with the lines of the user's file.
+
+    Two are equal if their functions are: work that was traced for one serves the other.
+    """
+
+    file: UserFile
+    what: str
+    function: Callable[..., Any]
+    check: Optional[Check] = dataclasses.field(default=None, compare=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.file.running(self.what):
+            result = self.function(*args, **kwargs)
+        if self.check is not None:
+            self.check(result, *args)
+        return result
+
+
+def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> core.Algorithm:
+    """Returns a user's algorithm whose functions are checked and tell their errors.
+
+    Args:
+        algorithm: What the user's `build` returned.
+        problem: What it was built for.
+        file: The user's file.
+    """
+    if not isinstance(algorithm, core.Algorithm):
+        raise UserError(f"build: expected an Algorithm, found {type(algorithm).__name__}")
+    if not isinstance(algorithm.name, str):
+        raise UserError(f"build: expected name to be str, found {algorithm.name!r:.60}")
+    if not isinstance(algorithm.problem, core.Problem):
+        found = type(algorithm.problem).__name__
+        raise UserError(
+            f"build: expected problem to be the Problem that it was given, found {found}"
+        )
+    _check_steps(algorithm.steps)
+    _check_columns(algorithm.columns)
+
+    def finished(result: Any, state: Any, *sums: Any) -> None:
+        del sums
+        with file.running("finish"):
+            check_state(state, result)
+
+    def has_models(result: Any, state: Any) -> None:
+        del state
+        with file.running("models"):
+            _check_models(result)
+
+    def of_user(what: str, function: Any, check: Optional[Check] = None) -> _OfUser:
+        return _OfUser(file, what, function, check)
+
+    def step(of_algorithm: core.CommunicationStep) -> core.CommunicationStep:
+        name = of_algorithm.name
+        bounds = of_user(f"bounds of step {name!r}", of_algorithm.bounds)
+
+        def worked(result: Any, *arguments: Any) -> None:
+            del arguments
+            bounds_of_output = bounds(core.ClientLimits())
+            with file.running(f"step {name!r}"):
+                output, _ = client_result(of_algorithm, result)
+                check_bounds(name, output, bounds_of_output)
+
+        return dataclasses.replace(
+            of_algorithm,
+            broadcast=of_user(f"broadcast of step {name!r}", of_algorithm.broadcast),
+            client_work=of_user(f"client_work of step {name!r}", of_algorithm.client_work, worked),
+            bounds=bounds,
+        )
+
+    def column(of_algorithm: core.Column) -> core.Column:
+        name = of_algorithm.field.name
+        shape = [problem.num_domains] if of_algorithm.field.per_domain else []
+
+        def computed(value: Any, view: core.RoundView) -> None:
+            del view
+            with file.running(f"column {name!r}"):
+                found = tf.convert_to_tensor(value).shape
+                if not found.is_compatible_with(shape):
+                    raise UserError(f"column {name!r}: expected shape {shape}, found {found}")
+
+        return of_algorithm._replace(
+            value=of_user(f"column {name!r}", of_algorithm.value, computed)
+        )
+
+    return dataclasses.replace(
+        algorithm,
+        initialize=of_user("initialize", algorithm.initialize),
+        steps=tuple(map(step, algorithm.steps)),
+        finish=of_user("finish", algorithm.finish, finished),
+        columns=tuple(map(column, algorithm.columns)),
+        models=of_user("models", algorithm.models, has_models),
+        with_weights=of_user("with_weights", algorithm.with_weights),
+    )
+
+
+def trace_round(algorithm: core.Algorithm) -> None:
+    """Traces a round with a single client, for the errors that its functions raise."""
+
+    def round_(examples: Any) -> Any:
+        state = algorithm.initialize()
+        sums: tuple[Any, ...] = ()
+        client_state: Any = ()
+        for step in algorithm.steps:
+            broadcast = step.broadcast(state, *sums)
+            clients = core.Clients.of(arrays_of_client(examples, client_state))
+            seeded = clients.seeded(tf.zeros([2], tf.int32))
+            result = client_result(step, step.client_work(broadcast, seeded))
+            client_state = result.state if step.keeps_client_state else client_state
+            sums += (result.output,)
+        next_state = algorithm.finish(state, *sums)
+        algorithm.report(core.RoundView(state, sums, next_state))
+        algorithm.models(next_state)
+        return algorithm.main_model(next_state)
+
+    # On the CPU: there is nothing to run.
+    with tf.device("CPU:0"):
+        tf.function(round_, autograph=False).get_concrete_function(algorithm.client_data_spec)
+
+
+def _check_steps(steps: Any) -> None:
+    if not isinstance(steps, (tuple, list)) or not steps:
+        found = "none" if steps in ((), []) else type(steps).__name__
+        raise UserError(f"build: expected steps to be a tuple of at least one, found {found}")
+    names = set()
+    for step in steps:
+        if not isinstance(step, core.CommunicationStep):
+            found = type(step).__name__
+            raise UserError(f"build: expected a CommunicationStep in steps, found {found}")
+        if step.name in names:
+            raise UserError(f"build: expected steps of different names, found two of {step.name!r}")
+        names.add(step.name)
+        try:
+            hash(step.client_work)
+        except TypeError as e:
+            raise UserError(
+                f"build: expected a function or a HashablePartial with hashable arguments as "
+                f"client_work of step {step.name!r}, found {e}"
+            ) from e
+
+
+def _check_columns(columns: Any) -> None:
+    if not isinstance(columns, (tuple, list)):
+        raise UserError(f"build: expected columns to be a tuple, found {type(columns).__name__}")
+    names = set()
+    for column in columns:
+        if not isinstance(column, core.Column) or not isinstance(column.field, core.ReportField):
+            raise UserError(
+                f"build: expected a Column of a ReportField in columns, found {column!r:.60}"
+            )
+        if column.field.name in names:
+            raise UserError(
+                f"build: expected columns of different names, found two of {column.field.name!r}"
+            )
+        names.add(column.field.name)
+
+
+def _check_models(models: Any) -> None:
+    if not isinstance(models, Mapping) or not models:
+        raise UserError(
+            "models: expected a mapping of names to ModelWeights, the main model first, found "
+            f"{type(models).__name__ if models != {} else 'none'}"
+        )
+    for name, weights in models.items():
+        if not (hasattr(weights, "trainable") and hasattr(weights, "non_trainable")):
+            raise UserError(
+                f"models: expected ModelWeights under {name!r}, found {type(weights).__name__}"
+            )

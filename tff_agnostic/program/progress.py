@@ -1,0 +1,199 @@
+"""Progress of long work, with the time that is left, wherever its output goes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Optional
+
+from plan_runner.terminal import printable, unescaped
+from tff_agnostic.base.later import Later
+
+if TYPE_CHECKING:
+    from tqdm import auto as tqdm
+else:
+    tqdm = Later("tqdm.auto")
+
+__all__ = ["LINE_SECONDS", "LongWork", "is_shown", "tqdm"]
+
+# Between two lines where there is no bar.
+LINE_SECONDS = 30.0
+# A bar shows the time on between two parts of the work.
+_BAR_SECONDS = 1.0
+# The text before it has the parts: some of them may be done in part.
+_BAR_FORMAT = "{l_bar}{bar}| {elapsed} so far, {remaining} left{postfix}"
+_MINUTE, _HOUR = 60, 3600
+
+
+class LongWork:
+    """Shows how far long work is, as a context manager.
+
+    On a terminal and in a notebook it is a bar. Elsewhere, as in a file or a pipe, it is a line
+    every 30 seconds, so that short work has none. Both go on while a part of the work takes long.
+
+    Args:
+        what: What is done, such as "import".
+        total: How many parts there are.
+        unit: What the parts are, such as "trials"; "B" for bytes.
+        done: How many were done before.
+        visible: Whether to show anything.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: float,
+        unit: str,
+        done: float = 0,
+        visible: bool = True,
+    ) -> None:
+        self._what = what
+        self._total = total
+        self._unit = unit
+        self._before = self._whole = self._done = done
+        self._step = ""
+        self._started = time.monotonic()
+        self._has_bar = visible and is_shown()
+        self._has_lines = visible and not self._has_bar
+        self._seconds = _BAR_SECONDS if self._has_bar else LINE_SECONDS
+        self._ended = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+        self._bar = tqdm.tqdm(
+            desc=self._parts(),
+            total=total,
+            initial=done,
+            file=unescaped(sys.stderr),
+            bar_format=_BAR_FORMAT,
+            smoothing=0,
+            disable=not self._has_bar,
+        )
+
+    def __enter__(self) -> LongWork:
+        """Starts."""
+        if self._has_bar or self._has_lines:
+            self._thread = threading.Thread(target=self._go_on, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        """Leaves what was shown as it is."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._bar.close()
+
+    def update(self, parts: float = 1) -> None:
+        """Says that more parts are done."""
+        self.reach(self._whole + parts)
+
+    def reach(self, done: float) -> None:
+        """Says how many parts are done in all, with those that were done before."""
+        self._whole = done
+        self._show(done)
+
+    def within(self, step: int, steps: int, /) -> None:
+        """Says that so many of the steps of a part are done."""
+        self._show(self._whole + step / steps)
+
+    def _show(self, done: float) -> None:
+        more, self._done = done - self._done, done
+        self._bar.set_description(self._parts(), refresh=False)
+        self._bar.update(more)
+
+    def say(self, step: str) -> None:
+        """Says what is done now."""
+        self._step = step
+        self._bar.set_postfix_str(printable(step))
+
+    def note(self, line: str) -> None:
+        """Shows a line of its own, above a bar, on standard output."""
+        tqdm.tqdm.write(line)
+
+    def _go_on(self) -> None:
+        while not self._ended.wait(self._seconds):
+            if self._has_bar:
+                self._bar.refresh()
+            else:
+                print(self._line(), file=sys.stderr, flush=True)
+
+    def _parts(self) -> str:
+        return f"{self._what}: {_parts(self._done, self._total, self._unit)}"
+
+    def _line(self) -> str:
+        seconds = time.monotonic() - self._started
+        return progress_line(
+            self._what,
+            self._done,
+            self._total,
+            self._unit,
+            seconds,
+            step=self._step,
+            before=self._before,
+        )
+
+
+def progress_line(
+    what: str,
+    done: float,
+    total: float,
+    unit: str,
+    seconds: float,
+    *,
+    step: str = "",
+    before: float = 0,
+) -> str:
+    """Returns how far work is, such as "compare: 3 of 12 trials, 2 min so far, about 6 min left".
+
+    Args:
+        seconds: How long it has taken.
+        step: What is done now.
+        before: How many of the parts took no time, as they had been done before.
+    """
+    left = seconds_left(done - before, total - before, seconds)
+    texts = [_parts(done, total, unit), f"{duration(seconds)} so far"]
+    if done < total:
+        texts.append("time left unknown" if left is None else f"about {duration(left)} left")
+    return f"{what}: {', '.join(texts)}{f' ({step})' if step else ''}"
+
+
+def _parts(done: float, total: float, unit: str) -> str:
+    """Returns how many parts are done; what is done of the next one is not told."""
+    if unit == "B":
+        megabytes = total / 1e6
+        size = f"{megabytes:.3g}" if megabytes < 100 else f"{megabytes:,.0f}"
+        return f"{done / max(1, total):.0%} of {size} MB"
+    return f"{int(done)} of {int(total)} {unit}"
+
+
+def seconds_left(done: float, total: float, seconds: float) -> Optional[float]:
+    """Returns how long the rest takes if it goes on as until now; None before anything is done."""
+    return seconds * (total - done) / done if done > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """Returns a time in one or two units: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 2 * _MINUTE:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / _MINUTE)
+    if minutes < 2 * _HOUR // _MINUTE:
+        return f"{minutes} min"
+    return f"{minutes // _MINUTE} h {minutes % _MINUTE} min"
+
+
+def is_shown() -> bool:
+    """Returns whether there is a terminal, or the page of a notebook, to draw a bar on."""
+    return sys.stderr.isatty() or in_notebook()
+
+
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config

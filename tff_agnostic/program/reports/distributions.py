@@ -1,0 +1,249 @@
+"""How a measure is spread: over domains, the worst on top, and over clients.
+
+The clients are drawn from sums over them, as a server knows them: the share of the clients up to
+each value, and their mean by number of examples (figures 4 and 5 of Laguel et al. 2021 have a
+histogram, and a dot for each client).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.base.later import matplotlib
+from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.metrics.evaluation_report import ClientValues
+from tff_agnostic.metrics.formatting import short_names, shown, with_percent
+from tff_agnostic.program.reports.figures import (
+    ERROR_BAR,
+    STRIPE,
+    draw_grid,
+    legend_above,
+    look,
+    new_figure,
+    plain_text,
+    plot_series,
+    scale_axis,
+)
+
+# More domains than these are not drawn: those that are worst off are.
+MAX_DOMAINS = 20
+# With more bars than these, dots: bars would be lines.
+_MAX_BARS = 40
+_NAME_WIDTH = 44
+_LABEL_WIDTH = 40
+_INCHES_PER_ROW = 0.27
+_INCHES_PER_BAR = 0.17
+_INCHES_PER_DOT = 0.07
+_NOT_COUNTED = " (not counted)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A number, and how sure it is.
+
+    Attributes:
+        value: The number; NaN if there is none.
+        low: Lower end of its error bar; NaN without one.
+        high: Upper end.
+    """
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """What one model, or one algorithm, attains.
+
+    Attributes:
+        name: Its name in the legend.
+        by_domain: Its number for each domain.
+        overall: Its number for all examples together; None if it is not to be drawn.
+    """
+
+    name: str
+    by_domain: Mapping[str, Estimate]
+    overall: Optional[float] = None
+
+
+def worst_first(series: Sequence[Series], higher_is_better: bool) -> list[str]:
+    """Returns the domains by what the first series attains, the worst first, unknown ones last."""
+    sign = 1.0 if higher_is_better else -1.0
+    first = series[0].by_domain
+    return sorted(first, key=lambda name: (math.isnan(first[name].value), sign * first[name].value))
+
+
+def draw_domains(
+    axes: matplotlib.axes.Axes,
+    series: Sequence[Series],
+    label: str,
+    unit: Unit,
+    higher_is_better: bool,
+    not_counted: Collection[str] = (),
+) -> None:
+    """Draws what series attain in each domain, a line a domain, the worst on top.
+
+    Args:
+        series: What is compared; the first one decides about the order.
+        label: What the numbers are.
+        unit: Of the numbers; shares are drawn in percent, factors as dots on a logarithmic axis.
+        higher_is_better: Which end is the worst.
+        not_counted: Domains with too few examples to be called worst or best.
+    """
+    names = worst_first(series, higher_is_better)
+    left_out, names = len(names[MAX_DOMAINS:]), names[:MAX_DOMAINS]
+    as_bars = len(series) * len(names) <= _MAX_BARS and unit is not Unit.FACTOR
+    places, height = np.arange(len(names)), 0.8 / len(series)
+    for i, one in enumerate(series):
+        at = places + (i - (len(series) - 1) / 2) * height
+        values, errors = _drawn([one.by_domain[name] for name in names], unit)
+        style, text = look(i), plain_text(one.name)
+        if as_bars:
+            axes.barh(
+                at,
+                np.nan_to_num(values),
+                0.95 * height,
+                color=style.color,
+                hatch=style.hatch,
+                edgecolor="white",
+                label=text,
+            )
+        own: dict[str, Any] = {"color": ERROR_BAR, "capsize": 2}
+        if not as_bars:
+            own = {"color": style.color, "marker": style.marker, "markersize": 5, "label": text}
+        axes.errorbar(values, at, xerr=errors, linestyle="", linewidth=1, **own)
+        if one.overall is not None and math.isfinite(one.overall):
+            all_label = "all examples" if len(series) == 1 else None
+            axes.axvline(
+                shown(one.overall, unit), color=style.color, linestyle="--", label=all_label
+            )
+    stripes = [] if as_bars else places[1::2].tolist()
+    for place in stripes:
+        # So that dots between two names are seen to belong to one of them.
+        axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0)
+    ticks = short_names(names, _NAME_WIDTH)
+    ticks = [
+        plain_text(text) + (_NOT_COUNTED if name in not_counted else "")
+        for name, text in zip(names, ticks)
+    ]
+    axes.set_yticks(places, ticks, fontsize="small")
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel(with_percent(label, unit))
+    if left_out:
+        axes.set_title(f"the worst {len(names)}; {left_out} more are not drawn", fontsize="small")
+    scale_axis(axes, unit, "x")
+    draw_grid(axes, "x")
+
+
+def domains_height(num_domains: int, num_series: int) -> float:
+    """Returns the inches that `draw_domains` needs."""
+    rows = min(num_domains, MAX_DOMAINS)
+    inches = _INCHES_PER_BAR if num_series * rows <= _MAX_BARS else _INCHES_PER_DOT
+    return 1.2 + rows * max(_INCHES_PER_ROW, inches * num_series)
+
+
+def domain_figure(
+    series: Sequence[Series],
+    label: str,
+    unit: Unit,
+    higher_is_better: bool,
+    not_counted: Collection[str] = (),
+) -> matplotlib.figure.Figure:
+    """Returns the figure of `draw_domains`, with a legend above it."""
+    height = domains_height(len(series[0].by_domain), len(series))
+    figure = new_figure(8, height + 0.25 * math.ceil(len(series) / 2))
+    axes = figure.subplots()
+    draw_domains(axes, series, label, unit, higher_is_better, not_counted)
+    if len(series) > 1:
+        legend_above(figure, axes)
+    return figure
+
+
+def _drawn(estimates: Sequence[Estimate], unit: Unit) -> tuple[np.ndarray, np.ndarray]:
+    """Returns values [n] and the lengths of their error bars [2, n], as they are drawn."""
+    values = _shown([e.value for e in estimates], unit)
+    values[~np.isfinite(values)] = np.nan
+    low = values - _shown([e.low for e in estimates], unit)
+    high = _shown([e.high for e in estimates], unit) - values
+    # Without an error bar NaN, which is not drawn.
+    errors = np.array([low, high])
+    errors[:, ~np.isfinite(errors).all(axis=0)] = np.nan
+    return values, np.maximum(errors, 0.0)
+
+
+def client_figure(
+    name: str, unit: Unit, rows: Mapping[str, Sequence[ClientValues]], split: str
+) -> matplotlib.figure.Figure:
+    """Returns the clients' distribution function on the left, and their means by size on the right.
+
+    Values that are not finite count among the clients without being drawn.
+
+    Args:
+        name: The measure.
+        unit: Of its values.
+        rows: The trials of each row by its label, joined on the left. On the right is the mean
+            over those trials that have clients of the size and, where there are several, their
+            standard deviation. A single row has no legend.
+        split: Whose clients they are.
+    """
+    figure = new_figure(10, 3.8)
+    below, by_size = figure.subplots(1, 2)
+    labels = map(plain_text, short_names(list(rows), _LABEL_WIDTH))
+    for i, (label, trials) in enumerate(zip(labels, rows.values())):
+        _draw_shares(below, trials, unit, i, label)
+        _draw_by_size(by_size, trials, unit, i, label)
+    title = with_percent(f"{name} on a {split} client", unit)
+    below.set(xlabel=title, ylabel=f"{split} clients up to that, %", ylim=(0, 102))
+    scale_axis(below, unit, "x")
+    by_size.set(xlabel="examples of the client", ylabel=f"mean {title}")
+    by_size.set_xscale("log", base=2)
+    by_size.xaxis.set_major_formatter(matplotlib.ticker.LogFormatter(base=2))
+    scale_axis(by_size, unit)
+    for axes in (below, by_size):
+        draw_grid(axes)
+    if len(rows) > 1:
+        legend_above(figure, by_size)
+    return figure
+
+
+def _draw_shares(
+    axes: matplotlib.axes.Axes, trials: Sequence[ClientValues], unit: Unit, index: int, label: str
+) -> None:
+    values = np.concatenate([np.asarray(of.values, np.float64) for of in trials])
+    clients = np.concatenate([np.asarray(of.clients, np.float64) for of in trials])
+    order = np.argsort(values)  # NaN last.
+    values, clients = _shown(values[order], unit), clients[order]
+    share = 100 * np.cumsum(clients) / max(1.0, clients.sum())
+    known, own = np.isfinite(values), look(index)
+    if known.any():
+        x, y = values[known], share[known]
+        style = {"color": own.color, "linestyle": own.line, "label": label}
+        axes.step([x[0], *x], [0.0, *y], where="post", **style)
+
+
+def _draw_by_size(
+    axes: matplotlib.axes.Axes, trials: Sequence[ClientValues], unit: Unit, index: int, label: str
+) -> None:
+    by_size: dict[int, list[float]] = {}
+    for of in trials:
+        for size, mean in zip(of.sizes, _shown(of.size_means, unit)):
+            by_size.setdefault(size, []).append(mean)
+    ordered = sorted(by_size.items())
+    means = np.array([np.mean(of_trials) for _, of_trials in ordered])
+    # In the middle of a bin, on an axis of powers of two.
+    x = np.array([size for size, _ in ordered]) * 2**0.5
+    plot_series(axes, x, means, index, label=label)
+    with np.errstate(invalid="ignore"):  # The spread of what is infinite.
+        spreads = np.array([np.std(v, ddof=1) if len(v) > 1 else 0.0 for _, v in ordered])
+    drawn = np.isfinite(means) & (spreads > 0)
+    axes.errorbar(x[drawn], means[drawn], spreads[drawn], color=look(index).color, linestyle="")
+
+
+def _shown(values: Iterable[float], unit: Unit) -> np.ndarray:
+    return np.array([shown(value, unit) for value in values], np.float64)

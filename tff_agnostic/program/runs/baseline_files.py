@@ -1,0 +1,146 @@
+"""Baselines of excess losses in files: those of reference runs, and the losses of any run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tff_agnostic.base.errors import UserError, some_of
+from tff_agnostic.base.files import read_json
+from tff_agnostic.computations.domain_losses import HoldoutOptions
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.tasks.task import HELDOUT_SPLIT
+
+BASELINES = "baselines"
+FILE_NAME = f"{BASELINES}.json"
+_FORMAT = 1
+_FLAG = "--lambda_baselines"
+_MAX_NAMES = 5
+# The loss in training is the mean over this fraction of the rounds, the last ones.
+_LAST_ROUNDS = 0.1
+# Groups of metrics.csv that have a domain's loss in training, the most exact one first.
+_TRAINING_PARTS = ("train", "kept_out", "first_epoch")
+
+
+def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, tuple[str, ...]]:
+    """Returns an algorithm's settings with the baselines of the file or the run that they name.
+
+    The second value is the domains of the file or the run, in order; empty if the settings name
+    neither. Baselines that need training or counting first stay a word, for `runs.baselines`.
+
+    Args:
+        task: Name of the run's task.
+        algorithm: Settings of the algorithm.
+        privacy: Privacy of the run, which baselines from its clients' data would break.
+    """
+    found = algorithm.lambda_.baselines if isinstance(algorithm, LambdaOptions) else None
+    if not isinstance(found, str):
+        return algorithm, ()
+    if privacy != "none":
+        raise UserError(
+            f"{_FLAG}: expected numbers with --privacy={privacy}, whose account has no rounds but "
+            f"the run's own, found {found!r}, of losses or counts of its clients"
+        )
+    kept_out = isinstance(algorithm, HoldoutOptions) and algorithm.measured_share > 0
+    if kept_out and found != TRIVIAL and algorithm.lambda_.baseline_losses == TRAINING:
+        raise UserError(
+            "--lambda_baseline_losses: expected heldout with --measured_share, whose losses are "
+            "not of examples that are trained on, found training"
+        )
+    if found in (OWN, TRIVIAL):
+        return algorithm, ()
+    numbers = read_baselines(Path(found), task, algorithm.lambda_.baseline_losses)
+    return algorithm.with_baselines(numbers.values()), tuple(numbers)
+
+
+def check_baselines_of(found: Sequence[str], domain_names: Sequence[str]) -> None:
+    """Checks that baselines that a file or a run had are those of a task's domains, in order."""
+    if found and tuple(found) != tuple(domain_names):
+        raise UserError(
+            f"{_FLAG}: expected baselines of the domains {some_of(domain_names, _MAX_NAMES)}, "
+            f"found those of {some_of(found, _MAX_NAMES)}"
+        )
+
+
+def read_baselines(path: Path, task: str, losses: str) -> dict[str, float]:
+    """Returns the baselines of each domain, by name.
+
+    Args:
+        path: A file of baselines, a folder with one, or the folder of a run.
+        task: Name of the task that they are for.
+        losses: "training" or "heldout".
+    """
+    if path.is_dir() and (path / FILE_NAME).is_file():
+        path /= FILE_NAME
+    if path.is_file():
+        content = read_json(path)
+        numbers = _of_file(path, content, losses)
+    elif (path / "config.json").is_file() and (path / "result.json").is_file():
+        content = read_json(path / "result.json")
+        numbers = _of_run(path, content, losses)
+    else:
+        raise UserError(
+            f"{_FLAG}: expected numbers, {OWN}, {TRIVIAL}, a {FILE_NAME} or the folder of a "
+            f"complete run, found {str(path)!r}"
+        )
+    if content.get("task") != task:
+        raise UserError(
+            f"{_FLAG}: {path}: expected baselines of --task={task}, found those of "
+            f"{content.get('task')}"
+        )
+    for name, number in numbers.items():
+        if not (isinstance(number, (int, float)) and math.isfinite(number)):
+            raise UserError(f"{_FLAG}: {path}: expected a {losses} loss of {name}, found {number}")
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def _of_file(path: Path, content: Mapping[str, Any], losses: str) -> dict[str, Any]:
+    domains = content.get("domains")
+    if content.get("format") != _FORMAT or not isinstance(domains, dict):
+        raise UserError(f"{_FLAG}: {path}: expected baselines of format {_FORMAT}")
+    return {name: of.get(losses) for name, of in domains.items()}
+
+
+def _of_run(path: Path, result: Mapping[str, Any], losses: str) -> dict[str, Any]:
+    domains: Mapping[str, Any] = result["domains"]
+    if losses == HELDOUT:
+        if result.get("split") != HELDOUT_SPLIT:
+            raise UserError(
+                f"{_FLAG}: {path}: expected a run that was evaluated on {HELDOUT_SPLIT} clients "
+                f"with --lambda_baseline_losses={HELDOUT}, found one on {result.get('split')} "
+                "clients"
+            )
+        return {name: of["loss"] for name, of in domains.items()}
+    columns = read_history(path / "metrics.csv")
+    return {name: _last_training_loss(columns, name) for name in domains}
+
+
+def _last_training_loss(columns: Mapping[str, np.ndarray], name: str) -> float:
+    """Returns a domain's loss of the last rounds; NaN if the run reported none.
+
+    Algorithms that ignore domains report the loss of local training's first epoch.
+    """
+    reported = (columns.get(f"{part}/loss/{name}") for part in _TRAINING_PARTS)
+    return next((_last_mean(values) for values in reported if values is not None), math.nan)
+
+
+def _last_mean(values: np.ndarray) -> float:
+    last = values[-max(1, round(_LAST_ROUNDS * len(values))) :]
+    known = last[~np.isnan(last)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def file_content(task: str, domains: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """Returns what a file of baselines holds.
+
+    Args:
+        domains: By name, what `losses` are found under and whatever else is to be known.
+        settings: What the references were trained with.
+    """
+    return {"format": _FORMAT, "task": task, "domains": domains, "settings": settings}

@@ -1,0 +1,441 @@
+"""Baselines of excess losses that a command makes first: reference runs, and trivial predictors.
+
+A reference is FedAvg on one domain's examples alone, with the settings that were given, and as many
+passes over them as the shared run has. It is stopped early: its baseline is its loss after the
+round that is best on the domain's held-out examples. Together the references cost about one run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import make_folder, read_json, write_json
+from tff_agnostic.base.later import scipy, tf
+from tff_agnostic.boosting.ensemble import EnsembleModel
+from tff_agnostic.boosting.members import WordMembers
+from tff_agnostic.computations.algorithm import MAIN_MODEL
+from tff_agnostic.data.clients import ClientDataset, ClientsOfDomain, client_domain_counts
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL
+from tff_agnostic.metrics.constant_answers import entropy
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.models.metrics import SentenceLoss
+from tff_agnostic.models.model import Model
+from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.progress import LongWork
+from tff_agnostic.program.runs.baseline_files import (
+    BASELINES,
+    FILE_NAME,
+    file_content,
+    read_baselines,
+)
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_defaults
+from tff_agnostic.program.runs.observers import RoundCount
+from tff_agnostic.program.runs.options import path_of
+from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.runs.training import TrainingRun
+from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.saving.checkpoints import read_checkpoint
+from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
+
+_REFERENCE = "fed_avg"
+# How often a reference is evaluated.
+_EVALUATIONS = 20
+# With fewer clients, or held-out examples, a domain is too small for a reference of its own.
+FEWEST_CLIENTS, FEWEST_HELDOUT = 2, 10
+_OF_TRIVIAL = "classes, numbers or texts"
+# Number of outputs and made-up examples that show what a model's outputs and loss are.
+_PROBES = 32
+
+
+def with_baselines(
+    specs: Sequence[RunSpec],
+    folder: Path,
+    runtime: Runtime,
+    stop: StopRequest,
+    load_task: Optional[Callable[[RunSpec], Task]] = None,
+    show_progress: bool = True,
+) -> list[RunSpec]:
+    """Returns runs whose baselines are numbers; makes what they ask for.
+
+    Runs whose references would be alike but for their seeds share those of the first one.
+
+    Args:
+        folder: Where they are kept: in baselines/, those that differ in baselines/2/ and so on.
+        runtime: Trains them; entered by the caller.
+        stop: Says when to stop after a round; what was done is gone on with.
+        load_task: Returns the task of a run, evaluated on held-out clients; if None they are those
+            of the task's own held-out split.
+    """
+    made: list[tuple[Any, Path]] = []
+    said: set[str] = set()
+    found = []
+    for spec in specs:
+        options = spec.algorithm
+        word = options.lambda_.baselines if isinstance(options, LambdaOptions) else None
+        if word not in (OWN, TRIVIAL):
+            found.append(spec)
+            continue
+        wanted = _settings(spec, str(word), load_task is not None)
+        path = next((path for settings, path in made if settings == wanted), None)
+        if path is None:
+            path = folder / BASELINES / (str(len(made) + 1) if made else "")
+            made.append((wanted, path))
+            _make(spec, str(word), wanted, path, runtime, stop, load_task, show_progress)
+        numbers = read_baselines(path / FILE_NAME, spec.task, options.lambda_.baseline_losses)
+        line = (
+            f"baselines ({word}, {options.lambda_.baseline_losses}; {path / FILE_NAME}): "
+            + ", ".join(f"{name} {number:.4g}" for name, number in numbers.items())
+        )
+        # Rows and trials that share numbers share the line.
+        if line not in said:
+            print(line)
+            said.add(line)
+        algorithm = options.with_baselines(numbers.values())
+        found.append(dataclasses.replace(spec, algorithm=algorithm))
+    return found
+
+
+def _settings(spec: RunSpec, word: str, has_heldout: bool) -> dict[str, Any]:
+    """Returns what decides about references, without the seed: trials share them."""
+    flags = (_reference(spec, has_heldout) if word == OWN else spec).flags()
+    if word == TRIVIAL:
+        flags = {name: value for name, value in flags.items() if name not in spec.settings()}
+    kept = {name: value for name, value in flags.items() if name not in ("seed", "runtime")}
+    return {"baselines": word, **kept}
+
+
+def _make(
+    spec: RunSpec,
+    word: str,
+    wanted: Mapping[str, Any],
+    path: Path,
+    runtime: Runtime,
+    stop: StopRequest,
+    load_task: Optional[Callable[[RunSpec], Task]],
+    show_progress: bool,
+) -> None:
+    file = path / FILE_NAME
+    if file.is_file():
+        if read_json(file).get("settings") != wanted:
+            raise UserError(f"{file}: expected baselines of these settings, found those of others")
+        return
+    if word == TRIVIAL:
+        task = (load_task or RunSpec.load_task)(spec)
+        domains = _trivial(task, range(task.num_domains))
+    else:
+        reference = _reference(spec, load_task is not None)
+        task = _with_heldout(reference) if load_task is None else load_task(reference)
+        domains = _own(reference, task, path, runtime, stop, show_progress)
+    make_folder(path)
+    write_json(file, file_content(spec.task, domains, wanted))
+    for checkpoints in path.glob("domain_*/checkpoints"):
+        shutil.rmtree(checkpoints)
+
+
+def _reference(spec: RunSpec, has_heldout: bool) -> RunSpec:
+    """Returns FedAvg with what was given of a run, on its task's held-out split.
+
+    Args:
+        has_heldout: Whether it is loaded with held-out clients, whatever its options are.
+    """
+    wanted, options = heldout_defaults(spec.task), dict(spec.task_options)
+    defaults = {f.name: f.default for f in dataclasses.fields(DEFAULTS[spec.task].spec.options)}
+    if has_heldout:
+        wanted = {}
+    elif not wanted:
+        raise UserError(
+            f"--lambda_baselines={OWN}: expected a task with held-out clients, by which references "
+            f"are stopped early, found --task={spec.task}"
+        )
+    for name, value in wanted.items():
+        # What is not the default is a held-out split of the user's own.
+        if options[name] == defaults[name]:
+            options[name] = value
+    usual = resolve(spec.task, {"algorithm": _REFERENCE}, {}).settings()
+    here = spec.settings()
+    given = {name: here[name] for name in spec.given if name in usual and name in here}
+    given |= {"rounds": spec.config.rounds, "clients_per_round": spec.config.clients_per_round}
+    given |= {"algorithm": _REFERENCE, "seed": spec.config.seed, "cohort_sampling": "uniform"}
+    for name in ("preset", "evaluation_clients"):
+        given.pop(name, None)
+    return resolve(spec.task, given, options, path_of(spec.data_dir), path_of(spec.data))
+
+
+class _Part(NamedTuple):
+    """What there is of a domain: training clients, and held-out examples."""
+
+    clients: int
+    heldout: int
+
+    @property
+    def is_too_small(self) -> bool:
+        return self.clients < FEWEST_CLIENTS or self.heldout < FEWEST_HELDOUT
+
+
+def _with_heldout(reference: RunSpec) -> Task:
+    if reference.data is not None:
+        check_store(Path(reference.data))
+    task = reference.load_task()
+    check_heldout(task, reference.task)
+    return task
+
+
+def _own(
+    reference: RunSpec,
+    task: Task,
+    path: Path,
+    runtime: Runtime,
+    stop: StopRequest,
+    show_progress: bool,
+) -> dict[str, Any]:
+    train = client_domain_counts(task.train, task.num_domains)
+    heldout = client_domain_counts(task.test, task.num_domains).sum(axis=0)
+    parts = [_Part(int(n), int(m)) for n, m in zip((train > 0).sum(axis=0), heldout)]
+    _check_all_there(task, train.sum(axis=0))
+    small = [k for k, part in enumerate(parts) if part.is_too_small]
+    found = _trivial(task, small)
+    for k in small:
+        print(
+            f"note: {task.domain_names[k]} is too small for a reference run ({parts[k].clients} "
+            f"training clients, {parts[k].heldout} held-out examples): its baseline is the loss of "
+            f"the best constant answer ({TRIVIAL})"
+        )
+    folders = {k: path / f"domain_{k}" for k in range(len(parts)) if k not in small}
+    done = sum(RunFolder(folder).result.exists() for folder in folders.values())
+    with LongWork("references", len(folders), "runs", done, visible=show_progress) as work:
+        for k, folder in folders.items():
+            name = task.domain_names[k]
+            spec = _of_domain(reference, len(train), parts[k].clients)
+            work.note(f"reference run of {name}: {counted(spec.config.rounds, 'round')}")
+            work.say(name)
+            found[name] = _reference_losses(
+                spec, folder, _on_domain(task, k), k, runtime, stop, work
+            )
+    return {name: found[name] for name in task.domain_names}
+
+
+def _check_all_there(task: Task, totals: np.ndarray) -> None:
+    absent = [name for name, total in zip(task.domain_names, totals) if total == 0]
+    if absent:
+        raise UserError(
+            f"--lambda_baselines: expected training examples of every domain, found none of "
+            f"{', '.join(absent)}: give one number per domain, --lambda_baselines=B1,B2,..."
+        )
+
+
+def _of_domain(reference: RunSpec, num_clients: int, of_domain: int) -> RunSpec:
+    """Returns the reference with the passes over its clients that the shared run has."""
+    config = reference.config
+    cohort = min(config.clients_per_round, of_domain)
+    rounds = math.ceil(config.rounds * config.clients_per_round / num_clients * of_domain / cohort)
+    every = math.ceil(rounds / _EVALUATIONS)
+    config = dataclasses.replace(
+        config,
+        rounds=rounds,
+        clients_per_round=cohort,
+        evaluate_every=every,
+        checkpoint_every=every,
+        keep_checkpoints=_EVALUATIONS,
+    )
+    return dataclasses.replace(reference, config=config)
+
+
+def _on_domain(task: Task, domain: int) -> Task:
+    def of(clients: ClientDataset) -> ClientDataset:
+        return ClientsOfDomain(clients, domain, task.num_domains)
+
+    return dataclasses.replace(task, train=of(task.train), test=of(task.test))
+
+
+def _reference_losses(
+    spec: RunSpec,
+    path: Path,
+    task: Task,
+    domain: int,
+    runtime: Runtime,
+    stop: StopRequest,
+    work: LongWork,
+) -> dict[str, Any]:
+    folder = RunFolder(path)
+    run = TrainingRun(spec, folder, runtime, resume=True, load_task=lambda _: task, draws=False)
+    if not run.is_complete():
+        was_done = folder.result.exists()
+        run.run(stop, show_progress=False, observers=[RoundCount(work.within)])
+        work.update(not was_done)
+    name = task.domain_names[domain]
+    columns = read_history(path / "metrics.csv")
+    losses = columns[f"{task.test_split}/loss/{name}"]
+    best = int(np.nanargmin(losses))
+    round_num = int(columns["round"][best])
+    checkpoint = path / "checkpoints" / f"round_{round_num:08d}.npz"
+    weights = read_checkpoint(checkpoint).models(
+        task.model.initial_weights, str(checkpoint), task.model.frozen
+    )[MAIN_MODEL]
+    in_training = task.evaluated_in_training()
+    evaluate = prepared_evaluation(runtime, in_training, spec.build_aggregation())
+    report = Evaluator(in_training, evaluate)(weights, True)
+    return {
+        TRAINING: float(report.domains[name].measures["loss"].value),
+        HELDOUT: float(losses[best]),
+        "source": OWN,
+        "round": round_num,
+        "rounds": spec.config.rounds,
+    }
+
+
+# --- Trivial predictors: the best constant of each domain, from counts and sums
+
+
+def _trivial(task: Task, domains: Sequence[int]) -> dict[str, Any]:
+    if not domains:
+        return {}
+    parts = {k: _examples_of(task, k) for k in domains}
+    _check_all_there(task, np.array([len(parts.get(k, "-")) for k in range(task.num_domains)]))
+    losses = {k: trivial_loss(task.model, examples) for k, examples in parts.items()}
+    return {
+        task.domain_names[k]: {TRAINING: loss, HELDOUT: loss, "source": TRIVIAL}
+        for k, loss in losses.items()
+    }
+
+
+def _examples_of(task: Task, domain: int) -> list[Any]:
+    clients = ClientsOfDomain(task.train, domain, task.num_domains)
+    return [clients.read(client_id) for client_id in clients.client_ids]
+
+
+def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
+    """Returns the mean loss of the best constant prediction, over all examples of some clients.
+
+    For a cross-entropy it is the entropy of the labels, for a language model's the unigram's, both
+    from counts, as are those of mixed distributions. For any other loss the constant is found
+    numerically. Regularizers do not count.
+
+    Args:
+        model: The model, whose loss and labels say which it is.
+        clients: Their examples.
+    """
+    spec = model.example_spec["y"]
+    if isinstance(spec, Mapping):
+        raise UserError(f"--lambda_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found a mapping")
+    if isinstance(model.loss, SentenceLoss):
+        return _unigram_loss(entropy, model.loss.expected_length, [c["y"] for c in clients])
+    labels = np.concatenate([c["y"] for c in clients])
+    if isinstance(model, EnsembleModel) and (members := model.members) and members.are_densities:
+        smallest = entropy if model.mixture_loss == "log" else _gini
+        if isinstance(members, WordMembers):
+            return _unigram_loss(smallest, members.expected_length, [labels])
+        return smallest(np.unique(labels, return_counts=True)[1])
+    inputs = tf.nest.map_structure(lambda x: x[:_PROBES], clients[0]["x"])
+    outputs = np.asarray(
+        model.predict(model.initial_weights, inputs, False, tf.zeros([2], tf.int32))
+    )
+    if outputs.dtype.kind != "f" or outputs.ndim > 2 or labels.ndim > 2:
+        raise UserError(
+            f"--lambda_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found labels of shape "
+            f"{list(labels.shape[1:])} and outputs of shape {list(outputs.shape[1:])}"
+        )
+    values, counts = np.unique(labels, axis=0, return_counts=True)
+    link = _link_of(outputs)
+    if labels.ndim == 1 and labels.dtype.kind in "iu" and _is_cross_entropy(model, outputs, link):
+        return entropy(counts)
+    return _smallest_constant_loss(model, values, counts / len(labels), outputs, link)
+
+
+def _gini(counts: np.ndarray) -> float:
+    """Returns the smallest mean of |y - h|^2 over distributions h, for one-hot labels y."""
+    shares = counts / counts.sum()
+    return float(1.0 - np.sum(np.square(shares)))
+
+
+def _link_of(outputs: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns the function that maps any numbers to the range of a model's outputs."""
+    has_classes = outputs.ndim == 2 and outputs.shape[1] > 1 and np.all(outputs >= 0)
+    if has_classes and np.allclose(outputs.sum(axis=1), 1.0, atol=1e-4):
+        return tf.nn.softmax
+    return tf.identity
+
+
+def _is_cross_entropy(model: Model, outputs: np.ndarray, link: Callable[..., Any]) -> bool:
+    if outputs.ndim != 2 or (classes := outputs.shape[1]) < 2:
+        return False
+    logits = np.random.default_rng(0).normal(size=[_PROBES, classes]).astype(np.float32)
+    labels = np.arange(_PROBES, dtype=np.dtype(model.example_spec["y"].dtype.as_numpy_dtype))
+    labels %= classes
+    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    losses = model.loss(tf.constant(labels), link(tf.constant(logits)))
+    return bool(np.allclose(losses, expected, rtol=1e-4, atol=1e-5))
+
+
+def _smallest_constant_loss(
+    model: Model,
+    labels: np.ndarray,
+    shares: np.ndarray,
+    outputs: np.ndarray,
+    link: Callable[[tf.Tensor], tf.Tensor],
+) -> float:
+    """Returns min over constant predictions c of sum_i share_i loss(label_i, c).
+
+    Args:
+        labels: Distinct labels [n] or [n, k].
+        shares: The fraction of the examples that have each, float64 [n], of sum 1.
+        outputs: Some outputs of the model.
+        link: Maps free parameters to a prediction.
+    """
+    weights, values = tf.constant(shares, tf.float32), tf.constant(labels)
+
+    @tf.function
+    def loss_and_slope(free: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(free)
+            constant = link(tf.reshape(free, [1, *outputs.shape[1:]]))
+            repeated = tf.repeat(constant, len(labels), axis=0)
+            loss = tf.reduce_sum(weights * model.loss(values, repeated))
+        return loss, tape.gradient(loss, free)
+
+    def objective(free: np.ndarray) -> tuple[float, np.ndarray]:
+        loss, slope = loss_and_slope(tf.constant(free, tf.float32))
+        return float(loss), np.asarray(slope, np.float64)
+
+    size = int(np.prod(outputs.shape[1:]))
+    if size == 1:
+        # Without slopes, which an absolute error does not have at its best constant.
+        bracket = (float(np.min(labels)), float(np.max(labels)) + 1.0)
+        best = scipy.optimize.minimize_scalar(lambda c: objective(np.array([c]))[0], bracket)
+    else:
+        best = scipy.optimize.minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B")
+    return float(best.fun)
+
+
+def _unigram_loss(
+    smallest: Callable[[np.ndarray], float],
+    expected_length: Optional[float],
+    sentences: Sequence[np.ndarray],
+) -> float:
+    """Returns the mean loss of the best distribution of words.
+
+    Args:
+        smallest: Counts -> the smallest mean loss of one word.
+        expected_length: See `SentenceLoss`.
+        sentences: Ids of words, int [n, T] each; 0 is padding.
+    """
+    rows = np.concatenate(sentences)
+    is_word = rows != 0
+    length: Any = is_word.sum(axis=1)
+    if expected_length is not None:
+        length = np.full([len(rows)], expected_length)
+    # Weight of a word in the loss of its sentence.
+    weights = np.where(is_word, 1.0 / np.maximum(length, 1)[:, np.newaxis], 0.0)
+    counts = np.bincount(rows[is_word], weights[is_word])
+    return smallest(counts) * float(counts.sum()) / len(rows)

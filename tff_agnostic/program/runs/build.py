@@ -1,0 +1,466 @@
+"""What a run is made of: data, model, algorithm, sums, noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from tff_agnostic.aggregations.aggregation import Aggregation, LimitedOptions
+from tff_agnostic.aggregations.registry import PRIVACIES
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.report_fields import ReportFields
+from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
+from tff_agnostic.computations.domain_losses import HoldoutOptions
+from tff_agnostic.computations.evaluation import evaluation_bounds
+from tff_agnostic.computations.schedules import with_rate_columns
+from tff_agnostic.data.clients import (
+    ClientDataset,
+    FirstExamples,
+    client_domain_counts,
+    domain_counts,
+    known_counts,
+    some_counts,
+)
+from tff_agnostic.data.data_warnings import (
+    FEW_EXAMPLES,
+    Remark,
+    domains_without,
+    examples_beyond,
+    examples_kept_out,
+    expected_kept_out,
+    pooled_examples,
+    rarely_present,
+    small_domains,
+)
+from tff_agnostic.data.sampling import PooledExamples, check_cohort_size, mean_cohort_size
+from tff_agnostic.domain_weights import LambdaSet
+from tff_agnostic.domain_weights.ascent import FREEZE, LambdaOptions
+from tff_agnostic.domain_weights.sets import SimplexSet
+from tff_agnostic.metrics.columns import RunRows
+from tff_agnostic.models.keras import as_in_keras, with_frozen
+from tff_agnostic.models.keras_platform import classes_of, keras_platform, plain_keras
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.program.options.flag_table import flags_in_errors
+from tff_agnostic.program.options.user_algorithm import algorithm_named
+from tff_agnostic.program.runs.baseline_files import check_baselines_of
+from tff_agnostic.program.runs.evaluation import Evaluations
+from tff_agnostic.program.runs.folder import CHECKPOINT, RunFolder, SavedRun, with_kept_model
+from tff_agnostic.program.runs.harm import keeping_absent, moves_lambda
+from tff_agnostic.program.runs.options import PAPER, RunConfig
+from tff_agnostic.program.runs.privacy import private_training
+from tff_agnostic.program.runs.release_ledger import ReleaseLedger
+from tff_agnostic.program.runs.spec import RunSpec, check_sizes_by_chance, check_test_clients
+from tff_agnostic.runtimes.runtime import Runtime, Training
+from tff_agnostic.saving.checkpoints import read_checkpoint
+from tff_agnostic.saving.keras import KERAS_FILES, read_keras
+from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation, prepared_labels
+from tff_agnostic.training.private import PrivateTraining
+from tff_agnostic.training.problems import expected_counts
+
+# How many clients are read before the first round, if what they hold is not known otherwise.
+MAX_READS = 2000
+# Clients that are read for this, where what they hold is not known otherwise.
+_MAX_READS = 200
+# So many differences are told of a model that differs throughout.
+_MAX_TOLD = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class RunParts:
+    """What a run is made of.
+
+    Attributes:
+        task: The task, loaded.
+        remarks: Warnings about its data before the first round; none of a private run.
+        algorithm: The algorithm.
+        fingerprint: Of data, model and imports.
+        privacy: Noise and account of a private run; None of others.
+        summed: How clients' answers are summed, with noise if there is any.
+        training: The rounds.
+        train: The clients of the rounds: the task's, or what is pooled of them.
+        initial: The state before the first one.
+        quantities: Describes what rounds report, with what was spent on privacy.
+        evaluations: Of its models, when they are due.
+        rows: What metrics.csv holds.
+    """
+
+    task: Task
+    remarks: Sequence[Remark]
+    algorithm: Algorithm
+    fingerprint: dict[str, str]
+    privacy: Optional[PrivateTraining]
+    summed: Aggregation
+    training: Training
+    train: ClientDataset
+    initial: RunState
+    quantities: ReportFields
+    evaluations: Evaluations
+    rows: RunRows
+
+
+def run_parts(
+    spec: RunSpec,
+    folder: RunFolder,
+    saved: Optional[SavedRun],
+    runtime: Runtime,
+    load_task: Callable[[RunSpec], Task],
+) -> RunParts:
+    """Builds what a run is made of.
+
+    Args:
+        saved: The run there that it goes on with, if any.
+    """
+    config = spec.config
+    task = load_task(spec)
+    check_cohort_size(len(task.train.client_ids), config.clients_per_round)
+    check_readable(task.test, MAX_READS)
+    # Warnings have exact numbers of the data.
+    is_private = PRIVACIES[config.privacy].build is not None
+    remarks = [] if is_private else data_remarks(task, config, share_kept_out(spec.algorithm))
+    remarks += [] if is_private else rare_domains(task, spec)
+    if config.pooled:
+        remarks.append(pooled_examples(len(task.train.client_ids), config.clients_per_round))
+    # What it started from may be gone by now.
+    begun = with_kept_model(saved, spec)
+    algorithm = build_algorithm(begun, task)
+    fingerprint = begun.fingerprint(task)
+    if saved is not None:
+        saved.check_fingerprint(fingerprint)
+    aggregation = spec.build_aggregation()
+    check_test_clients(task, aggregation)
+    privacy = private_training(spec, task, algorithm)
+    summed = spec.build_training_aggregation() if privacy is None else privacy.aggregation()
+    check_sizes_by_chance(config, summed)
+    runtime.check_clients_per_round(config.clients_per_round)
+    if privacy is not None and saved is not None:
+        saved.check_executed_alike(spec, runtime.execution())
+    with flags_in_errors(spec.privacy):
+        training = runtime.training(algorithm, summed)
+        initial, quantities = training.initialize(), training.quantities
+    if privacy is not None:
+        quantities = privacy.account.quantities(quantities)
+    return RunParts(
+        task=task,
+        remarks=remarks,
+        algorithm=algorithm,
+        fingerprint=fingerprint,
+        privacy=privacy,
+        summed=summed,
+        training=training,
+        train=_clients_of_rounds(task, config),
+        initial=initial,
+        quantities=quantities,
+        evaluations=_evaluations(spec, folder, task, algorithm, aggregation, privacy, runtime),
+        rows=RunRows(
+            folder.metrics,
+            task,
+            quantities,
+            tuple(algorithm.models(initial.algorithm)),
+            _clipped(task, aggregation, privacy),
+            config.client_percentiles,
+        ),
+    )
+
+
+def check_readable(clients: ClientDataset, max_clients: int) -> None:
+    """Reads up to `max_clients` clients, evenly spaced, for the errors that reading them raises.
+
+    A client that cannot be read is better found before hours of training than after them.
+    """
+    ids = clients.client_ids
+    for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), max_clients)).astype(int)):
+        clients.read(ids[i])
+
+
+def _clients_of_rounds(task: Task, config: RunConfig) -> ClientDataset:
+    if not config.pooled:
+        return task.train
+    return PooledExamples(task.train, config.clients_per_round, config.rounds, config.seed)
+
+
+def _evaluations(
+    spec: RunSpec,
+    folder: RunFolder,
+    task: Task,
+    algorithm: Algorithm,
+    aggregation: Aggregation,
+    privacy: Optional[PrivateTraining],
+    runtime: Runtime,
+) -> Evaluations:
+    config = spec.config
+    noise = None if privacy is None else privacy.evaluation
+    evaluator = Evaluator(
+        task,
+        prepared_evaluation(runtime, task, aggregation, noise),
+        config.evaluation_clients,
+        config.seed,
+        config.worst_min_examples,
+        algorithm.lambda_set,
+        config.client_percentiles,
+        noise,
+        prepared_labels(runtime, task, aggregation, noise),
+    )
+    ledger = None if noise is None else ReleaseLedger(folder.releases)
+    return Evaluations(algorithm, evaluator, config.evaluate_every, config.rounds, ledger)
+
+
+def _clipped(
+    task: Task, aggregation: Aggregation, privacy: Optional[PrivateTraining]
+) -> ReportFields:
+    """Returns what evaluations report of clipped values."""
+    if privacy is not None and privacy.evaluation is not None:
+        # What private evaluations clip stays with the clients.
+        return {}
+    bounds = evaluation_bounds(task.model, aggregation.limits)
+    return aggregation.quantities(bounds).get("clipped", {})
+
+
+def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
+    """Returns the algorithm of a run, for its task."""
+    check_baselines_of(spec.baselines_of, task.domain_names)
+    problem = Problem(
+        model=model_to_start_from(spec.config.initial_model, task.model, spec.config.trust),
+        domain_names=task.domain_names,
+        seed=spec.config.seed,
+        expected_counts=_expected_counts(spec, task),
+        expected_kept_out=_expected_kept_out(spec, task),
+    )
+    named = algorithm_named(spec.config.algorithm)
+    arguments = named.paper_arguments if spec.config.preset == PAPER else {}
+    with flags_in_errors(spec.algorithm):
+        algorithm = named.build(problem, spec.algorithm, **arguments)
+    return with_rate_columns(algorithm, spec.algorithm)
+
+
+def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
+    """Returns the mixtures of which a run minimises the worst; None if it is one of all mixtures.
+
+    The centre of a ball is the training mixture of `task`.
+    """
+    options = spec.algorithm
+    if not isinstance(options, LambdaOptions) or isinstance(options.lambda_.set, SimplexSet):
+        # Of all mixtures the worst is the worst domain, whatever the domains are.
+        return None
+    expected_counts = np.asarray(_expected_counts(spec, task))
+    with flags_in_errors(options):
+        return options.lambda_.set.build(task.domain_names, expected_counts / expected_counts.sum())
+
+
+def training_examples(task: Task) -> np.ndarray:
+    """Returns the number of training examples of each domain, [p]; estimated for many clients."""
+    return domain_counts(task.train, task.num_domains, MAX_READS)
+
+
+def _expected_counts(spec: RunSpec, task: Task) -> tuple[float, ...]:
+    return _of_a_round(spec, task, some_counts(_as_summed(spec, task), task.num_domains, MAX_READS))
+
+
+def _expected_kept_out(spec: RunSpec, task: Task) -> Optional[tuple[float, ...]]:
+    share = share_kept_out(spec.algorithm)
+    if not share:
+        return None
+    counts = some_counts(_as_summed(spec, task), task.num_domains, MAX_READS)
+    sizes = counts.sum(axis=1)
+    return _of_a_round(
+        spec, task, counts * (expected_kept_out(sizes, share) / np.maximum(sizes, 1))[:, np.newaxis]
+    )
+
+
+def _of_a_round(spec: RunSpec, task: Task, counts: np.ndarray) -> tuple[float, ...]:
+    """Returns what a round is expected to have of each domain, from what clients have of it."""
+    config = spec.config
+    in_round = mean_cohort_size(
+        config.cohort_sampling, len(task.train.client_ids), config.clients_per_round
+    )
+    return expected_counts(counts, in_round)
+
+
+def _as_summed(spec: RunSpec, task: Task) -> ClientDataset:
+    """Returns the training clients with the examples that --limit_examples leaves them."""
+    for part in (spec.privacy, spec.update_aggregator, spec.aggregation):
+        if isinstance(part, LimitedOptions):
+            return FirstExamples(task.train, part.limit.examples)
+    return task.train
+
+
+def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[Remark]:
+    """Returns what is to be known of a run's data before its first round.
+
+    Args:
+        task: The run's task; `RunSpec.load_task` has limited its clients to --max_examples.
+        kept_out: Share of each client's examples that is not trained on; see `share_kept_out`.
+    """
+    found = list(task.remarks())
+    counts = training_counts(task).counts
+    if counts is not None:
+        found += examples_beyond(counts.sum(axis=1), config.max_examples, "train")
+        found += examples_kept_out(counts.sum(axis=1), kept_out, config.max_examples)
+        found += _of_domains(counts, task, "train", FEW_EXAMPLES)
+    counts = evaluation_counts(task).counts
+    if counts is not None:
+        found += _of_domains(counts, task, task.test_split, FEW_EXAMPLES)
+    return found
+
+
+def rare_domains(task: Task, spec: RunSpec) -> list[Remark]:
+    """Returns warnings about domains in few rounds, where a run's lambda moves by their losses."""
+    counts, config = training_counts(task).counts, spec.config
+    if counts is None or not moves_lambda(spec.algorithm):
+        return []
+    keeps = spec.algorithm.lambda_.absent == FREEZE
+    return rarely_present(
+        counts,
+        task.domain_names,
+        config.cohort_sampling,
+        config.clients_per_round,
+        "stays as it is" if keeps else "falls, as its loss counts as 0",
+        keeping_absent(spec.algorithm),
+    )
+
+
+def share_kept_out(algorithm: Any) -> float:
+    """Returns the share of examples that an algorithm measures on only, from its settings."""
+    return algorithm.measured_share if isinstance(algorithm, HoldoutOptions) else 0.0
+
+
+def _of_domains(counts: np.ndarray, task: Task, split: str, fewest: int) -> list[Remark]:
+    examples = dict(zip(task.domain_names, counts.sum(axis=0).tolist()))
+    return [*domains_without(examples, split), *small_domains(examples, split, fewest)]
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitCounts:
+    """The clients of a split.
+
+    Attributes:
+        num_clients: How many there are.
+        counts: Examples of each client and domain, int64 [clients, p]; None if nobody knows, and
+            there are too many clients to read for this.
+    """
+
+    num_clients: int
+    counts: Optional[np.ndarray]
+
+    def to_json(self, domain_names: Sequence[str]) -> dict[str, Any]:
+        """Returns clients and examples of each domain by name; null where nobody knows."""
+        domains = None
+        if self.counts is not None:
+            examples, clients = self.counts.sum(axis=0), (self.counts > 0).sum(axis=0)
+            domains = {
+                name: {"clients": int(clients[i]), "examples": int(examples[i])}
+                for i, name in enumerate(domain_names)
+            }
+        return {"clients": self.num_clients, "domains": domains}
+
+
+def training_counts(task: Task) -> SplitCounts:
+    """Returns what the training clients hold, also of what --max_examples leaves out."""
+    clients = task.train.clients if isinstance(task.train, FirstExamples) else task.train
+    return _counts(clients, task.num_domains)
+
+
+def evaluation_counts(task: Task) -> SplitCounts:
+    """Returns the same of the clients that are evaluated."""
+    return _counts(task.test, task.num_domains)
+
+
+def _counts(clients: ClientDataset, num_domains: int) -> SplitCounts:
+    num_clients = len(clients.client_ids)
+    if known_counts(clients) is None and num_clients > _MAX_READS:
+        return SplitCounts(num_clients, None)
+    return SplitCounts(num_clients, client_domain_counts(clients, num_domains))
+
+
+def model_to_start_from(path: Optional[Path], model: Model, trust: bool = False) -> Model:
+    """Returns a model with other initial weights.
+
+    Args:
+        path: A .keras or .h5 file, or a checkpoint, of whose models the main one is taken; None for
+            the model as it is.
+        trust: Whether a Keras file may run code.
+    """
+    if path is None:
+        return model
+    file = path
+    if file.suffix == CHECKPOINT:
+        weights = _of_checkpoint(file, model)
+    elif file.suffix in KERAS_FILES:
+        weights = _of_keras(file, model, trust)
+    else:
+        raise UserError(
+            f"--initial_model: expected a Keras model ({' or '.join(KERAS_FILES)}), a checkpoint "
+            f"or the folder of a run, found {file}"
+        )
+    return dataclasses.replace(model, initial_weights=weights)
+
+
+def _of_checkpoint(file: Path, model: Model) -> ModelWeights:
+    arrays = next(iter(read_checkpoint(file).model_arrays.values()))
+    template = as_in_keras(model.initial_weights, model.frozen)
+    expected = tf.nest.flatten(template)
+    _check_same(file, _names(model), expected, arrays)
+    return with_frozen(tf.nest.pack_sequence_as(template, list(arrays)), model.frozen)
+
+
+def _of_keras(file: Path, model: Model, trust: bool) -> ModelWeights:
+    own = model.keras_model
+    if own is None:
+        raise UserError("--initial_model: expected a task with a Keras model, found another")
+    found = read_keras(file, classes_of(own), "--initial_model", trust)
+    values = [weight.numpy() for weight in found.weights]
+    names = [keras_platform().weight_name(weight) for weight in own.weights]
+    try:
+        _check_same(file, names, own.weights, values)
+    except UserError as e:
+        if list(map(_shape, plain_keras(own).weights)) == list(map(_shape, values)):
+            raise UserError(
+                f"--initial_model: expected the layers of the task's model, found in {file} the "
+                "Keras layers that replaced some of them when it was saved; their weights cannot "
+                "be read back: name the run, or its checkpoint"
+            ) from e
+        raise
+    value_of = {id(weight): value for weight, value in zip(own.weights, values)}
+    weights = ModelWeights(
+        [value_of[id(weight)] for weight in own.trainable_weights],
+        [value_of[id(weight)] for weight in own.non_trainable_weights],
+    )
+    return with_frozen(weights, model.frozen)
+
+
+def _check_same(
+    file: Path, names: Sequence[str], expected: Sequence[Any], found: Sequence[Any]
+) -> None:
+    different = [
+        f"{name or 'nothing'} {_shown(wanted)}, found {_shown(there)}"
+        for name, wanted, there in zip_longest(names, expected, found)
+        if wanted is None or there is None or _shape(wanted) != _shape(there)
+    ]
+    if different:
+        more = f"; and {len(different) - _MAX_TOLD} more" if len(different) > _MAX_TOLD else ""
+        told = "; ".join(different[:_MAX_TOLD])
+        raise UserError(f"--initial_model: {file}: expected {told}{more}")
+
+
+def _names(model: Model) -> list[str]:
+    own = model.keras_model
+    if own is None:
+        return [f"weight {k}" for k in range(len(tf.nest.flatten(model.initial_weights)))]
+    return [
+        keras_platform().weight_name(weight)
+        for weight in (*own.trainable_weights, *own.non_trainable_weights)
+    ]
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    return tuple(array.shape)
+
+
+def _shown(array: Any) -> str:
+    return "nothing" if array is None else str(list(_shape(array)))

@@ -1,0 +1,107 @@
+"""Settings without effect beside the others of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.domain_weights.ascent import Cvar, LambdaOptions
+from tff_agnostic.domain_weights.excess import OWN
+from tff_agnostic.program.options.flag_table import Needs, check_needs
+from tff_agnostic.program.options.user_algorithm import is_user_file
+from tff_agnostic.program.runs.options import RunConfig
+
+if TYPE_CHECKING:
+    from tff_agnostic.program.runs.spec import RunSpec
+
+_STEPS = ("exponentiated_gradient", "projected_gradient")
+_MOVING = (*_STEPS, "cvar")
+# Settings that have an effect with some values of another one only.
+NEEDS: Needs = {
+    "boundary": ("threshold", ("survey", "refined", "lagged")),
+    "loss_estimate": ("lambda_update", _MOVING),
+    "budget": ("predictor_sampling", ("uniform", "weighted")),
+    "uniform_share": ("predictor_sampling", ("weighted",)),
+    "predictor_draw": ("predictor_sampling", ("uniform", "weighted")),
+    "lambda_learning_rate": ("lambda_update", _STEPS),
+    "lambda_initial": ("lambda_set", ("simplex", "box", "ball")),
+    "lambda_absent": ("lambda_update", _MOVING),
+    "lambda_baselines": ("lambda_update", _MOVING),
+    "lambda_baseline_losses": ("lambda_update", _MOVING),
+}
+# At level 1 every client trains.
+_OF_THRESHOLDS = ("boundary", "threshold")
+# At level 1 lambda goes to the training mixture, whatever the losses, and starts there by default.
+_OF_CVAR = ("lambda_absent", "lambda_baselines")
+
+
+class _Ignored(NamedTuple):
+    """The reason why a setting has no effect.
+
+    Attributes:
+        by: The settings that ignore it.
+        needed: The settings that use it.
+    """
+
+    by: str
+    needed: str
+
+
+def check_effect(flag: str, run: RunSpec) -> None:
+    """Refuses a given setting that the other settings of a run ignore.
+
+    Args:
+        flag: Flag of the given setting.
+        run: The run, which has the setting.
+    """
+    check_needs(NEEDS, run.settings(), [flag])
+    ignored = (
+        _ignored_by_level(flag, run.algorithm)
+        or _ignored_by_baselines(flag, run)
+        or _ignored_by_noise(flag, run.config)
+    )
+    if ignored is not None:
+        raise UserError(f"--{flag} has no effect {ignored.by}: it needs {ignored.needed}")
+
+
+def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
+    if isinstance(algorithm, DeltaFlOptions):
+        if flag in _OF_THRESHOLDS and algorithm.theta == (1.0,):
+            return _Ignored("with --theta=1", "a level below 1")
+    elif isinstance(algorithm, LambdaOptions) and flag in _OF_CVAR:
+        player = algorithm.lambda_
+        is_one_mixture = isinstance(player.update, Cvar) and player.update.level == 1
+        if is_one_mixture and player.initial is None:
+            by = "with --lambda_update=cvar:level=1"
+            return _Ignored(by, "a level below 1, or --lambda_initial")
+    return None
+
+
+def _ignored_by_baselines(flag: str, run: RunSpec) -> Optional[_Ignored]:
+    if flag != "lambda_baseline_losses" or not isinstance(run.algorithm, LambdaOptions):
+        return None
+    baselines = run.algorithm.lambda_.baselines
+    if baselines == OWN or run.baselines_of:
+        return None
+    if baselines is None:
+        by = "without --lambda_baselines"
+    elif isinstance(baselines, str):
+        by = f"with --lambda_baselines={baselines}"
+    else:
+        by = "with numbers in --lambda_baselines"
+    return _Ignored(by, f"--lambda_baselines={OWN}, or a file or a run there")
+
+
+def _ignored_by_noise(flag: str, config: RunConfig) -> Optional[_Ignored]:
+    # Private updates are clipped by their norm. The bound of a coordinate only sets the rounding of
+    # secure sums without noise of the clients, and maybe bounds of a user's algorithm.
+    rounds = config.aggregation == "secure" and config.privacy != "distributed"
+    if flag != "limit_update" or config.privacy == "none" or rounds:
+        return None
+    if is_user_file(config.algorithm):
+        return None
+    return _Ignored(
+        f"with --privacy={config.privacy}",
+        "--aggregation=secure and --privacy=none; --clip_norm bounds private updates",
+    )

@@ -1,0 +1,273 @@
+"""What an export has of a run's privacy: whose noise its sums have, and where its state begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional
+
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.distributed_sum import DistributedDpSum, SumOfDevices
+from tff_agnostic.aggregations.private_sum import (
+    CentralDpSum,
+    DistributedOptions,
+    PrivateAggregation,
+)
+from tff_agnostic.aggregations.registry import PRIVACIES
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.computations.algorithm import Algorithm, RunState
+from tff_agnostic.computations.evaluation import Measurement
+from tff_agnostic.computations.round import Round
+from tff_agnostic.data.sampling import mean_cohort_size
+from tff_agnostic.deployment.backends import FLOWER
+from tff_agnostic.deployment.privacy import FleetNoise, NodesAccount
+from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
+from tff_agnostic.models.model import Model
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+from tff_agnostic.privacy.distributed import DistributedNoise
+from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism, TreeNoise
+from tff_agnostic.privacy.sampling import (
+    EveryClient,
+    FixedSizeCohorts,
+    IntegerSampling,
+    KnownCohorts,
+    PoissonCohorts,
+    SecretCohorts,
+    StratifiedCohorts,
+)
+from tff_agnostic.program.runs.privacy import noise_of_run, private_training
+from tff_agnostic.program.runs.spec import RunSpec, check_sizes_by_chance
+from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.private import PrivateTraining
+from tff_agnostic.training.private_cohorts import noise_key
+from tff_agnostic.training.private_evaluation import consistent
+
+_OF_TRAINING_STATE = (
+    "give it newer weights as the tensors server/algorithm/... and server/round_num of a training's"
+    " checkpoint, beside the tensors server/aggregations/... that its own last round has left: with"
+    " an earlier number of releases noise would be used again"
+)
+
+# Names of draws in a manifest.
+_SCHEMES = {
+    PoissonCohorts: "poisson",
+    FixedSizeCohorts: "fixed_size",
+    StratifiedCohorts: "stratified",
+    EveryClient: "everyone",
+}
+
+Restore = Callable[[RunState], RunState]
+
+# From a fleet's sums to the state of the run's training.
+_Trained = Callable[[PrivateAggregation], RunState]
+
+
+class FleetPrivacy(NamedTuple):
+    """What an export has of privacy.
+
+    Attributes:
+        aggregation: Sums with noise.
+        noise: The noise of the fleet.
+        restore: Returns the state to start from, given the initial one; its key is not the fleet's.
+        of_evaluation: Fields of `EvaluationMetrics` that are others with noise.
+    """
+
+    aggregation: Aggregation
+    noise: FleetNoise
+    restore: Restore
+    of_evaluation: Mapping[str, Any] = {}
+
+
+def fleet_privacy(
+    kind: str,
+    spec: RunSpec,
+    task: Task,
+    algorithm: Algorithm,
+    restore: Optional[Restore],
+    nodes_add_noise: bool = False,
+) -> Optional[FleetPrivacy]:
+    """Returns the privacy of an export; None if the run has none.
+
+    Args:
+        kind: Name of the kind of rounds.
+        restore: Returns the state of the run's training, given the initial one.
+        nodes_add_noise: Whether the plan is for nodes that add noise themselves, which those of a
+            server of the platform do not.
+    """
+    privacy = spec.config.privacy
+    if PRIVACIES[privacy].build is None:
+        return None
+    is_of_clients = isinstance(spec.privacy, DistributedOptions)
+    if is_of_clients and not nodes_add_noise:
+        raise UserError(
+            f"--privacy: expected none, central or tree for an export, found {privacy}: its sums "
+            "are modular ones, and devices of the platform add no noise; nodes of a fleet do, with "
+            f"--backend={FLOWER}"
+        )
+
+    def trained(aggregation: PrivateAggregation) -> RunState:
+        initial = Round(algorithm, aggregation).initialize()
+        return initial if restore is None else restore(initial)
+
+    if is_of_clients and kind == TRAINING:
+        return _of_nodes(spec, task, algorithm, trained)
+    return _OF_KINDS[kind](spec, task, algorithm, trained)
+
+
+def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained) -> FleetPrivacy:
+    """Returns the privacy of an export whose nodes add the noise.
+
+    Its epsilons are of what the server sees, which knows whom it asks: of sampling only the coins
+    of nodes count.
+    """
+    privacy = _privacy(spec, task, algorithm)
+    simulated = privacy.aggregation()
+    assert isinstance(simulated, DistributedDpSum)
+    fields = {field.name: getattr(simulated, field.name) for field in dataclasses.fields(simulated)}
+    # The state's noise may have been computed for fewer rounds than the run has now.
+    fields["noise_multiplier"] = float(trained(simulated).aggregations[0].noise_multiplier)
+    aggregation = SumOfDevices(**fields)
+    whose, rounds = noise_of_run(spec, task), spec.config.rounds
+    takes_part = (1, 1)
+    sampling: IntegerSampling = KnownCohorts()
+    if isinstance(whose.sampling, SecretCohorts):
+        takes_part = (spec.config.clients_per_round, whose.noise_clients)
+        # Without turns: sums are those of one node.
+        sampling = SecretCohorts(whose.noise_clients, whose.noise_clients, takes_part[0])
+
+    def epsilons(state: RunState) -> list[float]:
+        z = float(state.aggregations[0].noise_multiplier)
+        mechanism = privacy.mechanism(z)
+        assert isinstance(mechanism, DistributedNoise)
+        of_server = dataclasses.replace(mechanism, sampling=sampling)
+        accountant = PrivacyAccountant([of_server], privacy.delta)
+        return [accountant.epsilon(count) for count in range(1, rounds + 1)]
+
+    account = NodesAccount(
+        privacy.delta, epsilons, takes_part, sampling.assumption, sampling.adjacency
+    )
+    duties = (
+        f"have {counted(whose.noise_clients, 'node')} in a round: their noise together is that "
+        "of the run",
+        f"open no sum over fewer than {counted(whose.min_clients, 'node')}",
+        "count each sum before it is opened, whatever becomes of its round",
+    )
+    zeros = (0,) * len(aggregation.noise_key)
+    guarantee = _guarantee(privacy, rounds)
+    noise = FleetNoise(zeros, guarantee, server_must=duties, of_nodes=account)
+    return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
+
+
+def _of_training(
+    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
+) -> FleetPrivacy:
+    # Rounds are the fleet's own: nobody is evaluated.
+    without = dataclasses.replace(spec.privacy, private_evaluation=None)
+    privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
+    aggregation = _sums(privacy)
+    check_sizes_by_chance(spec.config, aggregation)
+
+    config = spec.config
+    guarantee = _guarantee(privacy, config.rounds)
+    in_round = mean_cohort_size(
+        config.cohort_sampling, len(task.train.client_ids), config.clients_per_round
+    )
+    mechanism = privacy.mechanism(1.0)
+    draw = _draw(mechanism, len(task.train.client_ids), in_round)
+    noise = FleetNoise(
+        noise_key(spec.privacy), guarantee, in_round, draw=draw, rounds=config.rounds
+    )
+    return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
+
+
+def _of_evaluation(
+    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
+) -> FleetPrivacy:
+    privacy = _privacy(spec, task, algorithm)
+    private = privacy.evaluation
+    if private is None:
+        raise UserError(
+            f"--kind: expected {TRAINING} of a run with --privacy={spec.config.privacy} and "
+            f"without --private_evaluation, found {EVALUATION}: its sums would have no "
+            "noise, which a run with --private_evaluation gives them"
+        )
+
+    if private.counts_answers:
+        raise UserError(
+            "--kind: expected the evaluation of a run whose --private_evaluation has "
+            "statistics=false, found statistics=true: exports do not count answers by class"
+        )
+
+    def restored(initial: RunState) -> RunState:
+        # The weights of training, and none of its secrets.
+        return trained(_sums(privacy))._replace(aggregations=initial.aggregations)
+
+    def measurement(model: Model, num_domains: int) -> Measurement:
+        del model, num_domains
+        assert private is not None
+        return private.measurement
+
+    noise = FleetNoise(
+        noise_key(spec.privacy),
+        lambda state: private.statement(1).to_dict(),
+        server_must=(_OF_TRAINING_STATE,),
+        draw=_draw(private.mechanism, *[len(task.test.client_ids)] * 2),
+    )
+    tidied = functools.partial(consistent, limits=private.bounds)
+    of_evaluation = {"measurement": measurement, "tidied": tidied}
+    return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
+
+
+def _draw(mechanism: Mechanism, clients: int, per_round: float) -> dict[str, Any]:
+    """Returns the draw of cohorts that an account is for, as the manifest has it.
+
+    Args:
+        clients: Number of clients of the population.
+        per_round: Clients of a round, on average.
+    """
+    if isinstance(mechanism, TreeNoise):
+        limits, rate = mechanism.participations, 1.0
+        scheme: dict[str, Any] = {
+            "scheme": "spaced",
+            "max_participations": limits.max_participations,
+            "min_separation": limits.min_separation,
+        }
+    else:
+        assert isinstance(mechanism, CentralNoise)
+        sampling = mechanism.sampling
+        scheme, rate = {"scheme": _SCHEMES[type(sampling)]}, sampling.rate
+    return {
+        **scheme,
+        "clients": clients,
+        "per_round": float(per_round),
+        "rate": rate,
+        "sensitivity": mechanism.sensitivity,
+    }
+
+
+def _sums(privacy: PrivateTraining) -> CentralDpSum:
+    aggregation = privacy.aggregation()
+    assert isinstance(aggregation, CentralDpSum)
+    return aggregation
+
+
+def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> PrivateTraining:
+    privacy = private_training(spec, task, algorithm)
+    assert privacy is not None
+    return privacy
+
+
+def _guarantee(privacy: PrivateTraining, rounds: int) -> Callable[[RunState], dict[str, Any]]:
+    def guarantee(state: RunState) -> dict[str, Any]:
+        # The noise that was trained with goes on, whatever the flags ask for.
+        privacy.resume_from(state)
+        return privacy.statement(rounds).to_dict()
+
+    return guarantee
+
+
+_OF_KINDS: Registry[Callable[[RunSpec, Task, Algorithm, _Trained], FleetPrivacy]] = Registry(
+    "kind of plan", {TRAINING: _of_training, EVALUATION: _of_evaluation}
+)

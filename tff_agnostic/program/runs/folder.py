@@ -1,0 +1,481 @@
+"""The folder of a run: read once, locked, checked, written.
+
+It knows what the run is made of: digests, and a copy of the model it started from. Both are written
+before config.json, with which the folder is that of a run: one that was killed in between has left
+nothing else. The copy is for the day when the model is gone: it may be a checkpoint of another run,
+which deletes it when it goes on.
+
+What a checkpoint was trained with, as its header knows it, is compared with what the folder says: a
+config.json can be edited, and checkpoints of another run with equal shapes can be copied into it.
+Both would train on without a word as a run that nobody described. Values are kept, and no digest of
+them, so that the message can name the setting and the value to put back. Where files lie is not
+kept: of what is in them there are digests in the fingerprint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.base.errors import UserError, counted, some_of
+from tff_agnostic.base.files import (
+    atomic_file,
+    file_digest,
+    folder_lock,
+    is_new_or_empty,
+    is_temporary,
+    make_folder,
+    read_json,
+    write_errors,
+    write_json,
+)
+from tff_agnostic.program.options.flags import flag_text
+from tff_agnostic.program.options.tasks import FORMAT, check_format
+from tff_agnostic.program.options.user_algorithm import OWN_CODE, is_user_file
+from tff_agnostic.program.runs.baseline_files import BASELINES
+from tff_agnostic.program.runs.options import CHANGEABLE_ON_RESUME
+from tff_agnostic.program.runs.spec import (
+    RunSpec,
+    changes_of_settings,
+    check_clients_per_round,
+    check_evaluation_clients,
+    differences,
+    from_flags,
+    path_flags,
+)
+from tff_agnostic.runtimes.options import TENSORFLOW
+from tff_agnostic.saving.checkpoints import (
+    CHECKPOINTS,
+    Checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+)
+from tff_agnostic.saving.keras import KERAS_FILES
+from tff_agnostic.tasks.task import DATA, Task
+
+CHECKPOINT = ".npz"
+# Suffixes of what a run can start from.
+FILES = (CHECKPOINT, *KERAS_FILES)
+# What to know of a part that is another one, by its name in the fingerprint.
+_HINTS = {
+    "base_predictors": "; an ensemble of Keras files goes on with the Keras that it began with",
+}
+# In config.json: how rounds were executed, as far as it can change last bits.
+_EXECUTION = "execution"
+FINGERPRINT = "fingerprint.json"
+# The setting that names the model; its digest in the fingerprint is called so, too, and the copy.
+INITIAL_MODEL = "initial_model"
+_BLOCK = 1 << 20
+# A process that was killed has its locks until its memory is freed.
+_PATIENCE_SECONDS = 3.0
+# Parts of what a checkpoint was trained with.
+_SETTINGS, _MADE_OF = "settings", "made_of"
+# So many settings are told of a checkpoint of an altogether different run.
+_MAX_TOLD = 5
+
+
+class RunFolder:
+    """Paths of a run's files.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.fingerprint = path / FINGERPRINT
+        self.metrics = path / "metrics.csv"
+        self.releases = path / "releases.jsonl"
+        self.result = path / "result.json"
+        self.resampled = path / "resampled.npz"
+        self.checkpoints = path / CHECKPOINTS
+        self.tensorboard = path / "tensorboard"
+        self.plots = path / "plots"
+        self.model = path / "model"
+
+    def saved(self) -> SavedRun:
+        """Reads the run that the folder holds."""
+        flags = read_json(self.config)
+        execution = flags.get(_EXECUTION, {})
+        if not isinstance(flags.get("rounds"), int) or not isinstance(execution, dict):
+            raise UserError(f"{self.config}: expected the flags of a run, found something else")
+        check_format(self.config, flags.get("format"))
+        return SavedRun(self, flags, execution)
+
+    def read(self) -> Optional[SavedRun]:
+        """Reads the run that the folder holds; None if it holds none."""
+        return self.saved() if self.config.exists() else None
+
+    def spec(self) -> RunSpec:
+        """Returns the run that the folder holds; see `SavedRun.spec`."""
+        return self.saved().spec()
+
+    def check(self, spec: RunSpec, resume: bool) -> Optional[SavedRun]:
+        """Checks that a run may begin or go on in the folder; writes nothing.
+
+        A resumed run may have more rounds than before, and other values of settings that say they
+        may change. Files may have moved whose content the fingerprint knows. Everything else has to
+        be as it was.
+
+        Returns:
+            The folder's run, if it holds one.
+        """
+        with write_errors(self.path):
+            saved = self.read()
+            if saved is not None:
+                check_same(saved, spec, resume)
+            elif not (is_new_or_empty(self.path) or is_all_there_is(self.path)):
+                raise UserError(
+                    "--output_dir: expected a new or empty folder or that of a run, found "
+                    f"{self.path} with other content"
+                )
+            check_clients_per_round(spec.config, spec.build_training_aggregation())
+            check_evaluation_clients(spec.config, spec.build_aggregation())
+            return saved
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder if it is missing, and keeps other processes out of it while entered."""
+        make_folder(self.path)
+        with folder_lock(self.path, patience=_PATIENCE_SECONDS) as is_ours:
+            if not is_ours:
+                raise UserError(f"--output_dir: another process is running in {self.path}")
+            self._remove_temporary_files()
+            yield
+
+    def write_config(
+        self, spec: RunSpec, fingerprint: Mapping[str, str], execution: Mapping[str, Any]
+    ) -> None:
+        """Makes the folder that of `spec`.
+
+        Args:
+            fingerprint: `RunSpec.fingerprint`.
+            execution: How its rounds are executed, as far as that can change last bits.
+        """
+        is_new = not self.config.exists()
+        write_made_of(self.path, fingerprint, spec.config.initial_model, is_new)
+        # Last: where it is, the folder belongs to a run.
+        flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
+        write_json(self.config, flags)
+
+    def _remove_temporary_files(self) -> None:
+        for folder in (self.path, self.checkpoints, self.plots, self.model):
+            with write_errors(folder):
+                for path in folder.iterdir() if folder.is_dir() else ():
+                    if is_temporary(path):
+                        path.unlink()
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """A run as its folder says it: config.json is read once.
+
+    Attributes:
+        folder: The folder.
+        flags: What config.json holds.
+        execution: Runtime settings of the run's rounds; empty before its first start.
+    """
+
+    folder: RunFolder
+    flags: Mapping[str, Any]
+    execution: Mapping[str, Any]
+
+    @functools.cached_property
+    def fingerprint(self) -> Mapping[str, str]:
+        """Digests of the files and the code that the run was trained with."""
+        path = self.folder.fingerprint
+        return read_json(path) if path.exists() else {}
+
+    @property
+    def known_content(self) -> set[str]:
+        """Names of the parts of which the folder, or a private run's checkpoint, has a digest."""
+        keyed = {DATA} if self.flags.get("privacy", "none") != "none" else set()
+        return {*self.fingerprint, *keyed}
+
+    @property
+    def last_evaluation(self) -> tuple[int, int]:
+        """Its last round, and its rounds between evaluations."""
+        return int(self.flags["rounds"]), int(self.flags["evaluate_every"])
+
+    def spec(self, algorithm: Optional[str] = None) -> RunSpec:
+        """Returns the run.
+
+        Args:
+            algorithm: Where the Python file of the run's algorithm is now, if it has one and it may
+                have moved; of another algorithm nothing is taken.
+        """
+        flags, config = self.flags, self.folder.config
+        if algorithm and is_user_file(algorithm) and is_user_file(str(flags.get("algorithm"))):
+            flags = {**flags, "algorithm": algorithm}
+        try:
+            return from_flags(flags)
+        except KeyError as e:
+            raise UserError(f"{config}: expected every flag of a run, {e} is missing") from e
+        except UserError as e:
+            raise UserError(f"{config}: {e}") from e
+
+    def check_own(self, checkpoint: Checkpoint) -> None:
+        """Checks that a checkpoint was trained with what config.json and fingerprint.json say."""
+        settings = checkpoint.trained_with.get(_SETTINGS)
+        if settings is None:
+            raise UserError(
+                f"{checkpoint.file}: expected a checkpoint with the settings of its run, found "
+                "none: put back the checkpoints of that run"
+            )
+        different = [name for name in settings if self.flags.get(name) != settings[name]]
+        if different:
+            expected = some_of(_texts(different, settings), _MAX_TOLD)
+            found = ", ".join(_texts(different[:_MAX_TOLD], self.flags))
+            raise UserError(
+                f"{self.folder.config}: expected {expected}, with which {checkpoint.file} was "
+                f"trained, found {found}: put back what was changed there, or the checkpoints of "
+                "that run"
+            )
+        digests = self.fingerprint
+        for name, digest in checkpoint.trained_with.get(_MADE_OF, {}).items():
+            if digests.get(name) != digest:
+                raise UserError(
+                    f"{self.folder.fingerprint}: expected the {name} that {checkpoint.file} was "
+                    f"trained with ({digest}), found another one ({digests.get(name)}): put back "
+                    "the checkpoints of that run"
+                )
+
+    def check_fingerprint(
+        self, fingerprint: Mapping[str, str], others: Collection[str] = ()
+    ) -> None:
+        """Checks that a run is made of what this one was trained with.
+
+        Args:
+            fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
+            others: Names of what may be another, such as the examples.
+        """
+        there, path = self.fingerprint, self.folder.path
+        for name in dict.fromkeys((*fingerprint, *there)):
+            if name not in others and fingerprint.get(name) != there.get(name):
+                kept = kept_model(path) if name == INITIAL_MODEL else None
+                hint = f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else _HINTS.get(name, "")
+                raise UserError(
+                    f"{path}: expected the {name} that the run there was trained with "
+                    f"({there.get(name)}), found another one ({fingerprint.get(name)}){hint}"
+                )
+
+    def check_weights_fit(self, task: Task) -> None:
+        """Checks that a task is the run's as far as its weights say anything without training.
+
+        Neither the examples nor the code that trains need be those of the run.
+        """
+        of_training = [*self.spec().paths()]
+        self.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *of_training))
+
+    def check_executed_alike(self, spec: RunSpec, execution: Mapping[str, Any]) -> None:
+        """Checks that a private run goes on as it was executed, where the folder says how.
+
+        A round that a crash lost is released again, with the same noise. Executed otherwise its
+        exact sum is rounded otherwise, and the difference of the two releases has no noise.
+
+        Args:
+            execution: See `RunFolder.write_config`.
+        """
+        here = {"runtime": spec.config.runtime, **execution}
+        there = {"runtime": self.flags.get("runtime"), **self.execution}
+        for name in there:
+            if there[name] != here.get(name, there[name]):
+                raise UserError(
+                    f"{_label(name)}: expected {flag_text(there[name])}, with which the private "
+                    f"run in {self.folder.path} was executed, found {flag_text(here[name])}: a "
+                    "round that is run again has the same noise, and other last bits would show "
+                    "the difference"
+                )
+
+
+def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
+    """Checks that a run is the one that a folder holds, and may go on."""
+    path, there = saved.folder.path, saved.spec(spec.config.algorithm)
+    different = differences(there, spec, saved.known_content)
+    if different:
+        raise UserError(f"--output_dir: {path} holds another run: {', '.join(different)}")
+    if not resume:
+        raise UserError(
+            f"--output_dir: {path} holds this run already: add --resume to go on with it, or "
+            "choose another folder"
+        )
+    if spec.config.rounds < there.config.rounds:
+        raise UserError(
+            f"--rounds: the run in {path} has {counted(there.config.rounds, 'round')}, and a "
+            f"resumed run cannot have fewer, found {spec.config.rounds}"
+        )
+
+
+def _label(name: str) -> str:
+    return name if name == TENSORFLOW else f"--{name}"
+
+
+def changes(saved: Optional[SavedRun], spec: RunSpec, execution: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each change that is to be known when a run goes on.
+
+    Args:
+        saved: The folder's run, if it holds one.
+        execution: How its rounds are executed from now on; see `RunFolder.write_config`.
+    """
+    if saved is None:
+        return []
+    there = saved.execution
+    return changes_of_settings(saved.spec(spec.config.algorithm), spec) + [
+        f"{_label(name)} was {there[name]} until now and is {value}: numbers may differ in their "
+        "last bits from those of an uninterrupted run"
+        for name, value in execution.items()
+        if name in there and there[name] != value
+    ]
+
+
+def with_kept_model(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
+    """Returns a run that goes on with the folder's own copy of what it started from.
+
+    One that names another file than the folder's run did stays as it is: what is in that file is
+    compared.
+    """
+    model = spec.config.initial_model
+    if saved is None or model is None or str(model) != saved.flags.get(INITIAL_MODEL):
+        return spec
+    kept = kept_model(saved.folder.path)
+    if kept is None:
+        return spec
+    config = dataclasses.replace(spec.config, initial_model=kept)
+    return dataclasses.replace(spec, config=config)
+
+
+def is_all_there_is(folder: Path) -> bool:
+    """Returns whether a folder holds what a run writes before its config, and nothing else."""
+    if not folder.is_dir():
+        return False
+    there = {path for path in folder.iterdir() if not is_temporary(path)}
+    # What its baselines were found by.
+    there -= {folder / BASELINES}
+    if not there:
+        return True
+    fingerprint = _fingerprint(folder)
+    return bool(fingerprint) and there <= {
+        folder / FINGERPRINT,
+        *(path for path in _copies(folder) if _is_of(path, fingerprint)),
+    }
+
+
+def kept_model(folder: Path) -> Optional[Path]:
+    """Returns the copy of what the run of a folder started from; None if there is none."""
+    fingerprint = _fingerprint(folder)
+    return next((path for path in _copies(folder) if _is_of(path, fingerprint)), None)
+
+
+def write_made_of(
+    folder: Path, fingerprint: Mapping[str, str], initial_model: Optional[Path], is_new: bool
+) -> None:
+    """Writes what a run is made of into its folder.
+
+    Args:
+        fingerprint: `RunSpec.fingerprint`.
+        initial_model: The file that the run starts from, if it does.
+        is_new: Whether the folder is that of no run yet: what is there of one that was killed
+            before it had a config is removed.
+    """
+    if is_new:
+        for path in _copies(folder):
+            if not _is_of(path, fingerprint):
+                path.unlink()
+    if fingerprint:
+        write_json(folder / FINGERPRINT, dict(fingerprint))
+    elif is_new:
+        (folder / FINGERPRINT).unlink(missing_ok=True)
+    if initial_model is not None and kept_model(folder) is None:
+        _copy(folder, initial_model, fingerprint)
+
+
+def _copy(folder: Path, model: Path, fingerprint: Mapping[str, str]) -> None:
+    copy = folder / f"{INITIAL_MODEL}{model.suffix}"
+    # A checkpoint of a private run holds the key of its noise.
+    owner_only = model.suffix == CHECKPOINT
+    try:
+        with open(model, "rb") as file, atomic_file(copy, owner_only) as kept:
+            while block := file.read(_BLOCK):
+                kept.write(block)
+            kept.flush()
+            # Before it gets its name.
+            if not _is_of(Path(kept.name), fingerprint):
+                raise UserError(
+                    f"--{INITIAL_MODEL}: {model} has changed since it was read: start again"
+                )
+    except OSError as e:
+        raise UserError(f"--{INITIAL_MODEL}: {model}: cannot read: {e.strerror or e}") from e
+
+
+def _copies(folder: Path) -> list[Path]:
+    paths = (folder / f"{INITIAL_MODEL}{suffix}" for suffix in FILES)
+    return [path for path in paths if path.is_file()]
+
+
+def _is_of(copy: Path, fingerprint: Mapping[str, str]) -> bool:
+    return file_digest(copy) == fingerprint.get(INITIAL_MODEL)
+
+
+def _fingerprint(folder: Path) -> dict[str, str]:
+    """Returns the digests in a folder; none if the file is missing, or somebody else's."""
+    try:
+        found = read_json(folder / FINGERPRINT)
+    except UserError:
+        return {}
+    return found if all(isinstance(value, str) for value in found.values()) else {}
+
+
+def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
+    """Returns the run that `path` belongs to, and the checkpoint that it names."""
+    is_folder, folder = path.is_dir(), folder_of_checkpoint(path)
+    checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
+    saved = folder.saved()
+    saved.check_own(checkpoint)
+    return saved, checkpoint
+
+
+def folder_of_checkpoint(path: Path) -> RunFolder:
+    """Returns the run that a checkpoint belongs to; a run's folder stands for its newest one."""
+    return RunFolder(path if path.is_dir() else path.absolute().parent.parent)
+
+
+def algorithm_of_run(folder: RunFolder) -> str:
+    """Returns the algorithm of the run in a folder, "" if there is none or it cannot be read."""
+    try:
+        algorithm = read_json(folder.config).get("algorithm", "")
+    except UserError:
+        return ""
+    return algorithm if isinstance(algorithm, str) else ""
+
+
+def trained_with(spec: RunSpec, fingerprint: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
+    """Returns what checkpoints keep of the run that they are of; equal runs keep equal texts.
+
+    Args:
+        fingerprint: `RunSpec.fingerprint`.
+    """
+    paths = path_flags(spec)
+    settings = {
+        name: value
+        for name, value in spec.flags().items()
+        # Not given is something else than any file.
+        if name not in CHANGEABLE_ON_RESUME and (name not in paths or value is None)
+    }
+    # A folder that nobody named is one, too.
+    settings.pop("data_dir", None)
+    if is_user_file(spec.config.algorithm):
+        # Its content is in the fingerprint.
+        del settings["algorithm"]
+    return {_SETTINGS: settings, _MADE_OF: dict(fingerprint)}
+
+
+def _texts(names: list[str], flags: Mapping[str, Any]) -> list[str]:
+    return [
+        f"no --{name}" if flags[name] is None else f"--{name}={flag_text(flags[name])}"
+        for name in names
+    ]

@@ -1,0 +1,292 @@
+"""What a run did to some of its domains, and losses that no model of its kind should have.
+
+The checks are pure functions of numbers; lines name the flags that mend what they found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.base.errors import counted, some_of
+from tff_agnostic.base.files import finite_or_none
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.report_fields import Role
+from tff_agnostic.data.data_warnings import ABSURD, GIVEN_UP, UNMOVED, Remark
+from tff_agnostic.domain_weights.ascent import FREEZE, LAMBDA, Cvar, LambdaOptions
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.metrics.metrics_file import Column
+from tff_agnostic.models.metrics import takes_scores
+from tff_agnostic.models.model import Model
+from tff_agnostic.program.options.flags import NONE
+
+# A domain whose lambda is below this part of 1 / p has next to no say.
+_NEAR_ZERO = 0.25
+# The share of the rounds, the last ones, that lambda is the mean of.
+_LAST_ROUNDS = 0.1
+# By so much a loss has to exceed that of a model that knows nothing.
+_ABSURD = 10.0
+_MAX_NAMES = 5
+
+
+def moves_lambda(algorithm: Any) -> bool:
+    """Returns whether domains' losses move a lambda, from the settings of an algorithm."""
+    return isinstance(algorithm, LambdaOptions) and algorithm.lambda_.moves
+
+
+def keeping_absent(algorithm: LambdaOptions) -> list[str]:
+    """Returns how to keep lambda of a domain in rounds without it; empty if it is kept already."""
+    return [] if algorithm.lambda_.absent == FREEZE else ["--lambda_absent=freeze keeps it"]
+
+
+def last_lambda(
+    columns: Mapping[str, np.ndarray], domain_names: Sequence[str]
+) -> Optional[np.ndarray]:
+    """Returns lambda in the mean of the last tenth of the rounds, [p]; None of a run without.
+
+    Args:
+        columns: metrics.csv, by column name.
+    """
+    found = [columns.get(Column(LAMBDA, name).name) for name in domain_names]
+    if any(values is None or not len(values) for values in found):
+        return None
+    by_round = np.array(found)
+    count = max(1, round(_LAST_ROUNDS * by_round.shape[1]))
+    return np.asarray(by_round[:, -count:].mean(axis=1))
+
+
+def without_say(
+    lambda_: np.ndarray, domain_names: Sequence[str], algorithm: LambdaOptions
+) -> dict[str, float]:
+    """Returns the domains whose lambda is near 0, with it, unless it was asked for.
+
+    Args:
+        lambda_: At the end, [p].
+        algorithm: The run's settings.
+    """
+    limit = _NEAR_ZERO / len(domain_names)
+    given = algorithm.lambda_.initial or (1.0,) * len(domain_names)
+    return {
+        name: float(weight)
+        for name, weight, start in zip(domain_names, lambda_, given)
+        if weight < limit <= start
+    }
+
+
+def given_up(
+    start: Mapping[str, float], end: Mapping[str, float], weights: Mapping[str, float], mend: str
+) -> list[Remark]:
+    """Returns a warning about domains with next to no lambda whose loss is above that at the start.
+
+    Args:
+        start: The loss of each domain before the first round.
+        end: The same after the last one.
+        weights: Lambda of the domains where it is near 0.
+        mend: What to do about it.
+    """
+    worse = [name for name in weights if end[name] > start[name]]
+    if not worse:
+        return []
+    listed = [
+        f"{name} (loss {start[name]:.3g} before the first round, {end[name]:.3g} at the end, "
+        f"lambda {weights[name]:.2g})"
+        for name in worse
+    ]
+    return [
+        Remark(
+            GIVEN_UP,
+            f"training gave up {some_of(listed, _MAX_NAMES)}: {mend}.",
+            {
+                "domains": {
+                    n: {"start": start[n], "end": finite_or_none(end[n]), "lambda": weights[n]}
+                    for n in worse
+                }
+            },
+        )
+    ]
+
+
+def mending(algorithm: LambdaOptions) -> str:
+    """Returns advice on how to keep a domain's lambda from vanishing in a run of these settings."""
+    player = algorithm.lambda_
+    if isinstance(player.update, Cvar):
+        smaller = f"a rate of --lambda_update=cvar below {player.update.rate:g}"
+    else:
+        smaller = f"a --lambda_learning_rate below {player.learning_rate:g}"
+    ways = [
+        *keeping_absent(algorithm),
+        f"{smaller} moves it less",
+        "--lambda_update=fixed keeps lambda where it begins",
+    ]
+    return "; ".join(ways)
+
+
+def absurd_losses(
+    end: Mapping[str, float], limit: float, what: str, rates: Iterable[str]
+) -> list[Remark]:
+    """Returns a warning about domains whose loss is far above that of a model that knows nothing.
+
+    Args:
+        end: The loss of each domain after the last round; NaN of one without examples.
+        limit: The loss of a model that knows nothing.
+        what: What has that loss.
+        rates: Flags of the run's learning rates.
+    """
+    beyond = {name: loss for name, loss in end.items() if loss > _ABSURD * limit > 0}
+    if not beyond:
+        return []
+    listed = [f"{name} {beyond[name]:,.6g}" for name in sorted(beyond, key=lambda n: -beyond[n])]
+    mend = " or ".join(["scale the features", *(f"lower {rate}" for rate in rates)])
+    return [
+        Remark(
+            ABSURD,
+            f"losses that no such model should have: {some_of(listed, _MAX_NAMES)}, where {what} "
+            f"has {limit:.3g}. Features of large numbers or too high a rate do that: {mend}.",
+            {
+                "losses": {name: finite_or_none(loss) for name, loss in beyond.items()},
+                "loss_without_knowledge": limit,
+            },
+        )
+    ]
+
+
+def unknown_losses(
+    end: Mapping[str, float], num_non_finite: int, rates: Iterable[str]
+) -> list[Remark]:
+    """Returns a warning about domains without a loss, if some clients' numbers are not finite.
+
+    Args:
+        end: The loss of each domain after the last round; NaN if there is none.
+        num_non_finite: Number of test clients whose numbers are not finite.
+        rates: Flags of the run's learning rates.
+    """
+    lost = [name for name, loss in end.items() if not math.isfinite(loss)]
+    if not (lost and num_non_finite):
+        return []
+    clients = counted(num_non_finite, "test client")
+    return [
+        Remark(
+            ABSURD,
+            f"no loss is known of {some_of(lost, _MAX_NAMES)}, as the numbers of {clients} are not "
+            f"finite: scale the features or lower {' or '.join(rates)}.",
+            {"losses": dict.fromkeys(lost), "non_finite_clients": num_non_finite},
+        )
+    ]
+
+
+def never_above(baselines: Mapping[str, float], largest: Mapping[str, float]) -> list[Remark]:
+    """Returns a warning if no domain's loss was ever above its baseline: lambda did not move then.
+
+    Args:
+        baselines: b of each domain.
+        largest: The largest loss of each domain in any round; NaN of one that was in none.
+    """
+    if any(largest[name] > b for name, b in baselines.items()):
+        return []
+    listed = [f"{name} {b:.4g} (largest loss {largest[name]:.4g})" for name, b in baselines.items()]
+    return [
+        Remark(
+            UNMOVED,
+            "lambda did not move, because no domain's loss was above its baseline in any round: "
+            f"{some_of(listed, _MAX_NAMES)}. Lower --lambda_baselines.",
+            {
+                "domains": {
+                    name: {"baseline": b, "largest_loss": finite_or_none(largest[name])}
+                    for name, b in baselines.items()
+                }
+            },
+        )
+    ]
+
+
+def loss_of_equal_chances(model: Model) -> Optional[tuple[float, int]]:
+    """Returns the cross-entropy of equal probabilities, and of how many classes.
+
+    None of a model with another loss.
+    """
+    if takes_scores(model.loss) is None:
+        return None
+    example = tf.nest.map_structure(
+        lambda s: tf.zeros([1, *(n or 1 for n in s.shape.as_list()[1:])], s.dtype),
+        model.example_spec["x"],
+    )
+    # Tensors: recurrent layers of Keras take no arrays for their weights.
+    weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
+    scores = model.predict(weights, example, False, tf.zeros([2], tf.int32))
+    # A single score is that of one of two classes.
+    num_classes = max(2, int(scores.shape[-1]))
+    return math.log(num_classes), num_classes
+
+
+def loss_of_first_round(
+    columns: Sequence[Column], values: Mapping[str, np.ndarray]
+) -> Optional[float]:
+    """Returns the mean loss of the domains of the first round, before it trained.
+
+    None of a run that does not report it.
+
+    Args:
+        columns: Of metrics.csv.
+        values: Its numbers, by column name.
+    """
+    of_role = [values[c.name] for c in columns if c.quantity.role is Role.DOMAIN_LOSS]
+    first = np.array([of_domain[0] for of_domain in of_role if len(of_domain)])
+    return float(np.nanmean(first)) if np.isfinite(first).any() else None
+
+
+def remarks_at_end(
+    model: Model,
+    algorithm: Any,
+    settings: Mapping[str, Any],
+    columns: Sequence[Column],
+    values: Mapping[str, np.ndarray],
+    report: EvaluationReport,
+    at_start: Callable[[], Optional[EvaluationReport]],
+) -> list[Remark]:
+    """Returns what is to be said first of a run that has ended.
+
+    Args:
+        algorithm: The settings of its algorithm.
+        settings: All its settings, by flag.
+        columns: Of metrics.csv.
+        values: Its numbers, by column name.
+        report: The evaluation of the main model after the last round.
+        at_start: Evaluates the model before the first round, where that is needed; None where it
+            must not be.
+    """
+    names, end = list(report.domains), _losses(report)
+    found = []
+    if moves_lambda(algorithm):
+        lambda_ = last_lambda(values, names)
+        weights = {} if lambda_ is None else without_say(lambda_, names, algorithm)
+        start = at_start() if weights else None
+        if start is not None:
+            found += given_up(_losses(start), end, weights, mending(algorithm))
+        numbers = algorithm.lambda_.known_baselines(len(names))
+        if numbers:
+            largest = {
+                str(c.domain): float(np.fmax.reduce(values[c.name]))
+                for c in columns
+                if c.quantity.role is Role.DOMAIN_LOSS
+            }
+            found += never_above(dict(zip(names, numbers)), largest)
+    rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
+    if settings.get("private_evaluation", NONE) == NONE:
+        # With noise the count is hardly ever 0.
+        found += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
+    classes, first = loss_of_equal_chances(model), loss_of_first_round(columns, values)
+    if classes is not None:
+        equal, count = classes
+        what = f"one that gives all {count} classes the same probability"
+        found += absurd_losses(end, equal, what, rates)
+    elif first is not None and settings["initial_model"] is None:
+        # One that was trained before may have started near 0.
+        found += absurd_losses(end, first, "the first round, before any training,", rates)
+    return found
+
+
+def _losses(report: EvaluationReport) -> dict[str, float]:
+    return {name: of.measures["loss"].value for name, of in report.domains.items()}

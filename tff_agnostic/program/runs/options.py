@@ -1,0 +1,314 @@
+"""Every option that a run may have, and whose it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+from tff_agnostic.aggregations.aggregation import LimitedOptions
+from tff_agnostic.aggregations.registry import (
+    AGGREGATIONS,
+    PRIVACIES,
+    UPDATE_AGGREGATORS,
+    UpdateAggregator,
+)
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import OneOf, Options, Within
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.computations.algorithm import AlgorithmSpec
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, percentile_name
+from tff_agnostic.models.keras import PRECISIONS
+from tff_agnostic.program.options.flag_table import FlagTable
+from tff_agnostic.program.options.flags import build, flags_of, values_of
+from tff_agnostic.program.options.tasks import options_of_tasks
+from tff_agnostic.program.options.user_algorithm import (
+    algorithm_named,
+    is_user_file,
+    making_options_of,
+)
+from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
+from tff_agnostic.tasks.domain_input import DOMAIN_INPUTS, NO_DOMAIN_INPUT
+
+NO_PRESET, PAPER = "none", "paper"
+PRESETS: Registry[str] = Registry(
+    "preset",
+    {
+        NO_PRESET: "the defaults of the task and of this package",
+        PAPER: "the algorithm or figure of the paper to the letter",
+    },
+)
+# Options that a run may have otherwise when it is resumed, and a sentence about its earlier rounds.
+CHANGEABLE_ON_RESUME: Mapping[str, str] = {
+    "runtime": "numbers may differ in their last bits from those of an uninterrupted run",
+    "rounds": "",
+    "evaluate_every": "evaluations of earlier rounds stay as they are",
+    "evaluation_clients": "evaluations of earlier rounds stay as they are",
+    "worst_min_examples": "the worst domain of earlier rounds stays as it was written",
+    "client_percentiles": "columns of earlier rounds have what was asked for then",
+    "checkpoint_every": "",
+    "keep_checkpoints": "",
+}
+# Options that no folder keeps, and their values in a run that was read: they are given each time.
+NOT_STORED: Mapping[str, Any] = {"trust": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(Options):
+    """Options of every run, whatever it trains.
+
+    Attributes:
+        algorithm: What to train with: an algorithm's name, or a Python file of yours. Names:
+            afl_boost, agnostic_fed_avg, delta_fl, fed_avg, fed_avg_sub, fed_avg_target_only,
+            fed_boost, fed_prox, q_ffl, stochastic_afl, term.
+        preset: Source of settings that you do not give. Flags that you give win.
+        runtime: Where rounds run: in this process (cohort), in Ray workers (ray), or in TFF's
+            runtime, the reference (tff).
+        aggregation: How client updates are summed: in the clear (plain), or so that the server sees
+            sums only (secure).
+        update_aggregator: Aggregator of tff.learning that averages updates, with --runtime=tff. All
+            else in training is then in secure sums. No epsilon follows from the noise multiplier of
+            dp: losses and counts have no noise.
+        privacy: Client-level differential privacy. The server adds noise to every sum (central) or
+            to its running sums (tree), or clients add it before a secure sum (distributed).
+        initial_model: Start from these weights: a Keras file (.keras, .h5), the newest checkpoint
+            of a run's folder, or a checkpoint file.
+        trust: Run code that Keras files of --initial_model and --base_predictors hold, such as
+            Lambda layers. Not stored: give it again to resume, evaluate, save or export the run.
+        frozen_layers: Layers that are not trained and whose updates are not sent: names or patterns
+            such as block_*, comma-separated.
+        domain_input: Whether the domain of an example is an input of the model, which then needs it
+            wherever it is used: embedding adds a learnt vector of the domain to the scores.
+        precision: Number format of layers. Mixed precision is for GPUs and TPUs; weights stay
+            float32.
+        seed: Random seed of splits, cohorts, weights and shuffling.
+        rounds: T, communication rounds.
+        clients_per_round: c, clients in a round.
+        cohort_sampling: How clients are drawn for a round: without replacement (uniform), with each
+            domain's share (stratified; the domain of most of a client's examples is its own), each
+            client by itself (poisson), or with a client's rounds as far apart as possible (turns).
+        pooled: Train centrally, as a row to compare with: no federated training. The examples of
+            all training clients are in one place, and a round is minibatch SGD on as many of them
+            as --clients_per_round clients have on average.
+        max_examples: Largest number of examples of a training client to use, the first ones.
+        evaluate_every: Rounds between evaluations on the test clients.
+        evaluation_clients: Number of test clients in evaluations between rounds, the same each
+            time; all if not given. The last evaluation uses all.
+        worst_min_examples: Minimum number of evaluation examples for a domain to count as worst or
+            best. Smaller domains are listed only.
+        client_percentiles: Percentiles of client values to report, comma-separated, above 0 and
+            below 100.
+        checkpoint_every: Rounds between checkpoints.
+        keep_checkpoints: Number of newest checkpoints to keep.
+    """
+
+    algorithm: str = "agnostic_fed_avg"
+    preset: Annotated[str, OneOf(PRESETS)] = NO_PRESET
+    runtime: Annotated[str, OneOf(RUNTIMES)] = "cohort"
+    aggregation: Annotated[str, OneOf(AGGREGATIONS)] = "plain"
+    update_aggregator: Optional[UpdateAggregator] = None
+    privacy: Annotated[str, OneOf(PRIVACIES)] = "none"
+    initial_model: Optional[Path] = None
+    trust: bool = False
+    frozen_layers: tuple[str, ...] = ()
+    domain_input: Annotated[str, OneOf(DOMAIN_INPUTS)] = NO_DOMAIN_INPUT
+    precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
+    seed: Annotated[int, Within(least=0)] = 0
+    rounds: Annotated[int, Within(least=1)] = 100
+    clients_per_round: Annotated[int, Within(least=1)] = 10
+    cohort_sampling: Annotated[str, OneOf(COHORT_SAMPLINGS)] = "uniform"
+    pooled: bool = False
+    max_examples: Optional[Annotated[int, Within(least=1)]] = None
+    evaluate_every: Annotated[int, Within(least=1)] = 10
+    evaluation_clients: Optional[Annotated[int, Within(least=1)]] = None
+    worst_min_examples: Annotated[int, Within(least=1)] = 10
+    client_percentiles: tuple[float, ...] = DEFAULT_PERCENTILES
+    checkpoint_every: Annotated[int, Within(least=1)] = 10
+    keep_checkpoints: Annotated[int, Within(least=1)] = 2
+
+    def __post_init__(self) -> None:
+        """Checks the percentiles too; see `Options`."""
+        super().__post_init__()
+        outside = [f"{p:g}" for p in self.client_percentiles if not 0 < p < 100]
+        if outside or not self.client_percentiles:
+            found = outside[0] if outside else "none"
+            raise UserError(
+                f"--client_percentiles: expected numbers above 0 and below 100, found {found}"
+            )
+        # Columns are called so: percentiles that round to one name are one.
+        names = list(map(percentile_name, self.client_percentiles))
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(
+                f"--client_percentiles: expected different numbers, found {twice[1:]} twice"
+            )
+
+
+# Of what a run is made, by the flag that chooses: members have settings, their `options`.
+PARTS_OF_RUNS: Mapping[str, Registry] = {
+    "algorithm": ALGORITHMS,
+    "aggregation": AGGREGATIONS,
+    "update_aggregator": UPDATE_AGGREGATORS,
+    "privacy": PRIVACIES,
+}
+
+
+def limits_of_updates(config: RunConfig) -> type[Options]:
+    """Returns the class of options of the sums next to an aggregator of updates."""
+    return Options if config.update_aggregator is None else LimitedOptions
+
+
+def settings_of_runs() -> Iterator[tuple[str, str, type]]:
+    """Yields (kind, name, settings) of everything registered that a run is made of."""
+    for kind, registry in PARTS_OF_RUNS.items():
+        for name, spec in registry.items():
+            yield kind, name, spec.options
+
+
+def options_of_runs(files: Iterable[str] = ()) -> FlagTable:
+    """Returns every option of runs by its flag: the registered ones, and those of users' files.
+
+    Made once per process, and once more for each set of users' options.
+
+    Args:
+        files: Users' files of algorithms.
+    """
+    return _options_of_runs(tuple((name, algorithm_of_flag(name).options) for name in files))
+
+
+@functools.cache
+def _options_of_runs(of_users: tuple[tuple[str, type], ...]) -> FlagTable:
+    parts = [("config", "", RunConfig), *settings_of_runs()]
+    if of_users:
+        # config.json has the values of all of them by name; of algorithms' a file may take some.
+        others = [kind for part, _, kind in parts if part != "algorithm"]
+        taken = {flag.name for kind in others for flag in flags_of(kind)} | {*options_of_tasks()}
+        for name, options in of_users:
+            strange = next((f.name for f in flags_of(options) if f.name in taken), None)
+            if strange is not None:
+                raise UserError(
+                    f"{name}: options: expected names that no other flag has, found {strange}"
+                )
+    users = (("algorithm", name, options) for name, options in of_users)
+    return FlagTable.join([*parts, *users])
+
+
+@functools.cache
+def options_of_runtimes() -> FlagTable:
+    """Returns the options of runtimes by flag."""
+    return FlagTable.join(("runtime", name, spec.options) for name, spec in RUNTIMES.items())
+
+
+def without_effect(flag: str, config: RunConfig) -> str:
+    """Returns why a setting that was given does nothing in a run, and what it needs."""
+    option = options_of_runs().get(flag)
+    if option is None or not option.users:
+        return f"--{flag} has no effect with --algorithm={config.algorithm}"
+    return options_of_runs().without_effect(flag, values_of(config))
+
+
+def algorithm_of_flag(name: str, flag: str = "--algorithm") -> AlgorithmSpec:
+    """Returns the algorithm that a flag names."""
+    return algorithm_named(name) if is_user_file(name) else ALGORITHMS.given(flag, name)
+
+
+def preset_settings(preset: str, algorithm: str) -> Mapping[str, Any]:
+    """Returns the settings of a preset, by flag."""
+    PRESETS.given("--preset", preset)
+    if preset == NO_PRESET:
+        return {}
+    spec = algorithm_of_flag(algorithm)
+    if not spec.paper_settings:
+        raise UserError(
+            f"--preset=paper: expected an algorithm that says what its paper has, found {algorithm}"
+            ", whose ALGORITHM has no paper_settings"
+        )
+    return spec.paper_settings
+
+
+def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
+    """Returns the settings of an algorithm; see `make`."""
+    options = algorithm_of_flag(name).options
+    with making_options_of(name):
+        return build(options, values)
+
+
+def stored_values(options: Any) -> dict[str, Any]:
+    """Returns the values of options by flag, without those that no folder keeps."""
+    return {name: v for name, v in values_of(options).items() if name not in NOT_STORED}
+
+
+def paths_in(options: Any) -> dict[str, Any]:
+    """Returns the values of the flags that name files: a path, a tuple of paths, or None."""
+    paths = {}
+    for flag in flags_of(type(options)):
+        value, files = flag.value_in(options), flag.files_in(options)
+        if isinstance(value, Options) and files:
+            paths[flag.name] = files[0]
+        elif flag.is_path:
+            paths[flag.name] = value
+    return paths
+
+
+def initial_file(path: Path) -> Path:
+    """Returns the file that training starts from, also where a run's folder was given.
+
+    Of that run it is the newest checkpoint that can be read, which it may delete when it goes on:
+    who starts from it keeps a copy (`runs.folder`).
+    """
+    if path.is_dir():
+        try:
+            newest = _newest_file(path / CHECKPOINTS, _changed(path / CHECKPOINTS))
+        except UserError as e:
+            raise UserError(f"--initial_model: {e}") from e
+        if newest is None:
+            raise UserError(
+                "--initial_model: expected a Keras model, a checkpoint or the folder of a run, "
+                f"found no checkpoint in {path}"
+            )
+        return newest.resolve()
+    if not path.is_file():
+        raise UserError(f"--initial_model: expected a file or a run's folder, found none at {path}")
+    return path.resolve()
+
+
+@functools.lru_cache(maxsize=16)
+def _newest_file(folder: Path, changed: int) -> Optional[Path]:
+    """Reads checkpoints, and warns of damaged ones, once for all trials of a comparison."""
+    del changed
+    return newest_checkpoint_file(folder)
+
+
+def _changed(folder: Path) -> int:
+    """Returns when a file was last added to a folder or taken away, in nanoseconds."""
+    return folder.stat().st_mtime_ns if folder.is_dir() else 0
+
+
+def with_absolute_paths(options: Any) -> Any:
+    """Returns options in which every path is absolute."""
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, Options):
+            return with_absolute_paths(value)
+        if isinstance(value, tuple):
+            return tuple(map(resolved, value))
+        return value.resolve() if isinstance(value, Path) else value
+
+    changes = {name: resolved(value) for name, value in vars(options).items()}
+    changed = {name: new for name, new in changes.items() if new != vars(options)[name]}
+    return dataclasses.replace(options, **changed) if changed else options
+
+
+def absolute(path: Optional[Path]) -> Optional[str]:
+    """Returns a path resolved: however a file is named, it is the same run."""
+    return str(path.resolve()) if path is not None else None
+
+
+def path_of(text: Optional[str]) -> Optional[Path]:
+    """Returns the path that a setting has as text, None if it has none."""
+    return Path(text) if text is not None else None

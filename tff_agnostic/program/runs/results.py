@@ -1,0 +1,405 @@
+"""What a finished run writes: result.json, models, model card."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from tabulate import tabulate
+
+from tff_agnostic import of_checkout, versions
+from tff_agnostic.base.errors import agreeing, counted
+from tff_agnostic.base.files import make_folder, read_json, write_json, write_npz, write_text
+from tff_agnostic.base.later import matplotlib, tf
+from tff_agnostic.base.report_fields import ReportField
+from tff_agnostic.boosting.ensemble import EnsembleModel
+from tff_agnostic.computations.verification import SecurityReport
+from tff_agnostic.data.data_warnings import Remark
+from tff_agnostic.data.inputs import TABLE, inputs_json
+from tff_agnostic.metrics.columns import RunRows
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.metrics.formatting import csv_text, short_names
+from tff_agnostic.metrics.metrics_file import Column
+from tff_agnostic.models.model import ModelWeights, measures_of
+from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.options.user_algorithm import algorithm_label, algorithm_named
+from tff_agnostic.program.reports.distributions import client_figure
+from tff_agnostic.program.reports.figures import (
+    Values,
+    draw_grid,
+    drawn_columns,
+    figure_of,
+    house_style,
+    look,
+    new_figure,
+    plain_text,
+    save,
+)
+from tff_agnostic.program.runs.build import evaluation_counts, training_counts
+from tff_agnostic.program.runs.evaluation import Reports
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.spec import RunSpec, flags_without_folders
+from tff_agnostic.saving.save import SavedFile, save_for_keras
+from tff_agnostic.saving.trained_model import MADE_UP, FileCheck
+from tff_agnostic.tasks.task import Task
+
+CARD = "model_card.json"
+_SHOWN = 10
+_DRAWN = 30
+_NAME_WIDTH = 40
+
+
+def leave_results(
+    folder: RunFolder,
+    spec: RunSpec,
+    task: Task,
+    rows: RunRows,
+    models: Mapping[str, ModelWeights],
+    reports: Reports,
+    *,
+    privacy: Optional[Mapping[str, Any]],
+    remarks: Iterable[Remark],
+    security: Optional[SecurityReport],
+    draws: bool = True,
+) -> list[str]:
+    """Writes what a complete run has; result.json, which makes it complete, last.
+
+    Args:
+        rows: Its rounds.
+        models: The weights of each model after the last round, the main one first.
+        privacy: What it spent and on what; None without differential privacy.
+        remarks: What is to be known of its data.
+        security: What reached the server, where secure sums were asked for.
+
+    Returns:
+        A line for each model that Keras cannot hold.
+    """
+    config, values = spec.config, rows.history.values()
+    num_skipped = int(np.nansum(values["skipped"]))
+    if num_skipped:
+        print(
+            f"{num_skipped} of {counted(config.rounds, 'round')} "
+            f"{agreeing(num_skipped, 'was', 'were')} {skipped_rounds(spec.settings())}"
+        )
+    if draws:
+        draw_run(folder.plots, task, rows.columns, values, client_figures(reports))
+    if isinstance(task.model, EnsembleModel):
+        by_model = alphas(models)
+        write_alphas(folder.path, task.model, by_model)
+        print(alpha_table(task.model, by_model))
+    (main, report), *further = reports.items()
+    of_family = {"main_model": main, "models": {n: r.to_json() for n, r in further}}
+    weights = rows.domain_weights()
+    result = {
+        "task": spec.task,
+        "algorithm": config.algorithm,
+        "runtime": config.runtime,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        # Nobody is to take it for a federated result.
+        **({"pooled": True} if config.pooled else {}),
+        **report.to_json(),
+        **({"domain_weights": weights} if weights else {}),
+        **({"privacy": privacy} if privacy is not None else {}),
+        **(of_family if further else {}),
+    }
+    left_out = leave_models(folder, spec, task, models, result)
+    if report.resampled is not None:
+        write_npz(folder.resampled, report.resampled.to_arrays())
+    # Last: where it is, the run is complete.
+    about = run_facts(spec, task, rows.columns, remarks, security, num_skipped, privacy)
+    write_json(folder.result, {**result, "about": about})
+    return left_out
+
+
+def skipped_rounds(settings: Iterable[str]) -> str:
+    """Returns a text about rounds whose sums or next state were not finite.
+
+    Args:
+        settings: Names of the run's settings, among them its learning rates.
+    """
+    rates = [f"--{name}" for name in settings if name.endswith("learning_rate")]
+    advice = f"; lower {' or '.join(rates)}" if rates else ""
+    return (
+        "skipped, as if no client had taken part: the numbers of each client were finite, but "
+        f"their sum or the server's update was not{advice}"
+    )
+
+
+def leave_models(
+    folder: RunFolder,
+    spec: RunSpec,
+    task: Task,
+    models: Mapping[str, ModelWeights],
+    result: Mapping[str, Any],
+) -> list[str]:
+    """Writes a .keras file of each model after the last round, and model_card.json.
+
+    Args:
+        result: What result.json will hold.
+
+    Returns:
+        A line for each model that Keras cannot hold; the run is none the worse for it.
+    """
+    make_folder(folder.model)
+    files = save_for_keras(folder.model, task, models)
+    card = model_card(folder, spec, task, spec.config.rounds, result, files.saved)
+    write_json(folder.model / CARD, {**card, "left_out": files.left_out})
+    return [
+        f"{folder.model.name}/ has no {name}.keras: {reason}"
+        for name, reason in files.left_out.items()
+    ]
+
+
+def run_facts(
+    spec: RunSpec,
+    task: Task,
+    columns: Iterable[Column],
+    remarks: Iterable[Remark],
+    security: Optional[SecurityReport],
+    rounds_skipped: int,
+    privacy: Optional[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Returns the entry "about" of result.json.
+
+    Args:
+        columns: Columns of metrics.csv.
+        remarks: Warnings about the run and its data.
+        security: Sums and values that reach the server; None without secure sums.
+        rounds_skipped: Number of rounds that were as if no client had taken part.
+        privacy: Guarantee of the run, whose clients' examples are not counted; None without one.
+    """
+    algorithm = algorithm_named(spec.config.algorithm)
+    quantities = dict.fromkeys(column.quantity for column in columns)
+    train, evaluated = training_counts(task), evaluation_counts(task)
+    if privacy is not None:
+        train = dataclasses.replace(train, counts=None)
+        if "evaluation" in privacy:
+            evaluated = dataclasses.replace(evaluated, counts=None)
+    return {
+        "task": {"summary": DEFAULTS[spec.task].summary},
+        "algorithm": {
+            "label": f"{algorithm.label}, pooled" if spec.config.pooled else algorithm.label,
+            "paper": algorithm.paper,
+        },
+        "model": {
+            "parameters": task.model.num_parameters,
+            "inputs": input_shapes(task),
+            "classes": None if task.class_names is None else list(task.class_names),
+        },
+        "measures": measures_json(task),
+        "quantities": list(map(_quantity_json, quantities)),
+        "data": {
+            "train": train.to_json(task.domain_names),
+            "evaluated": evaluated.to_json(task.domain_names),
+        },
+        "remarks": [remark.to_json() for remark in remarks],
+        "security": None
+        if security is None
+        else {"plain": list(security.plain), "secure": list(security.secure)},
+        "rounds_skipped": rounds_skipped,
+        "versions": {**versions(), **of_checkout()},
+    }
+
+
+def input_shapes(task: Task) -> Any:
+    """Returns what one example's inputs are, such as "float32[None, 64]", by their names."""
+    return tf.nest.map_structure(
+        lambda s: f"{s.dtype.name}{s.shape.as_list()}", task.model.example_spec["x"]
+    )
+
+
+def measures_json(task: Task) -> dict[str, Any]:
+    """Returns what is measured of a task's model, by name."""
+    return {
+        name: {"unit": measure.unit.name.lower(), "higher_is_better": measure.higher_is_better}
+        for name, measure in measures_of(task.model).items()
+    }
+
+
+def _quantity_json(quantity: ReportField) -> dict[str, Any]:
+    return {
+        "name": quantity.name,
+        "label": quantity.label,
+        "per_domain": quantity.per_domain,
+        "unit": quantity.unit.name.lower(),
+        "higher_is_better": quantity.higher_is_better,
+        "role": quantity.role.name.lower(),
+        "is_drawn": quantity.is_drawn,
+    }
+
+
+def model_card(
+    folder: RunFolder,
+    spec: RunSpec,
+    task: Task,
+    round_num: int,
+    result: Optional[Mapping[str, Any]],
+    saved: Sequence[SavedFile],
+) -> dict[str, Any]:
+    """Returns what model_card.json holds.
+
+    Args:
+        round_num: After which round the models are those.
+        result: What the run found after that round, as result.json has it.
+    """
+    return {
+        "task": spec.task,
+        "algorithm": algorithm_label(spec.config.algorithm),
+        "round": round_num,
+        "domains": list(task.domain_names),
+        "classes": None if task.class_names is None else list(task.class_names),
+        "inputs": input_shapes(task),
+        TABLE: inputs_json(task.inputs, task.class_names, task.words),
+        "parameters": task.model.num_parameters,
+        "settings": flags_without_folders(spec),
+        # Digests of the vocabulary, the code and, of runs without privacy, the data.
+        "trained_with": read_json(folder.fingerprint) if folder.fingerprint.exists() else {},
+        "result": result,
+        "files": [{**dataclasses.asdict(file), "about": dict(file.about)} for file in saved],
+        "versions": versions(),
+    }
+
+
+def saved_line(file: SavedFile) -> str:
+    """Returns a line on a file: its size, and how its predictions differ from the run's."""
+    check = file.check
+    if check is None:
+        return f"{file.path}: {file.num_bytes:,} bytes"
+    same = "predicts as the run's model does" if check.is_same else "its predictions differ"
+    largest = check.largest_difference
+    how_far = "some of them not finite," if largest is None else f"by {largest:.2g} at most"
+    line = (
+        f"{file.path}: {file.num_bytes:,} bytes; {same}, {how_far} on {check.num_examples} "
+        f"{check.source} examples"
+    )
+    return line if check.is_same or check.source == MADE_UP else f"{line}; {_cost(check)}"
+
+
+def _cost(check: FileCheck) -> str:
+    """Returns what the domain that loses most loses."""
+    losses = [
+        (abs(values["file"] - values["run"]), domain, measure, values)
+        for domain, measures in check.domains.items()
+        for measure, values in measures.items()
+        if measure not in ("examples", "loss") and None not in values.values()
+    ]
+    if not losses:
+        return "there is no metric"
+    most, domain, measure, values = max(losses, key=lambda loss: loss[0])
+    if most == 0:
+        return "no domain's metrics change"
+    return f"{measure} of {domain} changes most, {values['run']:.4g} to {values['file']:.4g}"
+
+
+def result_after(folder: RunFolder, round_num: int) -> Optional[dict[str, Any]]:
+    """Returns what result.json of a run holds, None if it is that of another round."""
+    if not folder.result.exists():
+        return None
+    result = read_json(folder.result)
+    return result if result.get("rounds") == round_num else None
+
+
+def alphas(models: Mapping[str, ModelWeights]) -> dict[str, np.ndarray]:
+    """Returns alpha of each model of a run, float32 [q]."""
+    return {name: np.asarray(weights.trainable[0]) for name, weights in models.items()}
+
+
+def write_alphas(folder: Path, model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> None:
+    """Writes alpha.csv, a row per predictor, and plots/alpha.png."""
+    rows = [["predictor", *(f"alpha ({name})" for name in by_model)]]
+    for k, name in enumerate(model.names):
+        rows.append([name, *(f"{alpha[k]:.9g}" for alpha in by_model.values())])
+    write_text(folder / "alpha.csv", csv_text(rows))
+    save(alpha_figure(model, by_model), folder / "plots" / "alpha.png")
+
+
+def alpha_table(model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> str:
+    """Returns a table of the predictors that weigh most in the main model."""
+    order = _by_weight(by_model)
+    rows = [[model.names[k], *(alpha[k] for alpha in by_model.values())] for k in order[:_SHOWN]]
+    left = order[_SHOWN:]
+    if len(left):
+        sums = [alpha[left].sum() for alpha in by_model.values()]
+        rows.append([f"{len(left)} others", *sums])
+    headers = ["base predictor", *(f"alpha ({name})" for name in by_model)]
+    table: str = tabulate(rows, headers=headers, floatfmt=".4f")
+    return table
+
+
+def alpha_figure(
+    model: EnsembleModel, by_model: Mapping[str, np.ndarray]
+) -> matplotlib.figure.Figure:
+    """Returns bars of the predictors that weigh most."""
+    order = _by_weight(by_model)[:_DRAWN][::-1]
+    figure = new_figure(8, 1.5 + 0.25 * len(order))
+    axes = figure.subplots()
+    places, height = np.arange(len(order)), 0.8 / len(by_model)
+    for i, (name, alpha) in enumerate(by_model.items()):
+        own, label, at = look(i), plain_text(name), places - i * height
+        axes.barh(at, alpha[order], height, color=own.color, hatch=own.hatch, label=label)
+    names = short_names([model.names[k] for k in order], _NAME_WIDTH)
+    axes.set_yticks(places, list(map(plain_text, names)), fontsize="small")
+    axes.set(xlabel="weight alpha of a base predictor")
+    draw_grid(axes, "x")
+    figure.legend(loc="outside upper center", ncols=2, fontsize="small")
+    return figure
+
+
+def _by_weight(by_model: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.argsort(-next(iter(by_model.values())), kind="stable")
+
+
+def draw_run(
+    folder: Path,
+    task: Task,
+    columns: Sequence[Column],
+    values: Values,
+    further: Mapping[str, Callable[[], matplotlib.figure.Figure]] = types.MappingProxyType({}),
+) -> None:
+    """Draws every quantity that is to be drawn, and the task's own figures, as .png files.
+
+    Args:
+        columns: The columns of metrics.csv.
+        further: What draws further figures, by what they are of.
+    """
+    make_folder(folder)
+    for quantity in dict.fromkeys(c.quantity for c in columns if c.quantity.is_drawn):
+        figure = figure_of(quantity, drawn_columns(quantity, columns), values)
+        save(figure, folder / f"{quantity.file_name or _as_file_name(quantity.name)}.png")
+    for name, draw_further in further.items():
+        save(draw_further(), folder / f"{_as_file_name(name)}.png")
+    with house_style():
+        for file_name, draw in task.figures.items():
+            save(draw(task, values), folder / f"{file_name}.png")
+
+
+def _as_file_name(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", name)
+
+
+def client_figures(
+    reports: Mapping[str, EvaluationReport],
+) -> dict[str, Callable[[], matplotlib.figure.Figure]]:
+    """Returns what draws the clients for each measure of a run, by a name for the figure.
+
+    Args:
+        reports: The evaluation of each of its models, by name; several lie over each other.
+    """
+    main = next(iter(reports.values()))
+    return {
+        f"{main.split} clients {name}": functools.partial(
+            client_figure,
+            name,
+            main.measures[name].unit,
+            {model: [report.client_values[name]] for model, report in reports.items()},
+            main.split,
+        )
+        for name in main.client_values
+    }

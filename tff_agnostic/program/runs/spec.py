@@ -1,0 +1,475 @@
+"""A run with every value resolved, as flags and as JSON; how two runs differ.
+
+Options are one flat name space of flags. Whose they are is decided here: a flag that none of the
+chosen ones has is refused, as it would do nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections import ChainMap
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, SecureAggregator, named
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import file_digest
+from tff_agnostic.base.options import Options
+from tff_agnostic.computations.algorithm import Trait
+from tff_agnostic.data.clients import FirstExamples
+from tff_agnostic.data.sampling import SIZES_BY_CHANCE
+from tff_agnostic.models.keras import computing_in, freeze
+from tff_agnostic.program.base_predictors.files import MixingTask, with_base_predictors
+from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.options.flag_table import flags_in_errors
+from tff_agnostic.program.options.flags import NONE, build, checked, flag_text, flags_of, values_of
+from tff_agnostic.program.options.tasks import load_task_of_run, task_in
+from tff_agnostic.program.options.tasks import task_options as task_options_of
+from tff_agnostic.program.options.user_algorithm import (
+    algorithm_fingerprint,
+    algorithm_label,
+    is_user_file,
+)
+from tff_agnostic.program.runs.baseline_files import with_known_baselines
+from tff_agnostic.program.runs.effects import check_effect
+from tff_agnostic.program.runs.options import (
+    CHANGEABLE_ON_RESUME,
+    NO_PRESET,
+    NOT_STORED,
+    RunConfig,
+    absolute,
+    algorithm_of_flag,
+    algorithm_options,
+    initial_file,
+    limits_of_updates,
+    path_of,
+    paths_in,
+    preset_settings,
+    stored_values,
+    with_absolute_paths,
+    without_effect,
+)
+from tff_agnostic.tasks.domain_input import with_domain_input
+from tff_agnostic.tasks.task import DATA, Task, TaskContext
+
+PLACES_OF_DATA = ("data_dir", "data")
+# Said first where runs differ.
+_CHIEF = ("task", "algorithm", "aggregation")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """A run, resolved: no value is left to a default.
+
+    Attributes:
+        task: Name of the task.
+        task_options: Every option of the task.
+        data_dir: Folder with the task's files, absolute.
+        data: The client store, absolute.
+        config: What every run has.
+        algorithm: Options of the algorithm, an instance of its spec's `options`.
+        aggregation: Options of the aggregation.
+        privacy: Options of differential privacy.
+        update_aggregator: Limits of the sums next to an aggregator of updates.
+        given: Flags of the settings that a user gave, whatever their values.
+        baselines_of: The domains that a file or a run had baselines of, in their order; none where
+            the numbers are from no such one.
+    """
+
+    task: str
+    task_options: Mapping[str, Any]
+    data_dir: Optional[str]
+    data: Optional[str]
+    config: RunConfig
+    algorithm: Any
+    aggregation: Any
+    privacy: Any = Options()
+    update_aggregator: Any = Options()
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+    baselines_of: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the values of all settings but the task's, by flag."""
+        return {name: value for part in self.parts for name, value in stored_values(part).items()}
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The dataclasses of settings that the run has, without the task's."""
+        return (
+            self.config,
+            self.algorithm,
+            self.aggregation,
+            self.update_aggregator,
+            self.privacy,
+        )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it trains with differential privacy."""
+        return self.config.privacy != "none"
+
+    def paths(self) -> dict[str, Any]:
+        """Returns the paths in the settings, without the task's, by flag."""
+        return {**paths_in(self.config), **paths_in(self.algorithm)}
+
+    def flags(self) -> dict[str, Any]:
+        """Returns every flag and its value; what config.json holds."""
+        flags: dict[str, Any] = {
+            "task": self.task,
+            "data_dir": self.data_dir,
+            "data": self.data,
+        }
+        for name, value in {**self.task_options, **self.settings()}.items():
+            flags[name] = list(value) if isinstance(value, tuple) else value
+        return flags
+
+    def build_aggregation(self) -> Aggregation:
+        """Returns the aggregation, without the noise of private training."""
+        return AGGREGATIONS[self.config.aggregation].build(self.aggregation)
+
+    def build_training_aggregation(self) -> Aggregation:
+        """Returns the same of training, where updates may have an aggregator of their own."""
+        config = self.config
+        if config.update_aggregator is None:
+            return self.build_aggregation()
+        check_update_aggregator(config)
+        with flags_in_errors(config):
+            return named(
+                config.update_aggregator,
+                self.update_aggregator,
+                self.aggregation,
+                float(config.clients_per_round),
+            )
+
+    def fingerprint(self, task: Task) -> dict[str, str]:
+        """Returns digests of the run's data, model and code; complete once the run was built.
+
+        A private run has none of its data: with it, a person who knows all other clients could
+        check a guess about one. Its checkpoints have a keyed digest instead.
+        """
+        # Several paths name parts of the task, whose digests are the task's.
+        of_files = {
+            name: file_digest(path) for name, path in self.paths().items() if isinstance(path, Path)
+        }
+        digests = dict(task.fingerprint)
+        if self.is_private:
+            digests.pop(DATA, None)
+        return {**digests, **algorithm_fingerprint(self.config.algorithm), **of_files}
+
+    def load_task(self) -> Task:
+        """Loads the task, with the ensemble as its model if the algorithm mixes predictors.
+
+        See `tasks.registry.load_task`.
+        """
+        context = TaskContext(self.config.seed, path_of(self.data_dir), path_of(self.data))
+        with computing_in(self.config.precision):
+            task = load_task_of_run(self.task, self.task_options, context)
+            mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
+            task = with_base_predictors(mixing, self.algorithm)
+            with flags_in_errors(self.config):
+                task = with_domain_input(task, self.config.domain_input)
+        with flags_in_errors(self.config):
+            model = freeze(task.model, self.config.frozen_layers)
+        task = dataclasses.replace(task, model=model)
+        if self.config.max_examples is None:
+            return task
+        return dataclasses.replace(task, train=FirstExamples(task.train, self.config.max_examples))
+
+
+def path_flags(spec: RunSpec) -> set[str]:
+    """Returns the flags of a run that say where files lie."""
+    paths = {*PLACES_OF_DATA}
+    paths.update(flag.name for flag in flags_of(DEFAULTS[spec.task].spec.options) if flag.is_path)
+    paths.update(spec.paths())
+    return paths
+
+
+def resolve(
+    task: str,
+    given: Mapping[str, Any],
+    task_options: Mapping[str, Any],
+    data_dir: Optional[Path] = None,
+    data: Optional[Path] = None,
+    inherited: Optional[Mapping[str, Any]] = None,
+    shared: Mapping[str, Any] = types.MappingProxyType({}),
+) -> RunSpec:
+    """Fills what was not given: first from the task's defaults, then from the settings' own.
+
+    Args:
+        given: Options that the user gave, by flag.
+        task_options: Options of the task that were given.
+        data_dir: Folder with the task's files.
+        data: The client store.
+        inherited: Options of an earlier run, which what was given replaces.
+        shared: Options that were given for several runs, and need not have an effect on this one.
+    """
+    defaults = DEFAULTS[task]
+    # What is first counts.
+    layers = [dict(one) for one in (given, shared, inherited or {}, defaults.settings)]
+    name = ChainMap(*layers).get("algorithm", RunConfig.algorithm)
+    if is_user_file(name):
+        name = absolute(Path(name))
+    # An earlier run's preset is in its settings already.
+    preset = ChainMap(*layers[:2]).get("preset", NO_PRESET)
+    tuned = {} if inherited is not None else defaults.settings_by_algorithm.get(name, {})
+    values = ChainMap(
+        {"algorithm": name},
+        *layers[:2],
+        dict(preset_settings(preset, name)),
+        dict(tuned),
+        *layers[2:],
+    )
+    config = build(RunConfig, values)
+    if config.initial_model is not None and ("initial_model" in given or "initial_model" in shared):
+        # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
+        config = dataclasses.replace(config, initial_model=initial_file(config.initial_model))
+    algorithm, baselines_of = with_known_baselines(
+        task, with_absolute_paths(algorithm_options(name, values)), config.privacy
+    )
+    run = RunSpec(
+        task,
+        values_of(with_absolute_paths(task_options_of(task, task_options))),
+        absolute(data_dir),
+        absolute(data),
+        config,
+        algorithm,
+        build(AGGREGATIONS[config.aggregation].options, values),
+        build(PRIVACIES[config.privacy].options, values),
+        build(limits_of_updates(config), values),
+        frozenset((*shared, *given)),
+        baselines_of,
+    )
+    check_given(run, given)
+    check_pooled(run.config)
+    check_update_aggregator(run.config)
+    return run
+
+
+def from_flags(flags: Mapping[str, Any]) -> RunSpec:
+    """Returns the spec whose `flags()` these are.
+
+    Raises:
+        KeyError: If a flag is missing.
+    """
+    for flag in ("task", "data_dir", "data"):
+        if not isinstance(flags[flag], (str, type(None))):
+            raise UserError(f"--{flag}: expected a text, found {flags[flag]!r:.100}")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
+    task, options = task_in(values)
+    config = build(RunConfig, checked(RunConfig, {**values, **NOT_STORED}))
+    algorithm = algorithm_of_flag(config.algorithm).options
+    aggregation = AGGREGATIONS[config.aggregation].options
+    privacy = PRIVACIES[config.privacy].options
+    of_updates = limits_of_updates(config)
+    return RunSpec(
+        task,
+        options,
+        flags["data_dir"],
+        flags["data"],
+        config,
+        algorithm_options(config.algorithm, checked(algorithm, values)),
+        build(aggregation, checked(aggregation, values)),
+        build(privacy, checked(privacy, values)),
+        build(of_updates, checked(of_updates, values)),
+    )
+
+
+def check_pooled(config: RunConfig) -> None:
+    """Refuses settings that mean something with federated clients only."""
+    if not config.pooled:
+        return
+    reason = "which has the examples of all clients in one place"
+    values = values_of(config)
+    for flag, wanted in (
+        ("privacy", "none"),
+        ("aggregation", "plain"),
+        ("update_aggregator", NONE),
+        ("cohort_sampling", "uniform"),
+    ):
+        if values[flag] != wanted:
+            raise UserError(
+                f"--{flag}: expected {wanted} with --pooled, {reason}, found {values[flag]}"
+            )
+    if Trait.PARTITION_BLIND not in algorithm_of_flag(config.algorithm).traits:
+        raise UserError(
+            "--algorithm: expected one to which clients do not matter, such as fed_avg or "
+            f"agnostic_fed_avg, with --pooled, {reason}, found {config.algorithm}"
+        )
+
+
+def check_update_aggregator(config: RunConfig) -> None:
+    """Refuses settings that an aggregator of TFF's cannot be combined with."""
+    if config.update_aggregator is None:
+        return
+    aggregator = values_of(config)["update_aggregator"]
+    name = f"--update_aggregator={aggregator}"
+    if config.privacy != "none":
+        raise UserError(
+            f"--privacy: expected none with {name}, which averages the updates itself, found "
+            f"{config.privacy}"
+        )
+    if config.runtime != "tff":
+        raise UserError(
+            f"--runtime: expected tff with {name}, an aggregator of TFF's, found {config.runtime}"
+        )
+    is_secure = isinstance(config.update_aggregator, SecureAggregator)
+    if config.aggregation == "secure" and not is_secure:
+        raise UserError(
+            "--update_aggregator: expected none or secure with --aggregation=secure, found "
+            f"{aggregator}, which sums updates outside secure sums"
+        )
+
+
+def check_federated(config: RunConfig, what: str) -> None:
+    """Refuses to make something for a fleet of what was trained in one place."""
+    if config.pooled:
+        raise UserError(f"--pooled: expected a federated run {what}, found one of pooled examples")
+
+
+def check_given(run: RunSpec, flags: Iterable[str]) -> None:
+    """Refuses settings that were given, by their flags, but have no effect on a run."""
+    names = {flag.name for part in run.parts for flag in flags_of(type(part))}
+    for flag in flags:
+        if flag not in names:
+            raise UserError(without_effect(flag, run.config))
+        check_effect(flag, run)
+
+
+def has_effect(run: RunSpec, flag: str) -> bool:
+    """Returns whether a setting does anything in a run."""
+    try:
+        check_given(run, [flag])
+    except UserError:
+        return False
+    return True
+
+
+def check_given_somewhere(runs: Sequence[RunSpec], flags: Iterable[str]) -> None:
+    """Refuses settings that were given, by their flags, but have no effect on any of the runs."""
+    for flag in flags:
+        if not any(has_effect(run, flag) for run in runs):
+            check_given(runs[0], [flag])
+
+
+def inheriting(
+    earlier: RunSpec,
+    given: Mapping[str, Any],
+    task_options: Mapping[str, Any],
+    data_dir: Optional[Path],
+    data: Optional[Path],
+) -> RunSpec:
+    """Returns the run that is as an earlier one wherever nothing else is given.
+
+    Args:
+        given: Options that the user gave, by flag.
+        task_options: Options of its task that were given.
+        data_dir: Folder with the task's files, if it was given.
+        data: The client store, if it was given.
+    """
+    return resolve(
+        earlier.task,
+        given,
+        {**earlier.task_options, **task_options},
+        data_dir or path_of(earlier.data_dir),
+        data or path_of(earlier.data),
+        inherited=earlier.settings(),
+    )
+
+
+def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) -> list[str]:
+    """Returns what makes a run another one than the earlier one, such as "--seed is 0 there...".
+
+    Args:
+        known_content: Names in the fingerprint of the earlier run: files that it knows may be
+            anywhere, as whoever reads them compares what is in them.
+    """
+    there, here = earlier.flags(), spec.flags()
+    free = {*CHANGEABLE_ON_RESUME, *_found_by_content(spec, known_content)}
+    # What only one of them has belongs to another algorithm or aggregation, which is told.
+    names = sorted({*here} & {*there}, key=lambda name: (name not in _CHIEF, name))
+    different = [name for name in names if here[name] != there[name] and name not in free]
+    if {*different} & {*_CHIEF}:
+        # Another one has other defaults.
+        different = [name for name in different if name in _CHIEF or name in spec.given]
+    return [
+        f"--{name} is {flag_text(there[name])} there and {flag_text(here[name])} here"
+        for name in different
+    ]
+
+
+def changes_of_settings(earlier: RunSpec, spec: RunSpec) -> list[str]:
+    """Returns a line for each setting that has changed, as it may, and that is to be known of."""
+    there, here = earlier.settings(), spec.settings()
+    return [
+        f"--{flag} was {flag_text(there[flag])} until now and is {flag_text(here[flag])}: {told}"
+        for flag, told in CHANGEABLE_ON_RESUME.items()
+        if told and there[flag] != here[flag]
+    ]
+
+
+def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
+    """Returns the flags of files of which the content is known."""
+    flags = {*PLACES_OF_DATA} if DATA in known_content else set()
+    return flags | {flag for flag in path_flags(spec) if flag in known_content}
+
+
+def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None:
+    """Checks the size of cohorts; the task need not be loaded."""
+    _check("clients_per_round", config.clients_per_round, aggregation)
+
+
+def check_sizes_by_chance(config: RunConfig, aggregation: Aggregation) -> None:
+    """Checks that no cohort can have fewer clients than a sum needs: the run would end there.
+
+    Args:
+        aggregation: Of its training, noise and all.
+    """
+    if config.cohort_sampling in SIZES_BY_CHANCE and aggregation.min_clients > 1:
+        raise UserError(
+            f"--secure_min_clients: expected 1 with --cohort_sampling={config.cohort_sampling}, of "
+            f"which a round may have a single client, found {aggregation.min_clients}"
+        )
+
+
+def check_evaluation_clients(config: RunConfig, aggregation: Aggregation) -> None:
+    """Checks the number of clients of evaluations between rounds, if there is one."""
+    if config.evaluation_clients is not None:
+        _check("evaluation_clients", config.evaluation_clients, aggregation)
+
+
+def check_test_clients(task: Task, aggregation: Aggregation) -> None:
+    """Checks that a task can be evaluated."""
+    found = len(task.test.client_ids)
+    if 0 < found < aggregation.min_clients:
+        raise UserError(
+            f"--secure_min_clients: expected at most {found}, the number of test clients, found "
+            f"{aggregation.min_clients}"
+        )
+
+
+def _check(flag: str, found: int, aggregation: Aggregation) -> None:
+    fewest = aggregation.min_clients
+    if found < fewest:
+        raise UserError(f"--{flag}: expected at least --secure_min_clients={fewest}, found {found}")
+
+
+def flags_without_folders(spec: RunSpec) -> dict[str, Any]:
+    """Returns all flags of a run, with names of files in place of their paths."""
+    flags, paths = spec.flags(), spec.paths()
+    named = {name: _file_names(flags[name]) for name in path_flags(spec)}
+    # A member of a union names its file in a field.
+    named |= {
+        name: flags[name].replace(str(path), path.name)
+        for name, path in paths.items()
+        if isinstance(path, Path)
+    }
+    return {**flags, **named, "algorithm": algorithm_label(spec.config.algorithm)}
+
+
+def _file_names(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [Path(path).name for path in value]
+    return value if value is None or isinstance(value, int) else Path(value).name

@@ -1,0 +1,345 @@
+"""A training run: the state from which it begins or resumes, its observers, and its result."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Callable, Optional
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import is_keyed_digest, read_json
+from tff_agnostic.computations.algorithm import RunState
+from tff_agnostic.data.clients import clients_digest
+from tff_agnostic.data.data_warnings import Remark
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Cohorts, PooledExamples
+from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport, statistic_names
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.reports.evaluation_table import evaluation_table
+from tff_agnostic.program.runs.build import run_parts
+from tff_agnostic.program.runs.evaluation import Reports
+from tff_agnostic.program.runs.folder import RunFolder, changes, trained_with
+from tff_agnostic.program.runs.harm import remarks_at_end
+from tff_agnostic.program.runs.observers import (
+    Checkpoints,
+    MetricsFile,
+    Opening,
+    Progress,
+    StopOnSignal,
+    TensorBoard,
+)
+from tff_agnostic.program.runs.options import RunConfig
+from tff_agnostic.program.runs.privacy import check_plan
+from tff_agnostic.program.runs.results import leave_results, skipped_rounds
+from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.saving.checkpoints import Checkpoint, CheckpointFolder
+from tff_agnostic.tasks.task import DATA, Task
+from tff_agnostic.training.divergence import LEARNING_RATES, Diverged
+from tff_agnostic.training.loop import FinishedRound, Observer, run_rounds
+from tff_agnostic.training.private import PrivacyAccount, PrivateTraining
+
+_FLAGS_OF_RATES = "--client_learning_rate or --server_learning_rate"
+
+
+def has_result_of(path: Path, config: RunConfig) -> bool:
+    """Returns whether a result.json is there, of all rounds and with the evaluation asked for.
+
+    Results of releases without superquantiles stay as they are.
+    """
+    if not path.exists():
+        return False
+    result = read_json(path)
+    try:
+        of_clients = result["overall"].get("over_clients", {}).values()
+        with_tail = [of for of in of_clients if SUPERQUANTILE in of]
+    except (AttributeError, LookupError, TypeError):
+        # What is damaged is told by whoever reads the numbers.
+        with_tail = []
+    statistics = statistic_names(config.client_percentiles)
+    return bool(
+        result.get("rounds") == config.rounds
+        and result.get("worst_min_examples") in (None, config.worst_min_examples)
+        and all(name in of for of in with_tail for name in statistics)
+    )
+
+
+class TrainingRun:
+    """A run from its first round, or the newest checkpoint, to its result.
+
+    Args:
+        spec: Settings of the run.
+        folder: Folder of the run.
+        runtime: Executes the rounds; entered by the caller.
+        resume: Whether to resume the run in `folder`, if it holds one.
+        load_task: Returns the task of a run.
+        draws: Whether the run leaves figures, which may take longer than short training.
+
+    Attributes:
+        spec: The run.
+        parts: Data, algorithm, sums, noise, rows and evaluations of the run.
+        left_out: A line for each model without a Keras file at the end of the run.
+        harm: Remarks of `harm.remarks_at_end`.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: RunFolder,
+        runtime: Runtime,
+        resume: bool,
+        load_task: Callable[[RunSpec], Task] = RunSpec.load_task,
+        draws: bool = True,
+    ) -> None:
+        # Before the rest, which takes a while.
+        self._saved = folder.check(spec, resume)
+        self.spec = spec
+        self._folder = folder
+        self._resume = resume
+        self._runtime = runtime
+        self._draws = draws
+        self.left_out: list[str] = []
+        self.harm: list[Remark] = []
+        self.parts = run_parts(spec, folder, self._saved, runtime, load_task)
+        self._data = "" if self.parts.privacy is None else _data_digest(self.parts.task)
+        self._checkpoints = CheckpointFolder(
+            folder.checkpoints,
+            spec.config.keep_checkpoints,
+            self.parts.task.model.frozen,
+            secret=self.parts.privacy is not None,
+            data=self._data,
+            trained_with=trained_with(spec, self.parts.fingerprint),
+        )
+        if self.parts.privacy is not None and self._saved is not None:
+            self._check_same_data(self._checkpoints.load_latest())
+
+    def run(
+        self, stop: StopRequest, show_progress: bool = True, observers: Sequence[Observer] = ()
+    ) -> EvaluationReport:
+        """Trains, evaluates, and writes everything that a run leaves in its folder.
+
+        Args:
+            stop: Notes the signals that ask to stop.
+            show_progress: Whether to show a bar on a terminal, or lines elsewhere.
+            observers: Further observers, which see a round before it has a checkpoint. An exception
+                of theirs ends the run there.
+
+        Returns:
+            The evaluation of the main model after the last round.
+
+        Raises:
+            Interrupted: If a signal asked to stop; the run was saved.
+        """
+        with self._folder.locked(), _flags_of_rates():
+            # Again: another process may have been faster.
+            self._saved = self._folder.check(self.spec, self._resume)
+            state = self._start()
+            reports = self._evaluate_as_in_one_run(state)
+            parts, rounds = self.parts, self.spec.config.rounds
+            latest = _LatestEvaluation()
+            trained = run_rounds(
+                parts.training,
+                parts.algorithm,
+                parts.summed,
+                parts.train,
+                self._cohorts(state),
+                state,
+                rounds,
+                [*self.observers(stop, show_progress, [latest, *observers])],
+            )
+            if int(trained.state.round_num) < rounds:
+                stop.check(f"round {int(trained.state.round_num)}")
+            # The last round is always evaluated.
+            reports = latest.reports or reports
+            assert reports is not None
+            self._finish(trained.state, reports)
+        return next(iter(reports.values()))
+
+    def observers(
+        self, stop: StopRequest, show_progress: bool, others: Sequence[Observer]
+    ) -> Iterator[Observer]:
+        """Yields the observers of the run in their order.
+
+        The account is brought up to date before a row shows its numbers, and a row is written
+        before a checkpoint counts on it.
+
+        Args:
+            stop: Notes the signals that ask to stop.
+            show_progress: Whether to show progress.
+            others: Further observers.
+        """
+        parts, config, history = self.parts, self.spec.config, self.parts.rows.history
+        yield parts.evaluations
+        if parts.privacy is not None:
+            yield PrivacyAccount(parts.privacy)
+        yield MetricsFile(parts.rows)
+        yield Opening(self._open)
+        yield TensorBoard(self._folder.tensorboard, history)
+        yield from others
+        yield Progress(
+            parts.quantities,
+            parts.task.domain_names,
+            self._runtime,
+            skipped_rounds(self.spec.settings()),
+            show_progress,
+        )
+        yield StopOnSignal(stop)
+        initial = None
+        if parts.privacy is not None:
+            initial = lambda state: parts.algorithm.models(state.algorithm)  # noqa: E731
+        yield Checkpoints(self._checkpoints, config.checkpoint_every, history, initial)
+
+    def _open(self) -> None:
+        """Says how the run is resumed, and makes the folder that of the run."""
+        execution = self._runtime.execution()
+        for line in changes(self._saved, self.spec, execution):
+            print(line)
+        self._folder.write_config(self.spec, self.parts.fingerprint, execution)
+        if self.parts.privacy is not None:
+            print("\n".join(self.parts.privacy.lines(self.spec.config.rounds)))
+
+    def _cohorts(self, state: RunState) -> Cohorts:
+        if self.parts.privacy is not None:
+            return self.parts.privacy.cohorts(state)
+        if isinstance(self.parts.train, PooledExamples):
+            return Cohorts(self.parts.train.draw())
+        config, sampling = self.spec.config, COHORT_SAMPLINGS[self.spec.config.cohort_sampling]
+        size, num_domains = config.clients_per_round, self.parts.task.num_domains
+        return Cohorts(sampling(self.parts.task.train, num_domains, size, config.seed))
+
+    def is_complete(self) -> bool:
+        """Returns whether the folder holds the result of this run."""
+        if not self._folder.result.exists():
+            return False
+        self._folder.check(self.spec, resume=True)
+        return has_result_of(self._folder.result, self.spec.config)
+
+    def _start(self) -> RunState:
+        """Returns the initial state, or that of the newest checkpoint; loads rows and account."""
+        state = self.parts.initial
+        checkpoint = self._checkpoints.load_latest() if self._resume else None
+        if self.parts.privacy is not None:
+            self._check_same_releases(checkpoint)
+        if checkpoint is not None:
+            if self._saved is not None:
+                self._saved.check_own(checkpoint)
+            state = checkpoint.restore(state, str(self._folder.checkpoints))
+            print(f"going on after round {checkpoint.round_num}")
+        self.parts.rows.history.load(completed_rounds=int(state.round_num))
+        if self.parts.privacy is not None:
+            self._account_from(self.parts.privacy, state)
+            if checkpoint is not None and not self.parts.privacy.accounts_for(self.parts.summed):
+                # A run of more rounds has the noise that was worked out for fewer.
+                summed = self.parts.privacy.aggregation()
+                training = self._runtime.training(self.parts.algorithm, summed)
+                self.parts = dataclasses.replace(self.parts, summed=summed, training=training)
+        return state
+
+    def _check_same_releases(self, checkpoint: Optional[Checkpoint]) -> None:
+        """Checks that rounds that a crash lost will be the same releases when they are run again.
+
+        Settings, cohorts and the execution of rounds are unchanged; see `RunFolder`.
+        """
+        if checkpoint is None and self._folder.metrics.exists():
+            raise UserError(
+                f"{self._folder.checkpoints}: expected a checkpoint, which holds the key of the "
+                "private run's noise, found none: its rounds would be released again with other "
+                "noise, which nobody has accounted for"
+            )
+        self._check_same_data(checkpoint)
+
+    def _check_same_data(self, checkpoint: Optional[Checkpoint]) -> None:
+        """Checks that a private run resumes with the examples that its checkpoint was made of."""
+        if checkpoint is not None and not is_keyed_digest(checkpoint.data, self._data):
+            raise UserError(
+                f"{self._folder.path}: expected the examples that the private run there was "
+                "trained with, found others: a round that is run again has the same noise, and "
+                "other sums would show the difference"
+            )
+
+    def _account_from(self, privacy: PrivateTraining, state: RunState) -> None:
+        evaluations, ledger = self.parts.evaluations, self.parts.evaluations.ledger
+        if ledger is not None:
+            ledger.load(int(self.parts.rows.history.largest_in_file("evaluations")))
+        privacy.resume_from(state, None if ledger is None else evaluations)
+        earlier = None if self._saved is None else self._saved.last_evaluation
+        check_plan(privacy, self.spec, earlier, int(state.round_num), evaluations)
+        if ledger is not None:
+            # Before metrics.csv forgets rows.
+            ledger.write()
+
+    def _evaluate_as_in_one_run(self, state: RunState) -> Optional[Reports]:
+        """Gives rows the evaluations that they have where nothing was interrupted.
+
+        A shorter run was evaluated after its last round, and on all test clients, where this one
+        may not be, or on some of them. Other evaluations stay, whenever they were due.
+        """
+        config, completed = self.spec.config, int(state.round_num)
+        last, every = (0, 1) if self._saved is None else self._saved.last_evaluation
+        if 0 < last <= completed and last % every and not self.parts.evaluations.are_due(last):
+            self.parts.rows.change_evaluation(last, None)
+        is_last = completed == config.rounds
+        was_last = 0 < completed == last and self.parts.evaluations.are_due(completed)
+        if not (is_last or (was_last and config.evaluation_clients is not None)):
+            return None
+        reports = self.parts.evaluations(state)
+        self.parts.rows.change_evaluation(completed, reports)
+        if self.parts.privacy is not None:
+            # It may be of other clients than those that were evaluated then, if any were.
+            self.parts.rows.history.change(completed, self.parts.privacy.account.spent(completed))
+        return reports if is_last else None
+
+    def _finish(self, state: RunState, reports: Reports) -> None:
+        private = self.parts.privacy
+        self.harm = remarks_at_end(
+            self.parts.task.model,
+            self.spec.algorithm,
+            self.spec.settings(),
+            self.parts.rows.columns,
+            self.parts.rows.history.values(),
+            next(iter(reports.values())),
+            lambda: self.parts.evaluations.at_start(self.parts.initial),
+        )
+        self.left_out = leave_results(
+            self._folder,
+            self.spec,
+            self.parts.task,
+            self.parts.rows,
+            self.parts.algorithm.models(state.algorithm),
+            reports,
+            privacy=None if private is None else private.to_json(self.spec.config.rounds),
+            remarks=[*self.harm, *self.parts.remarks],
+            security=self.parts.training.security,
+            draws=self._draws,
+        )
+
+    def table(self, report: EvaluationReport) -> str:
+        """Returns the table of an evaluation with the weights of domains, as the run calls them."""
+        return evaluation_table(
+            report, self.parts.rows.domain_weights(), self.parts.rows.weight_name
+        )
+
+
+class _LatestEvaluation(Observer):
+    """Keeps the latest evaluation of a run."""
+
+    reports: Optional[Reports] = None
+
+    def after_round(self, finished: FinishedRound) -> None:
+        """Keeps the evaluation of a round."""
+        self.reports = finished.evaluation or self.reports
+
+
+@contextlib.contextmanager
+def _flags_of_rates() -> Iterator[None]:
+    """Names the flags of learning rates in the error of a model that has diverged."""
+    try:
+        yield
+    except Diverged as e:
+        raise Diverged(str(e).replace(LEARNING_RATES, _FLAGS_OF_RATES)) from e
+
+
+def _data_digest(task: Task) -> str:
+    """Returns a digest of all examples of a task."""
+    return task.fingerprint.get(DATA) or clients_digest(task.train, task.test)

@@ -1,0 +1,393 @@
+"""Rounds with private sums as an attacker sees them: many runs in step, one graph.
+
+Server and aggregation do all that they do in a run: start, encode, sum, decode, finish. Only what
+clients compute from their examples is left out, as any answer may be theirs: an entry of a cohort
+has a role, which is what it answers. The attacked client answers with the bound of every group in a
+fixed direction, all others with the opposite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+
+from tff_agnostic.aggregations.aggregation import ClientFacts
+from tff_agnostic.aggregations.clipping import Group
+from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
+from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateState
+from tff_agnostic.base.later import tf
+from tff_agnostic.computations.algorithm import ClientResult, RunState
+from tff_agnostic.computations.clients import Clients, Place, arrays_of_client, vectorised_clients
+from tff_agnostic.computations.round import (
+    Round,
+    RoundProgress,
+    RoundStep,
+    client_result,
+    play_on_specs,
+    traced_specs,
+)
+
+# Entries of cohorts, of all runs together, that are played at once; more take more memory.
+_ENTRIES_AT_ONCE = 40_000
+# Keys with which it is found out what of a message has no noise.
+_PROBES = 16
+# A hair less than the bound of a group: float32 must not make it longer, so that it is clipped.
+_WITHIN = 1 - 1e-6
+# Updates of the others exceed the clip norm, which the client's does not: adaptive bits differ.
+_BEYOND = 1.5
+# Of a client that is traced or asked alone.
+_FIRST = Place(np.int32(0), np.int32(0))
+
+
+class Role(enum.IntEnum):
+    """What an entry of a cohort sends.
+
+    Attributes:
+        NOBODY: Nothing: there is no such entry.
+        OTHER: The opposite of what the attacked client sends.
+        SILENT: Zeros, with the noise that clients add.
+        CLIENT: What the attacked client sends.
+    """
+
+    NOBODY = 0
+    OTHER = 1
+    SILENT = 2
+    CLIENT = 3
+
+
+class Views(NamedTuple):
+    """What is seen of runs, [R, T] or [R, T, ...].
+
+    Attributes:
+        noisy: Noisy sums along what the client adds, less those of the others, of unit noise.
+        shift: How far the client moves them.
+        in_the_clear: What of the messages has no noise.
+        published: How states change, and reports.
+    """
+
+    noisy: np.ndarray
+    shift: np.ndarray
+    in_the_clear: np.ndarray
+    published: np.ndarray
+
+
+class AttackedRounds:
+    """Rounds of an algorithm with private sums.
+
+    Args:
+        without: What the attacked client sends in runs without it: nothing; zeros, with its noise;
+            or what the others send.
+
+    Attributes:
+        without: The same.
+        clear: What an entry with each role adds to what has no noise in the messages of a round.
+            Nobody but the server sees messages to which the server adds noise: of those it is
+            empty.
+    """
+
+    def __init__(self, round_: Round, without: Role) -> None:
+        self.without = without
+        self._round = round_
+        self._steps = [
+            _AttackedStep(step, spec, without)
+            for step, spec in zip(round_.steps, _answer_specs(round_))
+        ]
+        self._initial = tf.nest.map_structure(tf.convert_to_tensor, round_.initialize())
+        messages = {role: self._probed(role) for role in Role}
+        is_clear = [np.ptp(message, axis=0) == 0 for message in messages.values()]
+        self._is_clear = np.all(is_clear, axis=0)
+        self.clear = {role: message[0, self._is_clear] for role, message in messages.items()}
+
+    def keys(self, rng: np.random.Generator, runs: int) -> np.ndarray:
+        """Returns keys of the noise, int64 [R, K]: as a run's, but for who draws their bytes."""
+        generator = self._steps[0].release.options.generator
+        return np.array([generator.key(rng.bytes(generator.key_bytes)) for _ in range(runs)])
+
+    def play(self, keys: np.ndarray, entries: np.ndarray, num_others: np.ndarray) -> Views:
+        """Plays runs, from the first state on.
+
+        Args:
+            keys: Of the noise of each run, int64 [R, K].
+            entries: Of cohorts: the role, and for a silent one of how many clients it is, int32
+                [R, T, E, 2].
+            num_others: How many others take part in each round, as far as the attacker knows, [R,
+                T].
+        """
+        at_once = max(1, _ENTRIES_AT_ONCE // entries.shape[2])
+        parts = []
+        for k in range(0, len(keys), at_once):
+            states, rounds = self._states(keys[k : k + at_once]), []
+            for t in range(entries.shape[1]):
+                cohort = tf.constant(entries[k : k + at_once, t])
+                others = tf.constant(num_others[k : k + at_once, t], tf.float64)
+                states, noisy, messages, published = self._play(states, cohort, others)
+                in_the_clear = messages.numpy()[:, self._is_clear]
+                rounds.append((*noisy.numpy().T, in_the_clear, published.numpy()))
+            parts.append(tuple(np.stack(of_rounds, axis=1) for of_rounds in zip(*rounds)))
+        views = Views(*map(np.concatenate, zip(*parts)))
+        spread = self._spread(entries)
+        return views._replace(noisy=views.noisy / spread, shift=views.shift / spread)
+
+    def _spread(self, entries: np.ndarray) -> Any:
+        """Returns the noise of rounds, in deviations of rounds of the clients that are expected."""
+        release = self._steps[0].release
+        if not isinstance(release, DistributedDpSum):
+            return 1.0
+        answering = np.where(entries[..., 0] == Role.NOBODY, 0, np.maximum(entries[..., 1], 1))
+        num_clients = np.maximum(np.sum(answering, axis=2), 1)
+        return np.sqrt(num_clients / (release.noise_clients or release.expected_clients))
+
+    def _probed(self, role: Role) -> np.ndarray:
+        """Returns the messages of rounds with several keys and one entry."""
+        keys = self.keys(np.random.default_rng(0), _PROBES)
+        entry = np.tile(np.array([role, role is Role.SILENT], np.int32), [_PROBES, 1, 1])
+        played = self._play(self._states(keys), tf.constant(entry), tf.zeros([_PROBES], tf.float64))
+        messages: np.ndarray = played[2].numpy()
+        return messages
+
+    def _states(self, keys: np.ndarray) -> RunState:
+        """Returns the first states of runs, with a leading axis of runs."""
+        states = tf.nest.map_structure(
+            lambda value: tf.repeat(value[tf.newaxis], len(keys), axis=0), self._initial
+        )
+        keyed = [each._replace(noise_key=tf.constant(keys)) for each in states.aggregations]
+        return states._replace(aggregations=tuple(keyed))
+
+    @functools.cached_property
+    def _play(self) -> Any:
+        states = tf.nest.map_structure(
+            lambda value: tf.TensorSpec([None, *value.shape], value.dtype), self._initial
+        )
+        entries, others = (
+            tf.TensorSpec([None, None, 2], tf.int32),
+            tf.TensorSpec([None], tf.float64),
+        )
+        return tf.function(self._round_of_all, [states, entries, others], autograph=False)
+
+    def _round_of_all(self, states: RunState, entries: tf.Tensor, num_others: tf.Tensor) -> Any:
+        """Plays a round of all runs.
+
+        Returns:
+            (the next states, what is seen and how far the client moves it [R, 2], messages [R, M],
+            what is published [R, F])
+        """
+        num_runs, last = tf.shape(entries)[0], len(self._steps) - 1
+        # The same in all runs: without an axis of runs, by which loops over trees would differ.
+        releases = [each.releases[0] for each in states.aggregations]
+        following: Any = vectorised_clients(self._round.start, states)
+        progress, messages, seen = RoundProgress(), [], []
+        for k, step in enumerate(self._steps):
+            private = states.aggregations[k]
+            summed = step.summed(following.aggregation, private, entries)
+            if isinstance(step.release, DistributedDpSum):
+                # Of noise that a server adds, nobody else sees what it is added to.
+                messages += tf.nest.flatten(summed)
+
+            def one_run(
+                state: RunState, progress: Any, summed: Any, others: Any, k: int = k
+            ) -> Any:
+                private = [
+                    each._replace(releases=number)
+                    for each, number in zip(state.aggregations, releases)
+                ]
+                state = state._replace(aggregations=tuple(private))
+                seen = self._steps[k].seen(private[k], summed, others)
+                advance = self._round.finish if k == last else self._round.next_step
+                return seen, advance(state, progress, summed)
+
+            of_step, (following, progress) = vectorised_clients(
+                one_run, states, progress, summed, num_others
+            )
+            seen.append(of_step)
+        next_states, reports = following, progress
+        along, square = tf.unstack(tf.add_n(seen), axis=1)
+        shift = tf.sqrt(square)
+        changes = tf.nest.map_structure(_change, states.algorithm, next_states.algorithm)
+        return (
+            next_states,
+            tf.stack([tf.math.divide_no_nan(along, shift), shift], axis=1),
+            _columns(messages, tf.int64, num_runs),
+            _columns(tf.nest.flatten([changes, reports]), tf.float64, num_runs),
+        )
+
+
+class _AttackedStep:
+    """A step, and what each role sends in it.
+
+    Attributes:
+        release: Its private sums.
+    """
+
+    def __init__(self, step: RoundStep, spec: Any, without: Role) -> None:
+        release, flat = step.aggregation, tf.nest.flatten(spec)
+        assert isinstance(release, (DistributedDpSum, CentralDpSum))
+        self.release: Union[DistributedDpSum, CentralDpSum] = release
+        self._bounds: Any = step.bounds
+        self._spec: Any = spec
+        self._groups: Sequence[Group] = release.groups(step.bounds)
+        # An adaptive clip norm's bits come after the answer.
+        shapes = [value.shape for value in flat] + [()] * len(self._groups)
+        self._directions: list[list[np.ndarray]] = [
+            _direction(group, shapes) for group in self._groups
+        ]
+        self._answers: list[np.ndarray] = [
+            np.zeros([len(Role), *v.shape], v.dtype.as_numpy_dtype) for v in flat
+        ]
+        for group, parts in zip(self._groups, self._directions):
+            beyond, within = (_BEYOND, _WITHIN) if group.is_update else (1.0, 1.0)
+            for i, part in zip(group.positions, parts):
+                if i < len(flat):
+                    self._answers[i][Role.OTHER] = -beyond * group.limit * part
+                    self._answers[i][Role.CLIENT] = within * group.limit * part
+        private = step.initialize()
+        self._other: tf.Tensor = self._added(private, Role.OTHER)
+        self._shift: tf.Tensor = self._added(private, Role.CLIENT)
+        if without is Role.OTHER:
+            self._shift -= self._other
+
+    def summed(self, params: Any, private: PrivateState, entries: tf.Tensor) -> Any:
+        """Returns the sum of what the entries of each run's cohort submit.
+
+        Args:
+            params: What clients are sent, of each run.
+            private: State of the aggregation, of each run.
+            entries: Role and silent clients of each entry, int32 [R, E, 2].
+        """
+        roles, silent = tf.unstack(entries, axis=2)
+        times = tf.cast(roles != Role.NOBODY.value, tf.int32)
+        if not self.release.numbers_clients:
+            # Equal answers are submitted equally, so that it is enough to count them.
+            kinds = tf.constant([int(Role.OTHER), int(Role.CLIENT)])
+            times = tf.reduce_sum(tf.cast(roles[..., tf.newaxis] == kinds, tf.int32), axis=1)
+            roles = silent = tf.broadcast_to(kinds, tf.shape(times))
+        num_runs, size = tf.unstack(tf.shape(roles))
+        runs = tf.repeat(tf.range(num_runs), size)
+
+        def submitted(run: tf.Tensor, role: tf.Tensor, place: Place) -> Any:
+            of_run, clip_norms = tf.nest.map_structure(
+                lambda values: tf.gather(values, run), (params, private.clip_norms)
+            )
+            return self._submitted(of_run, clip_norms, role, place)
+
+        def summed(values: tf.Tensor) -> tf.Tensor:
+            factors = tf.reshape(times, tf.concat([[-1], tf.ones_like(tf.shape(values)[1:])], 0))
+            return tf.math.segment_sum(values * tf.cast(factors, values.dtype), runs)
+
+        places = Place(tf.tile(tf.range(size), [num_runs]), tf.reshape(silent, [-1]))
+        by_entry = vectorised_clients(submitted, runs, tf.reshape(roles, [-1]), places)
+        return tf.nest.map_structure(summed, by_entry)
+
+    def seen(self, private: PrivateState, summed: Any, num_others: tf.Tensor) -> tf.Tensor:
+        """Returns the noisy sums of one run, less the others', along what the client adds.
+
+        In standard deviations of the noise, times how far the client moves them, and the square of
+        that; both of all groups together.
+
+        Args:
+            private: State of the aggregation.
+            num_others: How many others take part.
+        """
+        noisy, deviations = self.release.noisy_sums(private, summed, self._bounds)
+        found = self._along(noisy, deviations)
+        # A sum of too few clients, which is not looked at, is of zeros.
+        shift = tf.where(tf.reduce_any(found != 0), self._shift, tf.zeros_like(self._shift))
+        along = tf.reduce_sum((found - num_others * self._other) * shift)
+        return tf.stack([along, tf.reduce_sum(shift**2)])
+
+    def _answer(self, clip_norms: tf.Tensor, role: Any) -> Any:
+        values = [tf.gather(tf.constant(answers), role) for answers in self._answers]
+        norms = iter(tf.unstack(clip_norms))
+        for group in self._groups:
+            if group.is_update:
+                norm = next(norms)
+                for i in group.positions:
+                    values[i] *= norm
+        return tf.nest.pack_sequence_as(self._spec, values)
+
+    def _submitted(self, params: Any, clip_norms: tf.Tensor, role: Any, place: Place) -> Any:
+        answer, facts = self._answer(clip_norms, role), _facts(self.release, place)
+        return self.release.encode(params, answer, self._bounds, facts)
+
+    def _added(self, private: PrivateState, role: Role) -> tf.Tensor:
+        """Returns what a client with a role adds to the sums of groups, in standard deviations.
+
+        It is the same at any clip norm: values and noise grow with it.
+        """
+        params, clip_norms = self.release.client_params(private), private.clip_norms
+        submitted = self._submitted(params, clip_norms, role.value, _FIRST)
+        _, deviations = self.release.noisy_sums(private, submitted, self._bounds)
+        if isinstance(self.release, DistributedDpSum):
+            answer = self._answer(clip_norms, role.value)
+            values = self.release.clipped(clip_norms, answer, self._bounds)
+        else:
+            inner = self.release.inner.exact()
+            bounds = self.release.released_bounds(self._bounds)
+            _, values, _ = inner.decode((), submitted, bounds)
+        return self._along(values, deviations)
+
+    def _along(self, values: Any, deviations: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the part of each group in its direction, in deviations of its noise, [groups]."""
+        flat = [tf.cast(value, tf.float64) for value in tf.nest.flatten(values)]
+        found = []
+        for group, parts in zip(self._groups, self._directions):
+            along = [tf.reduce_sum(flat[i] * part) for i, part in zip(group.positions, parts)]
+            found.append(tf.add_n(along) / deviations[group.positions[0]])
+        return tf.stack(found)
+
+
+def _answer_specs(round_: Round) -> list[Any]:
+    """Returns specs of what a client sends in each step."""
+    found = []
+
+    def sum_of_step(k: int, message: Any, client_state: Any) -> ClientResult:
+        step = round_.steps[k]
+
+        def sent(message: Any, examples: Any, client_state: Any) -> Any:
+            facts = _facts(step.aggregation, _FIRST)
+            arrays = arrays_of_client(examples, client_state, facts.place)
+            clients = dataclasses.replace(Clients.of(arrays), seed=facts.seed)
+            result = client_result(step.step, step.step.client_work(message.broadcast, clients))
+            params, bounds = message.aggregation, step.bounds
+            encoded = step.aggregation.encode(params, result.output, bounds, facts)
+            return result.output, ClientResult(encoded, result.state)
+
+        output, result = traced_specs(sent, message, dict(round_.client_data_spec), client_state)
+        found.append(output)
+        return result
+
+    play_on_specs(round_, sum_of_step)
+    return found
+
+
+def _direction(group: Group, shapes: Sequence[Any]) -> list[np.ndarray]:
+    """Returns a unit vector, cut into the values of a group: the first entry of the first one.
+
+    Whole numbers cannot be divided, and an attacker of published weights need not look for more.
+    """
+    parts = [np.zeros(shapes[i]) for i in group.positions]
+    parts[0].flat[0] = 1.0
+    return parts
+
+
+def _change(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+    return tf.cast(after, tf.float64) - tf.cast(before, tf.float64)
+
+
+def _facts(release: Any, place: Place) -> ClientFacts:
+    nothing = tf.constant(0, tf.int64)
+    return ClientFacts(nothing, nothing, place if release.numbers_clients else ())
+
+
+def _columns(values: Sequence[Any], dtype: tf.DType, num_rows: tf.Tensor) -> tf.Tensor:
+    """Returns values [R, ...] as columns of one matrix; what is not finite is zero."""
+    found = [tf.zeros([num_rows, 0], dtype)]
+    for value in values:
+        if value.dtype.is_floating:
+            value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
+        found.append(tf.reshape(tf.cast(value, dtype), [num_rows, -1]))
+    return tf.concat(found, axis=1)

@@ -1,0 +1,339 @@
+"""Private rounds attacked: what thousands of runs with a worst-case client and without it prove.
+
+Each run has a key of its own, and cohorts are those that the package draws. Two attackers look at
+it. The first one sees noisy sums before anything is made of them, and whatever of the summed
+message has no noise, such as a number of clients; it knows what all others send. Its score is the
+likelihood ratio: no other score is better. The second one sees what is published: how each round
+changes the state of the algorithm, and the round's report.
+
+With (epsilon, delta)-differential privacy no event has P(event | with) > e^epsilon P(event |
+without) + delta, nor the other way round. "The score is above t" is such an event, so its
+frequencies bound epsilon from below (Jagielski, Ullman, Oprea 2020; Nasr et al. 2021). The bound
+holds for any score; a poor score makes it small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Callable, NamedTuple, Optional
+
+import numpy as np
+
+from tff_agnostic.aggregations.private_sum import PrivateState
+from tff_agnostic.base.later import scipy
+from tff_agnostic.computations.algorithm import RunState
+from tff_agnostic.data.sampling import Seed
+from tff_agnostic.program.studies.attacked_rounds import AttackedRounds, Role, Views
+from tff_agnostic.training.private_cohorts import cohort_seed
+
+# Confidence of each of the two frequencies' bounds; both hold together with 95%.
+_EACH = 0.975
+CONFIDENCE = 2 * _EACH - 1
+
+
+class LowerBound(NamedTuple):
+    """The bound that an attack proves.
+
+    Attributes:
+        epsilon: The true epsilon is no smaller, with a confidence of `CONFIDENCE`; 0 if nothing is
+            proved.
+        hits: Fraction of the runs with the client in which the event occurred.
+        false_alarms: Fraction of the runs without the client in which it occurred.
+    """
+
+    epsilon: float
+    hits: float
+    false_alarms: float
+
+
+def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> LowerBound:
+    """Returns the bound: the first half of the runs chooses the event, the second half counts it.
+
+    Args:
+        without: Score of each run without the client [n], in the order of the runs; at least 2.
+    """
+    choosing = [scores[: len(scores) // 2] for scores in (without, with_client)]
+    counting = [scores[len(scores) // 2 :] for scores in (without, with_client)]
+    best = (0.0, 1.0, np.inf)
+    # High scores may reveal the client, or low scores its absence.
+    for sign in (1.0, -1.0):
+        thresholds = np.unique(sign * np.concatenate(choosing))
+        proved = _proved(*_by_sign(choosing, sign), thresholds, delta)
+        k = int(np.argmax(proved))
+        best = max(best, (float(proved[k]), sign, float(thresholds[k])))
+    _, sign, threshold = best
+    event, other = _by_sign(counting, sign)
+    epsilon = float(_proved(event, other, np.array([threshold]), delta)[0])
+    is_hit, is_alarm = (float(np.mean(sign * s >= threshold)) for s in counting[::-1])
+    return LowerBound(max(0.0, epsilon), is_hit, is_alarm)
+
+
+def most_that_is_proved(runs: int, delta: float) -> float:
+    """Returns the bound if an attack is never wrong.
+
+    Args:
+        runs: How many with the client, and as many without it.
+    """
+    return lower_bound(np.zeros(runs), np.ones(runs), delta).epsilon
+
+
+def _by_sign(pair: list[np.ndarray], sign: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (without, with the client) with the higher scores first."""
+    without, with_client = (sign * scores for scores in pair)
+    return (with_client, without) if sign > 0 else (without, with_client)
+
+
+def _proved(
+    event: np.ndarray, other: np.ndarray, thresholds: np.ndarray, delta: float
+) -> np.ndarray:
+    """Returns log((least P(event) - delta) / largest P(other)) of each threshold, or -inf."""
+    of_event, of_other = (
+        len(scores) - np.searchsorted(np.sort(scores), thresholds) for scores in (event, other)
+    )
+    # Clopper and Pearson 1934. For 0 and n of n the bounds are 0 and 1.
+    least = scipy.stats.beta.ppf(1 - _EACH, of_event, len(event) - of_event + 1)
+    most = scipy.stats.beta.ppf(_EACH, of_other + 1, len(other) - of_other)
+    gain = np.where(of_event > 0, least, 0.0) - delta
+    loss = np.where(of_other < len(other), most, 1.0)
+    return np.log(gain, out=np.full(len(thresholds), -np.inf), where=gain > 0) - np.log(loss)
+
+
+# Of the mean variance, added to each: features may be functions of one another.
+_RIDGE = 1e-3
+# Standard errors: with less than that, most of many features would differ by chance.
+_CLEARLY = 3.0
+
+
+class Drawn(NamedTuple):
+    """Who answers a round.
+
+    Attributes:
+        clients: Those that take part.
+        silent: Of how many clients that a secret coin left out each further entry is made.
+    """
+
+    clients: Sequence[str]
+    silent: Sequence[int] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cohorts:
+    """The cohorts of a run, and what the attacker knows of them.
+
+    Attributes:
+        draws: From the secret seed of a run to the draws of its rounds, whose numbers are from 1.
+        client: Who is attacked.
+        chances: With which chance it takes part in each round [T]; 0 or 1 where that is no secret.
+        answers_silently: Whether it answers rounds too in which a coin leaves it out, except those
+            of chance 0.
+        noise_covariance: Of the noise between rounds [T, T], in variances of a round's; None if
+            rounds have independent noise.
+    """
+
+    draws: Callable[[Seed], Callable[[int], Drawn]]
+    client: str
+    chances: np.ndarray
+    answers_silently: bool = False
+    noise_covariance: Optional[np.ndarray] = None
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds T."""
+        return len(self.chances)
+
+
+class Findings(NamedTuple):
+    """What attackers prove.
+
+    Attributes:
+        noisy_sums: Of the one that sees noisy sums, and what has no noise.
+        published: Of the one that sees what is published.
+        shift: By how many standard deviations of its noise the client moves the sums of a round,
+            all groups together: one over the noise multiplier, or twice that where it stands in for
+            another client.
+        shows_participation: Whether what has no noise shows that the client takes part in a round,
+            where that is to be a secret.
+        runs: Runs with the client; there are as many without it.
+    """
+
+    noisy_sums: LowerBound
+    published: LowerBound
+    shift: float
+    shows_participation: bool
+    runs: int
+
+
+def attack(
+    rounds: AttackedRounds, cohorts: Cohorts, runs: int, delta: float, seed: int
+) -> Findings:
+    """Plays runs with and without the client, and returns what they prove.
+
+    Args:
+        runs: How many with the client, and without it.
+        seed: What the keys of runs are drawn with.
+    """
+    rng = np.random.default_rng(seed)
+    scores: list[np.ndarray] = []
+    features: list[np.ndarray] = []
+    shift = 0.0
+    for role in (rounds.without, Role.CLIENT):
+        keys = rounds.keys(rng, runs)
+        entries, num_others, num_silent = _drawn(keys, cohorts, role)
+        if rounds.without is Role.OTHER:
+            # Whether it is the client that was drawn, the attacker does not know.
+            num_others = np.sum(entries[..., 0] != Role.NOBODY, axis=2)
+        views = rounds.play(keys, entries, num_others)
+        known = num_others[..., np.newaxis] * rounds.clear[Role.OTHER]
+        known += num_silent[..., np.newaxis] * rounds.clear[Role.SILENT]
+        views = views._replace(in_the_clear=views.in_the_clear - known)
+        scores.append(_log_likelihood_ratios(rounds, views, cohorts))
+        features.append(np.append(views.published, num_others[..., np.newaxis], axis=-1))
+        shift = float(np.max(np.mean(views.shift, axis=0)))
+    left_out, taking_part = _clear(rounds, cohorts)
+    is_secret = (cohorts.chances > 0) & (cohorts.chances < 1)
+    return Findings(
+        lower_bound(scores[0], scores[1], delta),
+        lower_bound(*_discriminated(features[0], features[1]), delta),
+        shift,
+        bool(np.any((left_out != taking_part)[is_secret])),
+        runs,
+    )
+
+
+def _drawn(
+    keys: np.ndarray, cohorts: Cohorts, role: Role
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the cohorts of runs in which the client has a role.
+
+    Returns:
+        (entries [R, T, E, 2], how many others take part [R, T], how many others are silent [R, T]);
+        see `AttackedRounds.play`.
+    """
+    found: list[list[tuple[int, int]]] = []
+    others = []
+    for key in keys:
+        draw = cohorts.draws(cohort_seed(RunState((), (PrivateState(key, (), (), ()),), ())))
+        for t, chance in enumerate(cohorts.chances):
+            drawn = draw(t + 1)
+            roles = [role if name == cohorts.client else Role.OTHER for name in drawn.clients]
+            is_left_out = chance > 0 and cohorts.client not in drawn.clients
+            num_silent = sum(drawn.silent) - (cohorts.answers_silently and is_left_out)
+            others.append((len(drawn.clients) - (cohorts.client in drawn.clients), num_silent))
+            silent = [(int(Role.SILENT), count) for count in drawn.silent]
+            found.append([*((int(each), int(each is Role.SILENT)) for each in roles), *silent])
+    table = np.zeros([len(found), max(1, *map(len, found)), 2], np.int32)
+    for row, entries in zip(table, found):
+        row[: len(entries)] = np.reshape(entries, [-1, 2])
+    shape = len(keys), cohorts.rounds
+    counts = np.reshape(others, [*shape, 2])
+    return table.reshape([*shape, -1, 2]), counts[..., 0], counts[..., 1]
+
+
+class _Case(NamedTuple):
+    """What may have happened in a round.
+
+    Attributes:
+        chance: With which chance [T].
+        shift: What the client then adds to noise [R, T].
+        clear: What of its message has no noise [T, M].
+    """
+
+    chance: np.ndarray
+    shift: np.ndarray
+    clear: np.ndarray
+
+
+def _log_likelihood_ratios(rounds: AttackedRounds, views: Views, cohorts: Cohorts) -> np.ndarray:
+    """Returns the score of each run: of all its rounds, as coins and noise are independent."""
+    noisy, shift, chances = views.noisy, views.shift, cohorts.chances
+    if cohorts.noise_covariance is not None:
+        # Who takes part is no secret here. What the client adds is whitened with the noise.
+        root = np.linalg.cholesky(cohorts.noise_covariance)
+        noisy, shift = (np.linalg.solve(root, v.T).T for v in (noisy, shift * chances))
+        chances = np.ones(cohorts.rounds)
+    nothing = np.zeros_like(shift)
+    left_out, taking_part = _clear(rounds, cohorts)
+    out = _Case(1 - chances, nothing, left_out)
+    with_client = [out, _Case(chances, shift, taking_part)]
+    without = [_Case(np.ones(cohorts.rounds), nothing, left_out)]
+    if rounds.without is Role.SILENT:
+        silent = np.broadcast_to(rounds.clear[Role.SILENT], left_out.shape)
+        without = [out, _Case(chances, nothing, silent)]
+    log_with, log_without = (
+        _log_likelihood(noisy, views.in_the_clear, cases) for cases in (with_client, without)
+    )
+    if np.any(np.isneginf(log_with) & np.isneginf(log_without)):
+        raise ValueError("a message has something in the clear that no client sends")
+    ratios: np.ndarray = np.sum(log_with - log_without, axis=1)
+    return ratios
+
+
+def _clear(rounds: AttackedRounds, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what the client adds to what has no noise [T, M]: left out, and taking part."""
+    clear, is_asked = rounds.clear, cohorts.chances > 0
+    silently = is_asked & cohorts.answers_silently
+    left_out = silently[:, np.newaxis] * clear[Role.SILENT]
+    base = clear[Role.OTHER] if rounds.without is Role.OTHER else 0
+    return left_out, np.broadcast_to(clear[Role.CLIENT] - base, left_out.shape)
+
+
+def _log_likelihood(
+    noisy: np.ndarray, in_the_clear: np.ndarray, cases: Sequence[_Case]
+) -> np.ndarray:
+    """Returns the logarithm of the likelihood of each round [R, T], but for a common factor.
+
+    Args:
+        noisy: Of unit noise [R, T].
+        in_the_clear: [R, T, M].
+        cases: All that may have happened.
+    """
+    terms = []
+    for chance, shift, clear in cases:
+        is_possible = np.all(in_the_clear == clear, axis=-1) & (chance > 0)
+        log_chance = np.log(chance, out=np.zeros_like(chance), where=chance > 0)
+        terms.append(np.where(is_possible, log_chance + noisy * shift - shift**2 / 2, -np.inf))
+    found: np.ndarray = scipy.special.logsumexp(terms, axis=0)
+    return found
+
+
+def _discriminated(without: np.ndarray, with_client: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns scores of runs [R] from features of their rounds [R, T, F].
+
+    Linear discriminants: each round's own and one of all rounds, then one of those. They are worked
+    out from the first half of the runs, by which `lower_bound` chooses as well.
+    """
+    both, half = (without, with_client), len(without) // 2
+    first, second = (features[:half] for features in both)
+    num_rounds, num_features = first.shape[1:]
+    rows = [each.reshape([-1, num_features]) for each in (first, second)]
+    of_all = _discriminant(rows[0], rows[1], _CLEARLY)
+    of_each = [_discriminant(first[:, t], second[:, t], _CLEARLY) for t in range(num_rounds)]
+    directions = np.stack([of_each, [of_all] * len(of_each)])
+    scores = [np.einsum("rtf,ktf->rkt", f, directions).reshape([len(f), -1]) for f in both]
+    last = _discriminant(scores[0][:half], scores[1][:half], 0.0)
+    return scores[0] @ last, scores[1] @ last
+
+
+def _discriminant(
+    without: np.ndarray, with_client: np.ndarray, least_difference: float
+) -> np.ndarray:
+    """Returns the weights [F] of Fisher's linear discriminant of rows [n, F].
+
+    Args:
+        without: Rows of runs without the client.
+        with_client: Of runs with it.
+        least_difference: In standard errors; features whose means differ by less have no weight.
+    """
+    scale = np.std(np.concatenate([without, with_client]), axis=0)
+    scale[scale == 0] = 1.0
+    scaled = without / scale, with_client / scale
+    difference = np.mean(scaled[1], axis=0) - np.mean(scaled[0], axis=0)
+    weights = np.zeros_like(difference)
+    chosen = np.abs(difference) >= least_difference * math.sqrt(2 / len(without))
+    if np.any(chosen):
+        spread = np.mean([np.cov(rows[:, chosen], rowvar=False) for rows in scaled], axis=0)
+        spread = np.atleast_2d(spread) + _RIDGE * np.eye(np.count_nonzero(chosen))
+        weights[chosen] = np.linalg.solve(spread, difference[chosen])
+    return weights / scale

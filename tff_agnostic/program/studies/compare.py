@@ -1,0 +1,147 @@
+"""Comparing as a command: several methods over several seeds, as tables, JSON and plots."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Optional
+
+from tff_agnostic.base.errors import counted
+from tff_agnostic.base.files import write_json, write_text
+from tff_agnostic.base.later import matplotlib
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, session
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.reports.run_page import with_results_kept
+from tff_agnostic.program.runs.baselines import with_baselines
+from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.studies import comparison_report
+from tff_agnostic.program.studies.comparison import MADE_FIRST, Comparison, check_folder, run_trials
+from tff_agnostic.program.studies.methods import TrialOptions, given_arms, trial_specs
+from tff_agnostic.program.studies.report import write_comparison_report
+from tff_agnostic.program.studies.stages import begun, staged
+from tff_agnostic.program.studies.verdict import POOLED, harmed, verdicts
+from tff_agnostic.runtimes.runtime import Runtime
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRuns:
+    """A comparison that is complete.
+
+    Attributes:
+        path: Its folder, with those of the trials.
+        comparison: The results of the trials.
+        harm: A line for each domain that a row gave up; see `harmed`.
+        verdict: For whom each row is better or worse than FedAvg's; see `verdicts`.
+    """
+
+    path: Path
+    comparison: Comparison
+    harm: tuple[str, ...] = ()
+    verdict: tuple[str, ...] = ()
+
+    def table(self, measure: Optional[str] = None, table_format: str = "simple") -> str:
+        """Returns a measure as a table: a line per row, a column per domain.
+
+        Args:
+            measure: Its name, such as "accuracy"; the last one that the task has if not given.
+            table_format: A format of tabulate; "github" is Markdown.
+        """
+        return comparison_report.table(self.comparison, self._measure(measure), table_format)
+
+    def figure(self, measure: Optional[str] = None) -> matplotlib.figure.Figure:
+        """Returns the worst domain's measure over rounds, and every domain's at the end."""
+        return comparison_report.figure(self.comparison, self._measure(measure))
+
+    def _measure(self, name: Optional[str]) -> str:
+        names = list(self.comparison.measures)
+        return Registry("measure", {n: n for n in names})[names[-1] if name is None else name]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareOptions(TrialOptions):
+    """The flags of `compare` that are no settings of runs.
+
+    Attributes:
+        output_dir: Folder of all runs. [runs/compare-TASK-NUMBER, a new one]
+        resume: Keep complete trials and go on with the others.
+    """
+
+    output_dir: Optional[Path] = None
+    resume: bool = False
+
+
+def compare(given: GivenRun) -> ComparedRuns:
+    """Runs all trials, and writes compare.json, compare.md and figures of each measure."""
+    own = given.own
+    arms = given_arms(given)
+    specs = trial_specs(given, arms)
+    stages = staged(given, arms, specs)
+    # One for all rows.
+    runtime_name = next(iter(specs.values()))[0].config.runtime
+    with session(given, f"compare-{own.task}") as at:
+        with at.running(runtime_name) as (runtime, stop):
+            if not own.resume:
+                # Before references and first stages are trained.
+                check_folder(specs, at.path, False)
+            specs = _with_baselines(specs, at.path, runtime, stop, given.show_progress)
+            specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)
+            print(f"{', '.join(specs)} on {own.task}, {counted(own.trials, 'trial')}: {at.path}")
+            comparison = run_trials(
+                specs,
+                at.path,
+                runtime,
+                own.resume,
+                stop,
+                labels={name: arm.label for name, arm in arms.items()},
+                other_files=MADE_FIRST,
+                show_progress=given.show_progress,
+                remarks=remarks,
+            )
+        write_json(at.path / "compare.json", comparison.to_json())
+        title = f"Comparison on {own.task}"
+        harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
+        configs = {row: runs[0].config for row, runs in specs.items()}
+        algorithms = {row: POOLED if of.pooled else of.algorithm for row, of in configs.items()}
+        verdict = verdicts(comparison, algorithms)
+        page = comparison_report.markdown(comparison, title, given.typed, harm, verdict)
+        write_text(at.path / "compare.md", page)
+        comparison_report.draw_comparison(at.path / "plots", comparison)
+    return ComparedRuns(at.path, comparison, tuple(harm), tuple(verdict))
+
+
+def _with_baselines(
+    specs: dict[str, list[RunSpec]],
+    folder: Path,
+    runtime: Runtime,
+    stop: StopRequest,
+    show_progress: bool,
+) -> dict[str, list[RunSpec]]:
+    """Returns the trials of each row, whose references are those of the first trial."""
+    runs = [spec for row in specs.values() for spec in row]
+    found = iter(with_baselines(runs, folder, runtime, stop, show_progress=show_progress))
+    return {row: [next(found) for _ in trials] for row, trials in specs.items()}
+
+
+def _show(compared: ComparedRuns) -> None:
+    comparison, path = compared.comparison, compared.path
+    for line in compared.verdict:
+        print(f"\n{line}")
+    for measure in comparison.measures:
+        print(f"\n{measure} on the {comparison.split} clients")
+        print(comparison_report.table(comparison, measure, "simple"))
+        of_clients = comparison_report.table_over_clients(comparison, measure, "simple")
+        if of_clients is not None:
+            print(f"\n{measure}. {comparison_report.over_clients_title(comparison)}\n{of_clients}")
+    marks, notes = comparison_report.alike_notes(comparison), comparison_report.notes(comparison)
+    for line in (*marks, *compared.harm, *notes):
+        print(f"\n{line}")
+    print(f"\ntables: {path / 'compare.md'}, {path / 'compare.json'}, plots: {path / 'plots'}")
+
+
+def _report(compared: ComparedRuns) -> Path:
+    with with_results_kept(compared.path):
+        return write_comparison_report(compared.path)
+
+
+COMPARE = RunCommand("compare", CompareOptions, compare, _show, _report, without=("algorithm",))

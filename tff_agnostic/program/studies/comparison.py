@@ -1,0 +1,605 @@
+"""A comparison: methods with several seeds each, their folder and results."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import time
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import (
+    finite_or_none,
+    is_new_or_empty,
+    is_temporary,
+    make_folder,
+    read_json,
+    write_errors,
+    write_json,
+)
+from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.metrics.by_group import ByGroup
+from tff_agnostic.metrics.evaluation_report import (
+    ClientValues,
+    client_values_from_json,
+    domains_below,
+    statistic_names,
+)
+from tff_agnostic.metrics.intervals import Resampled, read_resampled
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.models.model import Measure, main_measure, measures_of
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.progress import LongWork
+from tff_agnostic.program.runs.baseline_files import BASELINES
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.observers import RoundCount
+from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.training import TrainingRun, has_result_of
+from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.tasks.task import TEST_SPLIT, Task
+
+# Where the distribution over clients stands beside the domains in JSON.
+OVER_CLIENTS = "(over clients)"
+# One for each seed of a comparison; more are loaded anew.
+_MAX_KEPT = 16
+_FORMAT = 1
+# By this file a comparison's folder is known.
+COMPARISON_FILE = "comparison.json"
+# In it: what tables call the rows.
+LABELS = "labels"
+REMARKS = "remarks"
+_ROWS = "rows"
+# The folder of what rows of two stages begin with.
+FIRST_STAGES = "first_stages"
+# What commands make before the first row.
+MADE_FIRST = (BASELINES, FIRST_STAGES)
+# The settings of every trial are made before the first one runs.
+MAX_TRIALS = 10_000
+# Rows of a comparison that are not a domain; parentheses keep them apart from domains' names.
+OVERALL = "(overall)"
+WORST = "(worst)"
+DIFFERENCE = "(difference)"
+SUMMARIES = (WORST, OVERALL, DIFFERENCE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trials:
+    """The results of one row: an algorithm, or one with settings of its own.
+
+    Attributes:
+        values: values[DOMAIN][MEASURE] is one number per trial. Beside the domains there are
+            "(overall)", "(worst)" (the worst domain of each trial) and "(difference)" (the best
+            domain's value against the worst's in each trial).
+        histories: The columns of metrics.csv of each trial.
+        not_counted: Domains that had too few test examples in a trial to be its worst or best.
+        over_clients: over_clients[STATISTIC][MEASURE] is one number per trial, of all domains
+            together; NaN of a trial whose evaluation did not report it. See `statistic_names`.
+        client_values: The clients' values of each measure in each trial that reported them.
+        privacy: What each private trial promised: (epsilon, delta).
+        resampled: The values of each trial with other samples of clients; empty if one has none.
+        num_clients: How many clients of each domain the first trial evaluated; empty if unknown.
+        seeds: Of the trials.
+        class_counts: Test examples of each class in each domain, of the first trial; empty where
+            they were not counted.
+        non_finite: How many test clients of all trials had numbers that are not finite, which are
+            in no value.
+    """
+
+    values: Mapping[str, Mapping[str, np.ndarray]]
+    histories: Sequence[Mapping[str, np.ndarray]]
+    not_counted: Collection[str] = ()
+    over_clients: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
+    client_values: Mapping[str, Sequence[ClientValues]] = dataclasses.field(default_factory=dict)
+    privacy: Sequence[tuple[float, float]] = ()
+    resampled: Sequence[Resampled] = ()
+    num_clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    seeds: Sequence[int] = ()
+    class_counts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    non_finite: int = 0
+
+    def mean(self, domain: str, measure: str) -> float:
+        """Returns the mean over the trials."""
+        return mean_of(self.values[domain][measure])
+
+    def std(self, domain: str, measure: str) -> float:
+        """Returns the sample standard deviation over the trials; NaN for a single trial."""
+        return std_of(self.values[domain][measure])
+
+
+class _Rows(Mapping[str, Trials]):
+    """The trials of rows, by their names and, where they are looked up, by their labels.
+
+    Args:
+        trials: By name; a view of these.
+        labels: What tables call the rows.
+    """
+
+    def __init__(self, trials: Mapping[str, Trials], labels: Mapping[str, str]) -> None:
+        self.labels = labels
+        self._trials = trials.unlabelled if isinstance(trials, _Rows) else trials
+
+    @property
+    def unlabelled(self) -> Mapping[str, Trials]:
+        """The trials by name alone."""
+        return self._trials
+
+    def __getitem__(self, name: str) -> Trials:
+        found = [name] if name in self._trials else []
+        found += [row for row in self._trials if self.labels.get(row) == name and not found]
+        if len(found) == 1:
+            return self._trials[found[0]]
+        known = [self.labels.get(row, row) for row in self._trials]
+        raise KeyError(f"expected one of {', '.join(known)}, found {name!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._trials)
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Trials of several rows on one task.
+
+    Attributes:
+        domain_names: Names of the domains.
+        measures: What was measured, by name.
+        trials: The trials of each row, by its name; `trials[...]` takes what tables call it, too.
+        labels: What tables and figures call the rows; their names where none is given.
+        split: Whose clients were evaluated: "test", or "heldout".
+        worst_min_examples: How many of their examples a domain needs to be counted in what is said
+            of the worst domain, and of its difference from the best.
+        remarks: What is to be known of rows before they are compared, by their names.
+    """
+
+    domain_names: tuple[str, ...]
+    measures: Mapping[str, Measure]
+    trials: Mapping[str, Trials]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    split: str = TEST_SPLIT
+    worst_min_examples: int = 1
+    remarks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """The domains that are not counted in at least one trial."""
+        found = {name for trials in self.trials.values() for name in trials.not_counted}
+        return tuple(name for name in self.domain_names if name in found)
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials each row has."""
+        return len(next(iter(self.trials.values())).histories)
+
+    @property
+    def main_measure(self) -> Measure:
+        """What a verdict is about: the first metric, or the loss where there is none."""
+        return self.measures[main_measure(self.measures)]
+
+    def __post_init__(self) -> None:
+        """Lets rows be found by their labels."""
+        if not isinstance(self.trials, _Rows) or self.trials.labels != self.labels:
+            object.__setattr__(self, "trials", _Rows(self.trials, self.labels))
+
+    def label(self, row: str) -> str:
+        """Returns what tables and figures call a row."""
+        return self.labels.get(row, row)
+
+    def by_group(self) -> dict[str, ByGroup]:
+        """Returns the means over the trials of each row, by what tables call it."""
+        return {
+            self.label(row): ByGroup(
+                overall={name: of.mean(OVERALL, name) for name in self.measures},
+                by_group={
+                    name: {domain: of.mean(domain, name) for domain in self.domain_names}
+                    for name in self.measures
+                },
+                higher_is_better={n: m.higher_is_better for n, m in self.measures.items()},
+                not_counted=tuple(of.not_counted),
+            )
+            for row, of in self.trials.items()
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns {ROW: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}.
+
+        Beside the domains a row has "(over clients)": {STATISTIC: {MEASURE: the same}}.
+        """
+        return {
+            row: {
+                **_each_to_json(trials.values),
+                **(
+                    {OVER_CLIENTS: _each_to_json(trials.over_clients)}
+                    if trials.over_clients
+                    else {}
+                ),
+            }
+            for row, trials in self.trials.items()
+        }
+
+
+def run_trials(
+    specs: Mapping[str, Sequence[RunSpec]],
+    folder: Path,
+    runtime: Runtime,
+    resume: bool,
+    stop: StopRequest,
+    labels: Mapping[str, str] = types.MappingProxyType({}),
+    other_files: Collection[str] = (),
+    after_first: Optional[Callable[[float], None]] = None,
+    show_progress: bool = True,
+    remarks: Mapping[str, str] = types.MappingProxyType({}),
+    command: str = "compare",
+) -> Comparison:
+    """Runs every trial of every row, in folder/ROW/trial_K, and collects the results.
+
+    Args:
+        specs: The trials of each row, by its name.
+        runtime: Executes the rounds; entered by the caller.
+        resume: Keep the trials that are complete, and go on with one that is not.
+        labels: See `Comparison`.
+        other_files: See `check_folder`.
+        after_first: Called with the seconds that the first trial took, of those that were not
+            complete already, before another one begins; what it raises ends the rest.
+        show_progress: Whether to show how many trials are done, and the time left.
+        remarks: See `Comparison`.
+        command: What runs them, for the progress.
+
+    Raises:
+        Interrupted: If a signal asked to stop; what was done is saved.
+    """
+    check_folder(specs, folder, resume, other_files)
+    trials: dict[str, Trials] = {}
+    said: set[str] = set()
+    has_run = False
+    load_task = LoadedTasks()
+    comparison = Comparison((), {}, trials, labels, remarks=remarks)
+    count, done = sum(map(len, specs.values())), 0
+    there = count - count_open(specs, folder) if resume else 0
+    with LongWork(command, count, "trials", there, visible=show_progress) as work:
+        for row, row_specs in specs.items():
+            folders, fewest = [], []
+            for k, spec in enumerate(row_specs):
+                work.say(f"{row}, trial {k + 1}")
+                started = time.monotonic()
+                run_folder = trial_folder(folder, row, k)
+                run = TrainingRun(spec, run_folder, runtime, resume, load_task)
+                # Now that a run can be made: what is refused leaves nothing behind.
+                claim(folder, specs, labels, remarks)
+                if k == 0:
+                    _say_once((remark.text for remark in run.parts.remarks), said, work)
+                is_complete = resume and run.is_complete()
+                if not is_complete:
+                    try:
+                        run.run(stop, False, [RoundCount(work.within)])
+                    except UserError as e:
+                        raise UserError(f"{row}, trial {k + 1}: {e}") from e
+                    _say_once((f"{row}: {line}" for line in run.left_out), said, work)
+                    harm = (f"{row}, trial {k + 1}: {remark.text}" for remark in run.harm)
+                    _say_once(harm, said, work)
+                    work.update()
+                folders.append(run_folder)
+                fewest.append(run.spec.config.worst_min_examples)
+                comparison = dataclasses.replace(
+                    comparison,
+                    domain_names=run.parts.task.domain_names,
+                    measures=measures_of(run.parts.task.model),
+                    split=run.parts.task.test_split,
+                    worst_min_examples=max(comparison.worst_min_examples, fewest[-1]),
+                )
+                done += 1
+                if done < count:
+                    stop.check(f"trial {k + 1} of {row}")
+                if not (is_complete or has_run):
+                    has_run = True
+                    if after_first is not None:
+                        after_first(time.monotonic() - started)
+            trials[row] = collect(
+                folders,
+                comparison.domain_names,
+                comparison.measures,
+                fewest,
+                statistic_names(run.spec.config.client_percentiles),
+            )
+    return comparison
+
+
+def _say_once(notes: Iterable[str], said: set[str], work: LongWork) -> None:
+    """Prints what is to be known above the bar, and no line twice."""
+    for text in dict.fromkeys(notes):
+        if text not in said:
+            said.add(text)
+            work.note(f"note: {text}")
+
+
+def _each_to_json(by_name: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    return {
+        name: {
+            measure: {
+                "mean": finite_or_none(mean_of(values)),
+                "std": finite_or_none(std_of(values)),
+                "trials": [finite_or_none(float(v)) for v in values],
+            }
+            for measure, values in measures.items()
+        }
+        for name, measures in by_name.items()
+    }
+
+
+class LoadedTasks:
+    """Loads the tasks of runs, and keeps those of the last ones.
+
+    A model of a user's file is built anew by every load, and where it is not of Keras' own layers
+    what a runtime traced for one serves no other. Where only algorithms differ, one is enough.
+    """
+
+    def __init__(self) -> None:
+        self._kept: collections.deque[tuple[Any, Task]] = collections.deque(maxlen=_MAX_KEPT)
+
+    def __call__(self, spec: RunSpec) -> Task:
+        """Returns the task of a run."""
+        wanted = (
+            (spec.task, spec.task_options, spec.data_dir, spec.data),
+            (spec.config.seed, spec.config.precision, spec.config.max_examples),
+            (spec.config.frozen_layers, spec.config.domain_input),
+            _mixed(spec),
+        )
+        for kept, task in self._kept:
+            if kept == wanted:
+                return task
+        task = spec.load_task()
+        self._kept.append((wanted, task))
+        return task
+
+
+def _mixed(spec: RunSpec) -> Any:
+    """Returns what the model depends on beside the task, where it is an ensemble."""
+    options = spec.algorithm
+    if not isinstance(options, EnsembleOptions):
+        return None
+    return options.base_predictors
+
+
+def check_folder(
+    specs: Mapping[str, Sequence[RunSpec]],
+    folder: Path,
+    resume: bool,
+    other_files: Collection[str] = (),
+) -> None:
+    """Checks that a comparison may use the folder; writes nothing.
+
+    Args:
+        specs: The trials of each row, by its name.
+        resume: Whether to go on with the trials there.
+        other_files: Names of what the caller puts beside the runs.
+    """
+    with write_errors(folder):
+        if not (is_new_or_empty(folder) or _has_what_comes_first_only(folder)):
+            stranger = _stranger(folder, {*specs, *other_files})
+            if stranger is not None:
+                raise UserError(
+                    "--output_dir: expected a new or empty folder or that of a comparison, found "
+                    f"{stranger} in {folder}"
+                )
+            if not resume:
+                raise UserError(
+                    f"--output_dir: {folder} holds a comparison already: add --resume to go on "
+                    "with it, or choose another folder"
+                )
+    for row, row_specs in specs.items():
+        for k, spec in enumerate(row_specs):
+            trial_folder(folder, row, k).check(spec, resume)
+
+
+def _has_what_comes_first_only(folder: Path) -> bool:
+    # It is there before the comparison begins.
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= set(MADE_FIRST)
+
+
+def claim(
+    folder: Path,
+    rows: Collection[str],
+    labels: Mapping[str, str] = types.MappingProxyType({}),
+    remarks: Mapping[str, str] = types.MappingProxyType({}),
+) -> None:
+    """Makes the folder that of a comparison of these rows, beside those that are there.
+
+    Args:
+        rows: Names of the rows.
+        labels: What tables call them, where that is something else.
+        remarks: What is to be known of some of them.
+    """
+    make_folder(folder)
+    there = _content(folder)
+    all_rows = list(dict.fromkeys([*there.get(_ROWS, []), *rows]))
+    all_labels = {**there.get(LABELS, {}), **labels}
+    content = {"format": _FORMAT, _ROWS: all_rows, LABELS: all_labels}
+    all_remarks = {**there.get(REMARKS, {}), **remarks}
+    if all_remarks:
+        content[REMARKS] = all_remarks
+    write_json(folder / COMPARISON_FILE, content)
+
+
+def count_open(specs: Mapping[str, Sequence[RunSpec]], folder: Path) -> int:
+    """Returns how many of the trials have no result in the folder, or one of other settings."""
+    return sum(
+        not has_result_of(trial_folder(folder, row, k).result, spec.config)
+        for row, row_specs in specs.items()
+        for k, spec in enumerate(row_specs)
+    )
+
+
+def trial_folder(folder: Path, row: str, trial: int) -> RunFolder:
+    """Returns the folder of a trial of a row, counted from 0."""
+    return RunFolder(folder / row / f"trial_{trial:02d}")
+
+
+def _stranger(folder: Path, own: Collection[str]) -> Optional[str]:
+    """Returns the name of something that no comparison puts into its folder, if there is any."""
+    if not folder.is_dir():
+        return folder.name
+    if (folder / COMPARISON_FILE).exists():
+        _content(folder)
+        return None
+    for path in sorted(folder.iterdir()):
+        if path.name not in own and not is_temporary(path):
+            return path.name
+    return None
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    path = folder / COMPARISON_FILE
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    is_whole = (
+        content.get("format") == _FORMAT
+        and isinstance(content.get(_ROWS), list)
+        and isinstance(content.get(LABELS), dict)
+        and isinstance(content.get(REMARKS, {}), dict)
+    )
+    if not is_whole:
+        raise UserError(f"{path}: expected a comparison of format {_FORMAT}, found something else")
+    return content
+
+
+def collect(
+    folders: Sequence[RunFolder],
+    domain_names: Sequence[str],
+    measures: Mapping[str, Measure],
+    worst_min_examples: Sequence[int],
+    statistics: Sequence[str] = (),
+) -> Trials:
+    """Returns the trials of one row from the files that its runs left.
+
+    Args:
+        folders: The folder of each trial.
+        measures: What was measured, by name.
+        worst_min_examples: Of each trial; see `Comparison`.
+        statistics: What describes distributions over clients; see `statistic_names`.
+    """
+    results = [
+        _read_result(folder.result, domain_names, measures, statistics) for folder in folders
+    ]
+    left_out = [
+        domains_below({d: r["domains"][d]["num_examples"] for d in domain_names}, fewest)
+        for r, fewest in zip(results, worst_min_examples)
+    ]
+    is_counted = np.array([[d not in names for d in domain_names] for names in left_out])
+    by_domain = {
+        name: np.array([[_number(r["domains"][d][name]) for d in domain_names] for r in results])
+        for name in measures
+    }
+    values: dict[str, dict[str, np.ndarray]] = {
+        domain: {name: by_domain[name][:, i] for name in measures}
+        for i, domain in enumerate(domain_names)
+    }
+    for summary in SUMMARIES:
+        values[summary] = {}
+    for name, measure in measures.items():
+        known = is_counted & ~np.isnan(by_domain[name])
+        low = np.min(by_domain[name], axis=1, where=known, initial=np.inf)
+        high = np.max(by_domain[name], axis=1, where=known, initial=-np.inf)
+        low[~known.any(axis=1)] = high[~known.any(axis=1)] = np.nan
+        values[WORST][name] = low if measure.higher_is_better else high
+        values[DIFFERENCE][name] = high - low
+        values[OVERALL][name] = np.array([_number(r["overall"][name]) for r in results])
+    histories = [read_history(folder.metrics) for folder in folders]
+    drawn = {name: [_client_values(r, name) for r in results] for name in measures}
+    return Trials(
+        values,
+        histories,
+        {name for names in left_out for name in names},
+        over_clients={
+            statistic: {
+                name: np.array([_statistic(r, name, statistic) for r in results])
+                for name in measures
+            }
+            for statistic in statistics
+        },
+        client_values={
+            name: [of for of in by_trial if of is not None] for name, by_trial in drawn.items()
+        },
+        privacy=[
+            (_epsilon(r["privacy"]["epsilon"]), r["privacy"]["delta"])
+            for r in results
+            if "privacy" in r
+        ],
+        resampled=read_resampled([folder.resampled for folder in folders]),
+        seeds=[int(r.get("seed", k)) for k, r in enumerate(results)],
+        class_counts=results[0].get("class_counts", {}),
+        non_finite=sum(map(_non_finite, results)),
+        num_clients={
+            name: int(count)
+            for name, of in results[0]["domains"].items()
+            if not math.isnan(count := _statistic({"overall": of}, "loss", "num_clients"))
+        },
+    )
+
+
+def _read_result(
+    path: Path, domain_names: Sequence[str], measures: Iterable[str], statistics: Sequence[str]
+) -> Mapping[str, Any]:
+    found = read_json(path)
+    try:
+        domains = [found["domains"][name] for name in domain_names]
+        values = [part[name] for part in (found["overall"], *domains) for name in measures]
+        values += [
+            _statistic(found, name, statistic) for name in measures for statistic in statistics
+        ]
+        for name in measures:
+            _client_values(found, name)
+        counts = [domain["num_examples"] for domain in domains]
+        _non_finite(found)
+        is_result = all(isinstance(_number(value), (int, float)) for value in (*values, *counts))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        is_result = False
+    if not is_result or None in counts:
+        raise UserError(
+            f"{path}: expected the result of a run with {', '.join(measures)} of "
+            f"{', '.join(domain_names)}, found something else"
+        )
+    return found
+
+
+def _statistic(result: Mapping[str, Any], measure: str, statistic: str) -> float:
+    """Returns what describes a distribution over clients; NaN of one that did not report it."""
+    over_clients = result["overall"].get("over_clients", {})
+    return _number(over_clients.get(measure, {}).get(statistic))
+
+
+def _non_finite(result: Mapping[str, Any]) -> int:
+    """Returns how many clients had numbers that are not finite; 0 where nobody counted."""
+    return int(result.get("clients", {}).get("non_finite", 0))
+
+
+def _client_values(result: Mapping[str, Any], measure: str) -> Optional[ClientValues]:
+    """Returns the clients' values of a measure; None of a result without them."""
+    found = result.get("client_values", {}).get(measure)
+    return None if found is None else client_values_from_json(found)
+
+
+def mean_of(values: np.ndarray) -> float:
+    """Returns the mean over trials."""
+    return float(np.mean(values))
+
+
+def std_of(values: np.ndarray) -> float:
+    """Returns the sample standard deviation over trials; NaN for a single one."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else value
+
+
+def _epsilon(value: Optional[float]) -> float:
+    # JSON has no infinity, which is the epsilon of no noise.
+    return math.inf if value is None else value

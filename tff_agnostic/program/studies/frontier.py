@@ -1,0 +1,463 @@
+"""Whether any fixed mixture of the domains helps the worst one, and whether an algorithm found it.
+
+Grids of lambdas are pure functions of the shares that the domains have of the training examples;
+the verdict is one of gains, with the rule of every verdict: better or worse is what an interval
+over test clients and seeds tells from 0 (`tff_agnostic.program.studies.gains`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Callable, Optional
+
+import numpy as np
+
+from tff_agnostic.base.errors import UserError, agreeing, counted
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.metrics.formatting import cell, points
+from tff_agnostic.models.model import Measure
+from tff_agnostic.program.studies.comparison import WORST, Comparison
+from tff_agnostic.program.studies.gains import Gain, gain
+from tff_agnostic.program.studies.verdict import of_row
+
+TRAINING_MIXTURE = "training_mixture"
+# Weights that differ by less are the same mixture.
+_SAME = 1e-9
+_DECIMALS = 3
+_SECONDS = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """A point of the simplex: a lambda that stays while a model is trained.
+
+    Attributes:
+        name: Of the folder of its trials; of the same mixture it is the same on every grid.
+        label: What tables call it.
+        weights: lambda, p numbers that sum to 1.
+        line: The domain on the line to which it lies; None in grids without such lines.
+        way: How far it is on that line from the training mixture to the domain, in [0, 1].
+    """
+
+    name: str
+    label: str
+    weights: tuple[float, ...]
+    line: Optional[int] = None
+    way: float = 0.0
+
+
+class Outcome(enum.Enum):
+    """What is attainable, and what was attained."""
+
+    NONE_HELPS = "none_helps"
+    FOUND = "found"
+    MISSED = "missed"
+    OPEN = "open"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """Where trials ended.
+
+    Attributes:
+        mean: Of the worst domain's measure.
+        spread: Its sample standard deviation; NaN of one trial, and of numbers that are not finite.
+    """
+
+    mean: float
+    spread: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What follows from the worst domain's measure at each mixture and of each algorithm.
+
+    "Better" is higher or lower, as the measure has it; it is told if the gain's interval is.
+
+    Attributes:
+        outcome: A mixture helps if the best one is told to be better than the training mixture. An
+            algorithm found it if it is told to be better than the training mixture, too, and not
+            told to be worse than the best one; it missed it if it is told to be worse than that.
+            "Found" is that at least one did, "missed" that all did, and "open" what is neither;
+            "unknown", that no domain was counted.
+        best: The mixture with the best mean: the training mixture if no other one is better.
+        training_end: Where the training mixture ended.
+        best_end: Where the best mixture ended.
+        ends: Where each algorithm ended, by its name.
+        gain: By how much the best is better than the training mixture, at least 0.
+        gaps: By how much the best is better than each algorithm; negative where the algorithm is
+            better.
+        found_by: The algorithms that found the best mixture.
+        missed_by: Those that are told to be worse than it.
+        beyond: Those that are told to be better than it.
+    """
+
+    outcome: Outcome
+    best: str
+    training_end: End
+    best_end: End
+    ends: Mapping[str, End]
+    gain: float
+    gaps: Mapping[str, float]
+    found_by: tuple[str, ...]
+    missed_by: tuple[str, ...]
+    beyond: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frontier:
+    """What is attainable with fixed mixtures, and where algorithms ended.
+
+    Attributes:
+        comparison: The trials of every mixture and every algorithm.
+        mixtures: The mixtures, which are rows of the comparison by their names; the training
+            mixture is the first.
+        measure: What is to be good in the worst domain.
+    """
+
+    comparison: Comparison
+    mixtures: Sequence[Mixture]
+    measure: Measure
+
+    @property
+    def training_mixture(self) -> Mixture:
+        """The mixture of the training examples."""
+        return next(m for m in self.mixtures if m.name == TRAINING_MIXTURE)
+
+    @property
+    def best(self) -> Mixture:
+        """The mixture that is best for the worst domain."""
+        return next(m for m in self.mixtures if m.name == self.verdict.best)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The rows of the comparison that are no mixtures."""
+        names = {mixture.name for mixture in self.mixtures}
+        return tuple(row for row in self.comparison.trials if row not in names)
+
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """What follows for the worst domain."""
+        return judge(
+            {mixture.name: self._worst(mixture.name) for mixture in self.mixtures},
+            {row: self._worst(row) for row in self.algorithms},
+            self.measure.higher_is_better,
+            lambda row, other: self._gain(row, other).told(),
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, for people."""
+        return sentence(
+            self.verdict,
+            self.best.label,
+            len(self.mixtures),
+            {row: self.comparison.label(row) for row in self.algorithms},
+            self.measure,
+            self.comparison.split,
+        )
+
+    @property
+    def sentences(self) -> list[str]:
+        """The verdict, whom the best mixture serves better and worse, and what to do next."""
+        best, training = self.best.name, self.training_mixture.name
+        if best == training or self.verdict.outcome is Outcome.UNKNOWN:
+            return [self.sentence, *self._next]
+        told = of_row(self.comparison, best, training, self.measure)
+        return [self.sentence, *told, *self._next]
+
+    @property
+    def _next(self) -> list[str]:
+        outcome = self.verdict.outcome
+        if outcome is Outcome.NONE_HELPS:
+            return [
+                "Next: where no weights of the domains help, another model, other features or more "
+                "data of the worst domain may; --lambda_baselines follows excess losses, so that a "
+                "domain that is hard whatever its weight does not take all of it."
+            ]
+        if outcome in (Outcome.MISSED, Outcome.OPEN):
+            return [
+                "Next: `./run tune` looks for settings that get there; the best mixture itself is "
+                "--lambda_update=fixed with its weights in --lambda_initial."
+            ]
+        return []
+
+    def mean(self, row: str, domain: str) -> float:
+        """Returns the mean of a domain's measure over the trials of a row."""
+        return self.comparison.trials[row].mean(domain, self.measure.name)
+
+    def _gain(self, row: str, other: str) -> Gain:
+        return gain(self.comparison, row, other, WORST, self.measure)
+
+    def _worst(self, row: str) -> np.ndarray:
+        return self.comparison.trials[row].values[WORST][self.measure.name]
+
+
+# (shares [p], points of a line) -> further mixtures, the training mixture not among them.
+Grid = Callable[[np.ndarray, int, Sequence[str]], Iterator[Mixture]]
+
+
+def lines(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterator[Mixture]:
+    """Yields the mixtures between the training mixture and each domain by itself.
+
+    Args:
+        shares: Share of the training examples that each domain has, [p]. There is no line to a
+            domain without any.
+        points: Of each line, its ends among them.
+        names: Of the domains.
+    """
+    for domain in np.flatnonzero(shares):
+        for way in np.linspace(0, 1, points)[1:]:
+            weights = (1 - way) * shares + way * np.eye(len(shares))[domain]
+            point = Mixture(
+                f"to_{domain}_{way:.6g}",
+                f"{100 * way:.3g}% of the way to {names[domain]}",
+                _tuple(weights),
+            )
+            if way == 1:
+                point = only(int(domain), names)
+            yield dataclasses.replace(point, line=int(domain), way=float(way))
+
+
+def simplex(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterator[Mixture]:
+    """Yields the mixtures whose weights are multiples of 1 / (points - 1).
+
+    Args:
+        shares: Share of the training examples that each domain has, [p]. A domain without any has
+            weight 0.
+        points: Of each edge of the simplex, its ends among them.
+        names: Of the domains.
+    """
+    trained = np.flatnonzero(shares)
+    steps = points - 1
+    # Between and beside the bars that separate the domains lie their steps.
+    for bars in itertools.combinations(range(steps + len(trained) - 1), len(trained) - 1):
+        edges = np.array([-1, *bars, steps + len(trained) - 1])
+        weights = np.zeros(len(shares))
+        weights[trained] = (np.diff(edges) - 1) / steps
+        if np.abs(weights - shares).max() < _SAME:
+            continue
+        positive = [int(i) for i in np.flatnonzero(weights)]
+        if len(positive) == 1:
+            yield only(positive[0], names)
+            continue
+        yield Mixture(
+            "lambda_" + "_".join(f"{i}-{weights[i]:.6g}" for i in positive),
+            ", ".join(f"{100 * weights[i]:.3g}% {names[i]}" for i in positive),
+            _tuple(weights),
+        )
+
+
+GRIDS: Registry[Grid] = Registry("grid", {"lines": lines, "simplex": simplex})
+
+
+def mixtures(
+    grid: str, points: int, shares: np.ndarray, names: Sequence[str], most: int
+) -> list[Mixture]:
+    """Returns the mixtures of a grid; the first one is the training mixture.
+
+    Of two domains every grid is the line between them.
+
+    Args:
+        grid: Name of a member of `GRIDS`.
+        points: Of a line of the grid, its ends among them; at least 2.
+        shares: Share of the training examples that each domain has, [p].
+        names: Of the domains.
+        most: How many mixtures may be tried.
+    """
+    num_trained = np.count_nonzero(shares)
+    if num_trained < 2:
+        raise UserError(
+            f"--task: expected at least 2 domains with training examples to mix, found "
+            f"{num_trained} of {len(names)}"
+        )
+    make = GRIDS[grid]
+    names = [" ".join(name.split()) for name in names]
+    found = [Mixture(TRAINING_MIXTURE, "training mixture", _tuple(shares))]
+    if points <= most:
+        further = (simplex if num_trained == 2 else make)(shares, points, names)
+        found += itertools.islice(further, most)
+    if max(points, len(found)) > most:
+        raise UserError(
+            f"--grid_points: expected a grid of at most {most} mixtures, found more with {points} "
+            f"points a line, --grid={grid} and {num_trained} domains"
+        )
+    return found
+
+
+def only(domain: int, names: Sequence[str]) -> Mixture:
+    """Returns a vertex of the simplex: nothing but one domain."""
+    weights = np.eye(len(names))[domain]
+    return Mixture(f"only_{domain}", f"{names[domain]} only", _tuple(weights))
+
+
+def _tuple(weights: np.ndarray) -> tuple[float, ...]:
+    return tuple(float(weight) for weight in weights)
+
+
+def judge(
+    mixtures: Mapping[str, np.ndarray],
+    algorithms: Mapping[str, np.ndarray],
+    higher_is_better: bool,
+    told: Callable[[str, str], int],
+) -> Verdict:
+    """Returns what the trials say.
+
+    Args:
+        mixtures: The worst domain's measure at each mixture, [trials], by its name, the training
+            mixture's first; NaN where no domain was counted.
+        algorithms: The same of each algorithm.
+        higher_is_better: Which direction is good.
+        told: Of two rows, 1 if the first is told to be better than the second, -1 if worse, else 0.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    training = best = next(iter(mixtures))
+    goodness = {name: sign * float(np.mean(values)) for name, values in mixtures.items()}
+    if not math.isnan(goodness[training]):
+        # Of equal ones the first.
+        best = max(mixtures, key=lambda name: np.nan_to_num(goodness[name], nan=-np.inf))
+    best_end = end_of(mixtures[best])
+    ends = {name: end_of(values) for name, values in algorithms.items()}
+    missed_by = tuple(name for name in algorithms if told(name, best) < 0)
+    found_by = tuple(n for n in algorithms if n not in missed_by and told(n, training) > 0)
+    if math.isnan(goodness[training]):
+        outcome = Outcome.UNKNOWN
+    elif best == training or told(best, training) < 1:
+        outcome, found_by = Outcome.NONE_HELPS, ()
+    elif found_by:
+        outcome = Outcome.FOUND
+    else:
+        outcome = Outcome.MISSED if len(missed_by) == len(algorithms) else Outcome.OPEN
+    return Verdict(
+        outcome,
+        best,
+        end_of(mixtures[training]),
+        best_end,
+        ends,
+        0.0 if best == training else goodness[best] - goodness[training],
+        {name: sign * (best_end.mean - end.mean) for name, end in ends.items()},
+        found_by,
+        missed_by,
+        tuple(name for name in algorithms if told(name, best) > 0),
+    )
+
+
+def end_of(values: np.ndarray) -> End:
+    """Returns the mean and the spread of trials, [trials]."""
+    is_known = len(values) > 1 and bool(np.all(np.isfinite(values)))
+    return End(float(np.mean(values)), float(np.std(values, ddof=1)) if is_known else math.nan)
+
+
+def sentence(
+    verdict: Verdict,
+    best: str,
+    num_mixtures: int,
+    algorithms: Mapping[str, str],
+    measure: Measure,
+    split: str,
+) -> str:
+    """Returns one sentence: does any mixture help the worst domain, and was it found?
+
+    Args:
+        best: What the best mixture is called.
+        num_mixtures: How many were trained on.
+        algorithms: What each algorithm of the verdict is called, by its name.
+        split: Whose clients were evaluated.
+    """
+    if verdict.outcome is Outcome.UNKNOWN:
+        return (
+            f"Nothing is known of the worst domain: no domain has enough {split} examples in every "
+            "trial."
+        )
+    unit, training_end = measure.unit, shown_end(verdict.training_end, measure.unit)
+    worst = f"{measure.name.replace('_', ' ')} of the worst domain on the {split} clients"
+    if verdict.gain == 0:
+        ends = f"{training_end} with the training mixture, the best of {num_mixtures}"
+    else:
+        ends = (
+            f"{shown_end(verdict.best_end, unit)} with the best of {num_mixtures} mixtures "
+            f"({best}), against {training_end} with the training mixture"
+        )
+    algorithm_ends = (_ended(verdict, name, algorithms[name], unit) for name in verdict.ends)
+    noise = " (one seed: what another one would change is not known)"
+    noise = noise if _is_one_trial(verdict) else ""
+    answer = _answer(verdict, algorithms)
+    return f"{'; '.join([f'{answer}: {worst} is {ends}', *algorithm_ends])}{noise}."
+
+
+def shown_end(end: End, unit: Unit) -> str:
+    """Returns where trials ended, as text: "81.3% (5.2)"."""
+    spread = "" if math.isnan(end.spread) else f" ({cell(end.spread, unit, _DECIMALS)})"
+    return f"{cell(end.mean, unit, _DECIMALS)}{'%' if unit is Unit.SHARE else ''}{spread}"
+
+
+def shown_difference(difference: float, unit: Unit) -> str:
+    """Returns a positive difference as text: "4.2 points"."""
+    return f"{cell(difference, unit, _DECIMALS)}{points(unit)}"
+
+
+def _answer(verdict: Verdict, algorithms: Mapping[str, str]) -> str:
+    if verdict.outcome is Outcome.FOUND:
+        return f"A mixture helps, and {_list([algorithms[n] for n in verdict.found_by])} found it"
+    if verdict.outcome is Outcome.MISSED:
+        return "A mixture helps, and it was missed"
+    if verdict.outcome is Outcome.OPEN:
+        return "A mixture helps, and whether it was found cannot be told"
+    helps = "helps" if verdict.gain == 0 else "is shown to help"
+    better = [algorithms[name] for name in verdict.beyond]
+    if better:
+        # What lambda led to is a mixture's doing, too: one between those of the grid, maybe.
+        return (
+            f"No mixture of this grid {helps}, but {_list(better)} "
+            f"{agreeing(len(better), 'is', 'are')} better than all of them, and a finer grid "
+            "(--grid_points) may have one that does"
+        )
+    return f"No mixture {helps}"
+
+
+def _ended(verdict: Verdict, name: str, label: str, unit: Unit) -> str:
+    gap = verdict.gaps[name]
+    ended = f"{label} ended at {shown_end(verdict.ends[name], unit)}"
+    difference = shown_difference(abs(gap), unit)
+    if name in verdict.beyond:
+        return f"{ended}, better than any mixture by {difference}"
+    if math.isnan(gap) or name not in verdict.missed_by:
+        return ended
+    if verdict.outcome is Outcome.NONE_HELPS:
+        return f"{ended}, worse than the best by {difference}"
+    return f"{ended} and missed it by {difference}"
+
+
+def _is_one_trial(verdict: Verdict) -> bool:
+    return math.isnan(verdict.best_end.spread) and math.isnan(verdict.training_end.spread)
+
+
+def _list(items: Sequence[str]) -> str:
+    *most, last = items
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def check_time(hours: float, seconds: float, trials_left: int) -> None:
+    """Refuses trials that will take longer than there is time.
+
+    Args:
+        hours: How long they may take.
+        seconds: How long the first of them took.
+        trials_left: How many more there are.
+    """
+    needed = seconds * (1 + trials_left) / _SECONDS
+    if needed > hours:
+        # Rounded up: what is asked for will do.
+        enough = math.ceil(100 * needed) / 100
+        raise UserError(
+            f"--max_hours: expected about {enough:.2f} for {counted(1 + trials_left, 'trial')}, "
+            f"the first of which took {seconds:.1f} s, found {hours:g}; fewer --grid_points or "
+            "--trials take less, and --resume goes on after what was trained"
+        )

@@ -1,0 +1,192 @@
+"""The frontier as a command: what any mixture could attain, and where algorithms ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Optional
+
+import numpy as np
+
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import write_json, write_text
+from tff_agnostic.base.options import OneOf, Within
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.models.model import Measure, main_measure, measures_of
+from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, session
+from tff_agnostic.program.reports.figures import save
+from tff_agnostic.program.reports.page import title_of as page_title
+from tff_agnostic.program.reports.run_page import REPORT
+from tff_agnostic.program.runs.build import training_examples
+from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.studies import frontier_report as reports
+from tff_agnostic.program.studies.comparison import (
+    MADE_FIRST,
+    MAX_TRIALS,
+    check_folder,
+    count_open,
+    run_trials,
+)
+from tff_agnostic.program.studies.comparison_report import notes, title_of
+from tff_agnostic.program.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
+from tff_agnostic.program.studies.frontier_report import usual_title, write_frontier_report
+from tff_agnostic.program.studies.methods import Arm, TrialOptions, given_arms, trial_specs
+from tff_agnostic.program.studies.stages import begun, staged
+from tff_agnostic.program.studies.verdict import harmed
+from tff_agnostic.tasks.task import Task
+
+# What can train on a fixed mixture.
+_WITH_LAMBDA = Registry(
+    "algorithm with a lambda",
+    {name: spec for name, spec in ALGORITHMS.items() if issubclass(spec.options, LambdaOptions)},
+)
+_FIXED = "fixed"
+# What --override calls the mixtures, all of which have the same settings.
+_MIXTURES = "mixtures"
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontierOptions(TrialOptions):
+    """The flags of `frontier` that are no settings of runs.
+
+    Attributes:
+        grid: Which mixtures: between that of the training examples and each domain, or all over the
+            simplex; of two domains both are the line between them.
+        grid_points: Points of each line, or of each edge of the simplex, with its ends.
+        grid_algorithm: What trains on the mixtures, with lambda fixed.
+        measure: What is to be good in the worst domain: loss, or a metric of the task. [its first
+            metric, loss if it has none]
+        max_hours: Stop after the first trial if all of them would take longer; it says how long.
+        output_dir: Folder of all runs. [runs/frontier-TASK-NUMBER, a new one]
+        resume: Keep complete trials and go on with the others.
+    """
+
+    grid: Annotated[str, OneOf(GRIDS)] = "lines"
+    grid_points: Annotated[int, Within(least=2)] = 5
+    grid_algorithm: Annotated[str, OneOf(_WITH_LAMBDA)] = "agnostic_fed_avg"
+    measure: Optional[str] = None
+    max_hours: Optional[Annotated[float, Within(above=0)]] = None
+    output_dir: Optional[Path] = None
+    resume: bool = False
+
+
+def draw_frontier(given: GivenRun) -> None:
+    """Runs all trials; prints and writes the frontier."""
+    own = given.own
+    arms = given_arms(given)
+    # With the data of the first trial.
+    task = given.spec_of({"algorithm": own.grid_algorithm}).load_task()
+    measure = _measure(own, task)
+    points = _mixtures(own, task, len(arms))
+    rows = {**_mixture_arms(own, points), **arms}
+    if len(rows) < len(points) + len(arms) or _MIXTURES in rows:
+        taken = sorted(arms.keys() & {_MIXTURES, *_mixture_arms(own, points)})
+        raise UserError(
+            f"--arms: expected labels other than {_MIXTURES} and the mixtures' names, found "
+            f"{', '.join(taken)}"
+        )
+    specs = trial_specs(given, rows, {mixture.name: _MIXTURES for mixture in points})
+    _check_not_private(specs)
+    stages = staged(given, rows, specs)
+    runtime_name = next(iter(specs.values()))[0].config.runtime
+    with (
+        session(given, f"frontier-{own.task}") as at,
+        at.running(runtime_name) as (runtime, stop),
+    ):
+        if not own.resume:
+            # Before first stages are trained.
+            check_folder(specs, at.path, False)
+        print(
+            f"{counted(len(rows) * own.trials, 'run')} on {own.task}: "
+            f"{counted(len(points), 'mixture')} and {', '.join(arms)}, "
+            f"{counted(own.trials, 'trial')} of each; fewer with smaller --grid_points or "
+            f"--trials: {at.path}"
+        )
+        specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)
+
+        def check_time_left(seconds: float) -> None:
+            if own.max_hours is not None:
+                check_time(own.max_hours, seconds, count_open(specs, at.path))
+
+        comparison = run_trials(
+            specs,
+            at.path,
+            runtime,
+            own.resume,
+            stop,
+            labels={row: arm.label for row, arm in rows.items()},
+            other_files=MADE_FIRST,
+            after_first=check_time_left,
+            show_progress=given.show_progress,
+            remarks=remarks,
+            command="frontier",
+        )
+    harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
+    _report(Frontier(comparison, points, measure), own, at.path, given.typed, harm)
+
+
+def _measure(own: FrontierOptions, task: Task) -> Measure:
+    """Returns what --measure names: the task's first metric if nothing, its loss without one."""
+    measures = measures_of(task.model)
+    name = main_measure(measures) if own.measure is None else own.measure
+    if name not in measures:
+        raise UserError(f"--measure: expected one of {', '.join(measures)}, found {name!r}")
+    return measures[name]
+
+
+def _check_not_private(specs: Mapping[str, Sequence[RunSpec]]) -> None:
+    for row, (first, *_) in specs.items():
+        if first.config.privacy != "none":
+            raise UserError(
+                f"--privacy={first.config.privacy}: expected none for {row}: the training mixture "
+                "is computed from exact counts of the training clients"
+            )
+
+
+def _mixtures(own: FrontierOptions, task: Task, num_algorithms: int) -> list[Mixture]:
+    counts = training_examples(task)
+    most = MAX_TRIALS // own.trials - num_algorithms
+    shares = counts / max(1, np.sum(counts))
+    return mixtures(own.grid, own.grid_points, shares, task.domain_names, max(0, most))
+
+
+def _mixture_arms(own: FrontierOptions, points: Sequence[Mixture]) -> Mapping[str, Arm]:
+    # Any mixture may be fixed, whatever set the algorithms have in view.
+    fixed = {
+        "algorithm": own.grid_algorithm,
+        "lambda_update": _FIXED,
+        "lambda_set": "simplex",
+    }
+    return {
+        point.name: Arm(point.label, {**fixed, "lambda_initial": point.weights}) for point in points
+    }
+
+
+def _report(
+    frontier: Frontier, own: FrontierOptions, path: Path, command: str, harm: Sequence[str]
+) -> None:
+    """Prints the verdict and the table; writes frontier.json, .csv, .md, .png and the report."""
+    measure, split = frontier.measure, frontier.comparison.split
+    files = [path / f"frontier.{ending}" for ending in ("md", "json", "csv", "png")]
+    page, json_file, csv_file, image = files
+    save(reports.figure(frontier), image)
+    write_json(json_file, reports.to_json(frontier, command))
+    write_text(csv_file, reports.to_csv(frontier))
+    title = page_title(path / REPORT, None, usual_title(own.task))
+    write_text(page, reports.markdown(frontier, title, command, image.name, harm))
+    for line in frontier.sentences:
+        print(f"\n{line}")
+    print(f"\n{title_of(measure.name)} on the {split} clients")
+    print(reports.table(frontier, "simple"))
+    for line in (*harm, *notes(frontier.comparison)):
+        print(f"\n{line}")
+    print(f"\nfiles: {', '.join(map(str, files))}")
+    print(f"report: {write_frontier_report(frontier, path, title, command, harm)}")
+
+
+FRONTIER = RunCommand(
+    "frontier", FrontierOptions, draw_frontier, lambda nothing: None, without=("algorithm",)
+)

@@ -1,0 +1,231 @@
+"""What one row of a comparison gains over another, for each domain, with its interval.
+
+Trials of a seed share their data, their cohorts and their first weights, and test clients have the
+same weights in the replicates of both rows (`tff_agnostic.metrics.intervals`): gains are
+differences of pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+
+from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.metrics.intervals import Interval, Spread, combined, has_enough
+from tff_agnostic.models.model import Measure
+from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
+
+# With fewer trials Student's quantile is 12.7: an interval may hold every gain that there can be.
+LEAST_TRIALS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """By how much one row is better than another for one group; negative where it is worse.
+
+    Attributes:
+        name: Whose: a domain, `OVERALL` or `WORST`.
+        before: The other row's value, the mean over its trials.
+        after: This row's.
+        spread: The gain, and what is known of its error; None without pairs of trials.
+        clients: The effective number of test clients; NaN if clients were not resampled.
+        largest: No gain can be larger, and no loss: 1 of a share.
+        trials: Of each row.
+    """
+
+    name: str
+    before: float
+    after: float
+    mean: float
+    spread: Optional[Spread]
+    clients: float
+    largest: float = math.inf
+    trials: int = LEAST_TRIALS
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether the interval is over test clients, too."""
+        return self.spread is not None and not math.isnan(self.spread.of_clients)
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether the interval is over seeds."""
+        return self.spread is not None and not math.isnan(self.spread.of_seeds)
+
+    @property
+    def has_too_few_clients(self) -> bool:
+        """Whether there is no interval because it would say nothing."""
+        return not math.isnan(self.clients) and not has_enough(self.clients)
+
+    @property
+    def has_too_few_trials(self) -> bool:
+        """Whether there is no interval because it would hold every gain that there can be."""
+        return self._holds_all(None if self.spread is None else self.spread.interval())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the data leave it open which row is better."""
+        too_few = self.has_too_few_trials or self.has_too_few_clients
+        return not self.told() and (self.interval() is not None or too_few)
+
+    def _holds_all(self, interval: Interval) -> bool:
+        if interval is None or self.trials >= LEAST_TRIALS:
+            return False
+        return interval[0] < -self.largest and self.largest < interval[1]
+
+    def interval(self, tests: int = 1) -> Interval:
+        """Returns the interval, of gains that there can be.
+
+        None if there is none, or if too few clients or trials allow none.
+
+        Args:
+            tests: How many such intervals are to hold together, by Bonferroni's inequality.
+        """
+        if self.spread is None or self.has_too_few_clients:
+            return None
+        found = self.spread.interval(tests)
+        if found is None or self._holds_all(found):
+            return None
+        return max(found[0], -self.largest), min(found[1], self.largest)
+
+    def told(self, tests: int = 1) -> int:
+        """Returns 1 if the group is better off, -1 if it is worse off, 0 if that is not known."""
+        found = self.interval(tests)
+        if found is None:
+            return 0
+        return int(found[0] > 0) - int(found[1] < 0)
+
+
+def gains(comparison: Comparison, row: str, baseline: str, measure: Measure) -> Mapping[str, Gain]:
+    """Returns the gains of each domain, of `OVERALL` and of `WORST`; see `gain`."""
+    names = (*comparison.domain_names, OVERALL, WORST)
+    return {name: gain(comparison, row, baseline, name, measure) for name in names}
+
+
+def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Measure) -> Gain:
+    """Returns what a row of a comparison gains over another for one group.
+
+    Without trials of the same seeds there is a mean, and no interval.
+
+    Args:
+        name: A domain, `OVERALL` or `WORST`.
+    """
+    names, sides = comparison.domain_names, (comparison.trials[row], comparison.trials[baseline])
+    ours, theirs = (estimates(of, names, name, measure) for of in sides)
+    return difference(name, ours, theirs, measure.higher_is_better, measure.unit)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Estimates:
+    """What the trials of a row attained by one number, and with other samples of clients.
+
+    Attributes:
+        values: One a trial, [K].
+        replicates: The same in each replicate, [K, B]; None where clients were not resampled.
+        clients: The effective number of clients; NaN where they were not resampled.
+        seeds: Of the trials.
+        is_smooth: See `intervals.combined`.
+    """
+
+    values: np.ndarray
+    replicates: Optional[np.ndarray]
+    clients: float
+    seeds: tuple[int, ...]
+    is_smooth: bool = True
+
+
+def estimates(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> Estimates:
+    """Returns what a row attained for a domain, `OVERALL` or `WORST`."""
+    replicates = _replicates(trials, names, name, measure)
+    clients = math.nan if replicates is None else _clients(trials, names, name, measure)
+    values = np.asarray(trials.values[name][measure.name])
+    return Estimates(values, replicates, clients, tuple(trials.seeds), name != WORST)
+
+
+def difference(
+    name: str, ours: Estimates, theirs: Estimates, higher_is_better: bool, unit: Unit
+) -> Gain:
+    """Returns what one row gains over another; a mean alone without trials of the same seeds."""
+    sign = 1.0 if higher_is_better else -1.0
+    after, before = float(np.mean(ours.values)), float(np.mean(theirs.values))
+    mean = sign * (after - before)
+    if len(ours.values) != len(theirs.values) or ours.seeds != theirs.seeds or math.isnan(mean):
+        return Gain(name, before, after, mean, None, math.nan)
+    replicates, clients, drawn, other = None, math.nan, ours.replicates, theirs.replicates
+    if drawn is not None and other is not None and drawn.shape == other.shape:
+        replicates, clients = sign * (drawn - other), min(ours.clients, theirs.clients)
+    changes = sign * (ours.values - theirs.values)
+    magnitude = float(np.max(np.abs([ours.values, theirs.values])))
+    spread = combined(changes, replicates, clients, ours.is_smooth, magnitude)
+    largest = 1.0 if unit is Unit.SHARE else math.inf
+    return Gain(name, before, after, mean, spread, clients, largest, len(changes))
+
+
+def alike(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
+    """Returns the rows that cannot be told apart from the best one of a group.
+
+    Args:
+        name: A domain, `OVERALL` or `WORST`.
+    """
+    means = {row: of.mean(name, measure.name) for row, of in comparison.trials.items()}
+    known = {row: mean for row, mean in means.items() if not math.isnan(mean)}
+    if not known:
+        return frozenset()
+    best = (max if measure.higher_is_better else min)(known, key=lambda row: known[row])
+    others = {r: gain(comparison, best, r, name, measure) for r in known if r != best}
+    return frozenset(r for r, of in others.items() if of.is_open)
+
+
+def attained(
+    trials: Trials, names: Sequence[str], name: str, measure: Measure
+) -> tuple[float, Interval]:
+    """Returns the mean of a row's values for a group, and its interval, of possible values.
+
+    The interval is None if the test clients of the group are too few for one, or nothing varies.
+    """
+    values = estimates(trials, names, name, measure)
+    spread = combined(values.values, values.replicates, values.clients, values.is_smooth)
+    interval = spread.interval()
+    if interval is None or not (math.isnan(values.clients) or has_enough(values.clients)):
+        return spread.mean, None
+    low, high = (0.0, 1.0) if measure.unit is Unit.SHARE else (-math.inf, math.inf)
+    return spread.mean, (max(interval[0], low), min(interval[1], high))
+
+
+def _replicates(
+    trials: Trials, names: Sequence[str], name: str, measure: Measure
+) -> Optional[np.ndarray]:
+    """Returns the values of replicates, [K, B]."""
+    found = [of.values[measure.name] for of in trials.resampled if measure.name in of.values]
+    if not found or len({of.shape for of in found}) > 1 or len(found) < len(trials.resampled):
+        return None
+    values = np.array(found)
+    if name == OVERALL:
+        return values[..., -1]
+    if name != WORST:
+        return values[..., names.index(name)]
+    counted = [i for i, domain in enumerate(names) if domain not in trials.not_counted]
+    if not counted:
+        return None
+    of_domains = values[..., counted]
+    return of_domains.min(axis=-1) if measure.higher_is_better else of_domains.max(axis=-1)
+
+
+def _clients(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> float:
+    """Returns the effective number of clients; of the worst domain that of the worst on average."""
+    clients = np.mean([of.clients for of in trials.resampled], axis=0)
+    if name == OVERALL:
+        return float(clients[-1])
+    return float(clients[names.index(worst_of(trials, names, measure) if name == WORST else name)])
+
+
+def worst_of(trials: Trials, names: Sequence[str], measure: Measure) -> str:
+    """Returns the domain that is worst in the mean over the trials, of those that are counted."""
+    means = {n: float(np.mean(trials.values[n][measure.name])) for n in names}
+    counted = {n: v for n, v in means.items() if n not in trials.not_counted and v == v}
+    choose = min if measure.higher_is_better else max
+    return choose(counted or means, key=lambda n: means[n])

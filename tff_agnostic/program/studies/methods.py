@@ -1,0 +1,336 @@
+"""What is compared: rows, each of which is an algorithm with its settings, over several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Optional, Union
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import OneOf, Within
+from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
+from tff_agnostic.program.commands.command_line import GivenRun, TaskOptions
+from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.options.flag_table import assignments
+from tff_agnostic.program.options.flags import REPEATED
+from tff_agnostic.program.options.user_algorithm import (
+    algorithm_label,
+    algorithm_named,
+    is_user_file,
+)
+from tff_agnostic.program.runs.options import algorithm_of_flag
+from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere
+from tff_agnostic.program.studies.comparison import MAX_TRIALS
+from tff_agnostic.tasks.domain_input import EMBEDDING
+
+_FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
+# Options that all rows of a comparison share, or it would compare something else.
+OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
+# Becomes the name of a folder, beside what a comparison has there itself.
+_NAME = re.compile(r"[\w][\w .+-]*")
+_TAKEN = (
+    *("plots", "images", "compare.json", "compare.md", "comparison.json"),
+    *("frontier.json", "frontier.csv", "frontier.md", "frontier.png"),
+    *("baselines", "first_stages"),
+    *("tuning.json", "studies.sqlite", "trials.csv", "tuned.json", "compare.flags"),
+)
+# The algorithm of the row that others are compared with.
+BASELINE = "fed_avg"
+# The word for rows of two stages; see `studies.stages`.
+LAST_LAYER = "last_layer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """A row that a single word describes.
+
+    Attributes:
+        label: What tables call it.
+        settings: What makes it, by flag, the algorithm among them; of rows of two stages, the
+            second one.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+
+
+_UNIFORM = {
+    "algorithm": "agnostic_fed_avg",
+    "lambda_update": "fixed",
+    "lambda_set": "simplex",
+    # Whatever the other rows start from.
+    "lambda_initial": None,
+}
+_POOLED = {
+    "pooled": True,
+    # What clients send in other rows is sent by nobody.
+    "aggregation": "plain",
+    "update_aggregator": "none",
+    "cohort_sampling": "uniform",
+    # Plain minibatch SGD, of batches that count alike.
+    "client_normalizer": "batch",
+    "server_optimizer": "sgd",
+    "server_learning_rate": 1.0,
+}
+WORDS: Mapping[str, Word] = {
+    "uniform": Word("uniform lambda", _UNIFORM),
+    "frozen": Word(
+        "absent domains frozen",
+        {"algorithm": "agnostic_fed_avg", "lambda_absent": "freeze"},
+    ),
+    "excess_own": Word(
+        "excess losses over own references",
+        {"algorithm": "agnostic_fed_avg", "lambda_baselines": OWN},
+    ),
+    "excess_trivial": Word(
+        "excess losses over trivial predictors",
+        {"algorithm": "agnostic_fed_avg", "lambda_baselines": TRIVIAL},
+    ),
+    LAST_LAYER: Word("last layer balanced", _UNIFORM),
+    "domain_input": Word("domain as an input", {"algorithm": BASELINE, "domain_input": EMBEDDING}),
+    "pooled": Word("pooled, not federated", {"algorithm": BASELINE, **_POOLED}),
+    "pooled_balanced": Word("pooled, uniform lambda, not federated", {**_UNIFORM, **_POOLED}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One row of a table.
+
+    Attributes:
+        label: What the row is called.
+        settings: Options of its runs by flag, the algorithm among them.
+        word: The word that describes it, if one does.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    word: str = ""
+
+    @property
+    def made_by_word(self) -> Mapping[str, Any]:
+        """Those of its settings that its word has; none of a row without a word."""
+        return WORDS[self.word].settings if self.word else {}
+
+
+def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
+    """Returns an arm for each algorithm with the settings that a task gives it, by its name.
+
+    A name may be one of `WORDS`.
+    """
+    arms = {
+        algorithm_label(name): Arm(WORDS[name].label, WORDS[name].settings, name)
+        if name in WORDS
+        else Arm(algorithm_of_flag(name, "--algorithms").label, {"algorithm": name})
+        for name in names
+    }
+    if not arms or len(arms) < len(names):
+        raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
+    _check_names("--algorithms", arms)
+    return arms
+
+
+def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
+    """Returns the arms that --arms describes, by the names of their folders.
+
+    "mild=q_ffl:q=0.1;strong=q_ffl:q=5;fed_avg" are three: "mild", "strong" and "fed_avg". An arm
+    without a label is called as its algorithm is. A value may have commas. One of `WORDS` may be in
+    the place of an algorithm.
+
+    Args:
+        text: The flag's text.
+        parse: (flag, text) -> value.
+    """
+    arms: dict[str, Arm] = {}
+    for label, algorithm, settings in _split(text):
+        name = label or algorithm_label(algorithm)
+        if name in arms:
+            raise UserError(f"--arms: expected different labels, found {name!r} twice")
+        arms[name] = _arm(name, label, algorithm, settings, parse)
+    if not arms:
+        raise UserError(f"--arms: expected {_FORM}, found {text!r}")
+    _check_names("--arms", arms)
+    return arms
+
+
+def arms_of_settings(
+    by_name: Mapping[str, Mapping[str, Any]], checked: Callable[[str, Any], Any]
+) -> dict[str, Arm]:
+    """Returns the arms that a program describes, by the names of their folders.
+
+    Args:
+        by_name: Options by flag, of which `algorithm` is one, by what the arms are called.
+        checked: (flag, value) -> value.
+    """
+    arms = {}
+    for name, settings in by_name.items():
+        if "algorithm" not in settings:
+            raise UserError(f"--arms: {name}: expected an algorithm, found none")
+        others = {flag: value for flag, value in settings.items() if flag != "algorithm"}
+        algorithm = str(settings["algorithm"])
+        label = "" if name == algorithm_label(algorithm) else name
+        arms[name] = _arm(name, label, algorithm, others, checked)
+    if not arms:
+        raise UserError("--arms: expected at least one, found none")
+    _check_names("--arms", arms)
+    return arms
+
+
+def _arm(
+    name: str,
+    label: str,
+    algorithm: str,
+    settings: Mapping[str, Any],
+    parse: Callable[[str, Any], Any],
+) -> Arm:
+    word = WORDS.get(algorithm)
+    try:
+        own = word.label if word else algorithm_named(algorithm).label
+        values = {flag: parse(flag, value) for flag, value in settings.items()}
+    except UserError as e:
+        raise e if is_user_file(algorithm) else UserError(f"--arms: {name}: {e}") from None
+    fixed = sorted({"algorithm", *OF_ALL_ROWS} & values.keys())
+    if fixed:
+        raise UserError(f"--arms: {name}: expected settings of its training, found {fixed[0]}")
+    if word is None:
+        return Arm(label or own, {**values, "algorithm": algorithm})
+    twice = next((flag for flag in values if flag in word.settings), None)
+    if twice is not None:
+        raise UserError(
+            f"--arms: {name}: expected settings other than those that make {algorithm}, "
+            f"found {twice}"
+        )
+    return Arm(label or own, {**values, **word.settings}, algorithm)
+
+
+def _check_names(flag: str, names: Iterable[str]) -> None:
+    known: dict[str, str] = {}
+    for name in names:
+        if not _NAME.fullmatch(name) or name in _TAKEN:
+            raise UserError(
+                f"{flag}: expected a label of letters, digits, spaces and . + - _ that is none of "
+                f"{', '.join(_TAKEN)}, found {name!r}"
+            )
+        other = known.setdefault(name.casefold(), name)
+        if other != name:
+            raise UserError(
+                f"{flag}: expected labels that differ by more than capitals, of which some file "
+                f"systems make one folder, found {other!r} and {name!r}"
+            )
+
+
+def _split(text: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+    for item in text.split(";"):
+        if not item.strip():
+            continue
+        head, _, tail = item.strip().partition(":")
+        label, equals, algorithm = head.rpartition("=")
+        if not algorithm or (equals and not label):
+            raise UserError(f"--arms: expected {_FORM}, found {item.strip()!r}")
+        settings: dict[str, str] = {}
+        for flag, value in assignments("--arms", tail):
+            if flag in settings:
+                raise UserError(f"--arms: expected {flag} once, found it twice in {item.strip()!r}")
+            settings[flag] = value
+        yield label.strip(), algorithm.strip(), settings
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmOptions(TaskOptions):
+    """What is compared; in Python `arms` are the settings of each row by its name.
+
+    Attributes:
+        algorithms: What to compare: names (afl_boost, agnostic_fed_avg, delta_fl, fed_avg,
+            fed_avg_sub, fed_avg_target_only, fed_boost, fed_prox, q_ffl, stochastic_afl, term),
+            Python files of yours, or words of --arms such as uniform.
+        arms: Instead of --algorithms: the same algorithm several times, with settings of their own,
+            as [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a
+            word: uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains
+            frozen), excess_own and excess_trivial (in compare: --lambda_baselines=own or trivial),
+            last_layer (half of the rounds FedAvg, then its last layer alone, as uniform),
+            domain_input (FedAvg of a model with the domain as an input), or pooled and
+            pooled_balanced (no federated training: FedAvg's and uniform's model, of all examples in
+            one place).
+        override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
+    """
+
+    task: Annotated[str, OneOf(DEFAULTS)] = "digits"
+    algorithms: tuple[str, ...] = ("fed_avg", "agnostic_fed_avg")
+    arms: Union[str, Mapping[str, Any], None] = None
+    override: Annotated[tuple[str, ...], REPEATED] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialOptions(ArmOptions):
+    """What is compared, and how often.
+
+    Attributes:
+        trials: Trials of each algorithm; their seeds are --seed, --seed + 1, and so on.
+    """
+
+    trials: Annotated[int, Within(least=1, most=MAX_TRIALS)] = 3
+
+
+def given_arms(given: GivenRun) -> dict[str, Arm]:
+    """Returns the rows of a comparison, by the names of their folders."""
+    own, options = given.own, given.options
+    if own.arms is None:
+        return arms_of_algorithms(own.algorithms)
+    if "algorithms" in given.names:
+        raise UserError("--arms and --algorithms: expected one of them, found both")
+    if isinstance(own.arms, str):
+        return parsed_arms(own.arms, lambda flag, text: options[flag].parsed(text))
+    return arms_of_settings(own.arms, lambda flag, value: options[flag].checked(value))
+
+
+def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns what --override gives to each of `names`."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for text in given.own.override:
+        owner, _, assignment = text.partition(":")
+        name, equals, value = assignment.partition("=")
+        if not equals or owner not in found or name in ("algorithm", *OF_ALL_ROWS):
+            raise UserError(
+                f"--override: expected ROW:FLAG=VALUE with one of {', '.join(names)} "
+                f"and a flag of its training, found {text!r}"
+            )
+        found[owner][name] = given.options[name].parsed(value)
+    return found
+
+
+def trial_specs(
+    given: GivenRun, arms: Mapping[str, Arm], called: Optional[Mapping[str, str]] = None
+) -> dict[str, list[RunSpec]]:
+    """Returns the runs of each row; their seeds are the given one, or 0, and those after it.
+
+    Args:
+        arms: The rows, by the names of their folders.
+        called: What --override calls rows that it does not call as their folders, by the latter;
+            several may share a name. It cannot change what makes such a row.
+    """
+    own, shared = given.own, given.settings
+    owners = {name: (called or {}).get(name, name) for name in arms}
+    further = overrides(given, list(dict.fromkeys(owners.values())))
+    first_seed = shared.get("seed", 0)
+    specs = {}
+    for name, arm in arms.items():
+        more = further[owners[name]]
+        making = arm.settings if owners[name] != name else arm.made_by_word
+        fixed = sorted(making.keys() & more.keys())
+        if fixed:
+            raise UserError(
+                f"--override: {owners[name]}: expected a flag that {owners[name]} does not set "
+                f"itself, found {fixed[0]}"
+            )
+        specs[name] = [
+            given.spec_of({**arm.settings, **more, "seed": first_seed + k})
+            for k in range(own.trials)
+        ]
+    for flag in shared:
+        # What a row has of its own, it does not take from all.
+        takers = [runs[0] for name, runs in specs.items() if flag not in arms[name].settings]
+        if not takers:
+            raise UserError(f"--{flag} has no effect: every row has its own: {', '.join(arms)}")
+        check_given_somewhere(takers, [flag])
+    return specs

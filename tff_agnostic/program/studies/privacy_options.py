@@ -1,0 +1,171 @@
+"""Options of `./run privacy`, and the mechanisms that they describe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated, Callable, Optional, Union
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import OneOf, Options, Within
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.privacy.accountant import ACCOUNTANTS, check_delta, check_rounds, default_delta
+from tff_agnostic.privacy.distributed import INTEGER_NOISES, DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.mechanisms import (
+    LEAST_NOISE,
+    CentralNoise,
+    Mechanism,
+    TreeNoise,
+    effective_noise_multiplier,
+)
+from tff_agnostic.privacy.sampling import (
+    COHORT_SAMPLINGS,
+    CohortSampling,
+    PublicParticipation,
+    SecretParticipation,
+    noise_of_clients,
+)
+from tff_agnostic.privacy.tree import Participations
+
+
+@dataclasses.dataclass(frozen=True)
+class AccountingOptions(Options):
+    """What is asked, and about which run; every field is a flag of `privacy`.
+
+    Attributes:
+        privacy: Who adds noise: central, a trusted server; distributed, clients before a secure
+            sum; tree, a trusted server to a tree of sums over the rounds, for cohorts without
+            sampling. One of: central, distributed, tree.
+        noise_multiplier: z: standard deviation of a round's noise per clip norm.
+        target_epsilon: Budget of the whole run.
+        delta: Delta of (epsilon, delta); one over ten times the clients if not given.
+        rounds: T, communication rounds.
+        clients: N, training clients in the population.
+        clients_per_round: c, clients in a round. Only with privacy central or distributed.
+        cohort_sampling: How a round's clients are drawn: poisson, independently; fixed_size
+            (uniform in train), exactly as many without replacement. Only with privacy central or
+            distributed.
+        update_share: Share of a round's budget for updates.
+        privacy_accountant: What computes epsilon: pld or rdp; by default the tighter one that is
+            usual for the mechanism.
+        max_participations: Most rounds in which a client takes part. Only with privacy tree.
+        min_separation: Least number of rounds from one in which a client takes part to its next
+            one. Only with privacy tree.
+        tree_restart_every: Rounds of a tree before a new one begins; one tree if not given. Only
+            with privacy tree.
+        distributed_noise: What clients add. Only with privacy distributed.
+        privacy_dimension: Largest number of values of a group. Only with privacy distributed.
+        integer_clip: The clip norm in steps of the integers that clients send. Only with privacy
+            distributed.
+        participation: Whether it stays secret which clients of Poisson cohorts take part, and how
+            many (secret): clients that the coin leaves out send zeros and their share of the noise.
+            All clients answer each round, or as many as answering says, by public turns: with
+            fewer, less is sent, and epsilon is larger. Otherwise (public) epsilon is several times
+            as large. min_clients is the least number of clients with noise; by default all that
+            answer. Only with privacy distributed.
+    """
+
+    privacy: str = "central"
+    noise_multiplier: Optional[Annotated[float, Within(least=LEAST_NOISE)]] = None
+    target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
+    delta: Optional[float] = None
+    rounds: Optional[Annotated[int, Within(least=1)]] = None
+    clients: Optional[Annotated[int, Within(least=1)]] = None
+    clients_per_round: Optional[Annotated[int, Within(least=1)]] = None
+    cohort_sampling: Annotated[str, OneOf(COHORT_SAMPLINGS)] = "poisson"
+    update_share: Annotated[float, Within(above=0, below=1)] = 0.8
+    privacy_accountant: Optional[Annotated[str, OneOf(ACCOUNTANTS)]] = None
+    max_participations: Optional[Annotated[int, Within(least=1)]] = None
+    min_separation: Annotated[int, Within(least=1)] = 1
+    tree_restart_every: Optional[Annotated[int, Within(least=1)]] = None
+    distributed_noise: Annotated[str, OneOf(INTEGER_NOISES)] = "skellam"
+    privacy_dimension: Annotated[int, Within(least=1)] = 2**20
+    integer_clip: Annotated[float, Within(above=0)] = 2.0**14
+    participation: Union[SecretParticipation, PublicParticipation] = SecretParticipation()
+
+    def __post_init__(self) -> None:
+        """Checks values together too; see `Options`."""
+        super().__post_init__()
+        PRIVACIES.given("--privacy", self.privacy)
+        if self.clients is None:
+            raise UserError("--clients: expected the number of clients of the fleet, found none")
+        check_rounds(self.rounds or 1)
+        _ = self.known_delta
+        _ = self.mechanism(1.0)
+
+    def noise_multipliers(self, noise_multiplier: float) -> dict[str, float]:
+        """Returns z_g = z / sqrt(w_g) of each group that a round releases."""
+        shares = {"update": self.update_share, "statistics": 1 - self.update_share}
+        return {name: float(noise_multiplier) / math.sqrt(w) for name, w in shares.items()}
+
+    @property
+    def known_delta(self) -> float:
+        """Returns --delta or its default."""
+        assert self.clients is not None
+        if self.delta is None:
+            return default_delta(self.clients)
+        check_delta(self.delta, self.clients)
+        return self.delta
+
+    def mechanism(self, noise_multiplier: float) -> Mechanism:
+        """Returns what a round releases with a noise multiplier."""
+        return PRIVACIES[self.privacy](self, float(noise_multiplier))
+
+    def sampling(self) -> CohortSampling:
+        """Returns the cohort sampling."""
+        assert self.clients is not None
+        if self.clients_per_round is None:
+            raise UserError(
+                f"--clients_per_round: expected the clients of a round for "
+                f"--privacy={self.privacy}, found none"
+            )
+        return COHORT_SAMPLINGS[self.cohort_sampling](self.clients, self.clients_per_round)
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditOptions(Options):
+    """Options of an audit by attack.
+
+    Attributes:
+        audit: Attack rounds with these settings as well, and compare what the attack proves with
+            the epsilon that is claimed.
+        audit_runs: Runs that an audit simulates with the attacked client, and as many without it.
+            More runs can prove more. Only with audit true.
+        audit_seed: What the keys of an audit's runs are drawn with. Only with audit true.
+    """
+
+    audit: bool = False
+    audit_runs: Annotated[int, Within(least=100)] = 1000
+    audit_seed: Annotated[int, Within(least=0)] = 0
+
+
+def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
+    groups = options.noise_multipliers(noise_multiplier)
+    return CentralNoise(effective_noise_multiplier(groups.values()), options.sampling())
+
+
+def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
+    sampling, noise_clients, least = noise_of_clients(options.sampling(), options.participation)
+    return DistributedNoise(
+        tuple(
+            IntegerGroup(z, options.integer_clip, options.privacy_dimension)
+            for z in options.noise_multipliers(noise_multiplier).values()
+        ),
+        options.distributed_noise,
+        sampling,
+        noise_clients,
+        least,
+    )
+
+
+def _tree(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
+    groups = options.noise_multipliers(noise_multiplier)
+    participations = Participations(
+        options.max_participations, options.min_separation, options.tree_restart_every
+    )
+    return TreeNoise(effective_noise_multiplier(groups.values()), participations)
+
+
+PRIVACIES: Registry[Callable[[AccountingOptions, float], Mechanism]] = Registry(
+    "privacy", {"central": _central, "distributed": _distributed, "tree": _tree}
+)

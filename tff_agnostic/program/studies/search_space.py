@@ -1,0 +1,405 @@
+"""What a search varies, and what is to be good."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Callable, Optional, Union
+
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import Trial
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport
+from tff_agnostic.metrics.formatting import cell
+from tff_agnostic.models.model import Measure, main_measure
+from tff_agnostic.program.options.flags import Flag
+from tff_agnostic.program.options.tasks import options_of_tasks
+from tff_agnostic.program.runs.heldout import split_options
+from tff_agnostic.program.runs.options import options_of_runs
+
+FORM = "LOW..HIGH, LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,..."
+_CHOICE, _LOG, _DOTS = "choice:", "log:", ".."
+# Between choices that have commas themselves.
+_BAR = "|"
+_NUMBERS = (int, float)
+# Of the width of a range in steps, as numbers with a decimal point are not exact.
+_TOLERANCE = 1e-9
+# Of the settings of every run those that say how it trains, not how long or on what it is measured.
+_OF_RUNS = ("clients_per_round", "cohort_sampling", "max_examples")
+_ENTRY = "[ROW:]SETTING=RANGE, separated by semicolons"
+# Of plain numbers in tables.
+DECIMALS = 4
+OBJECTIVE_FORM = "[WEIGHT*]NAME[:MEASURE], joined by +"
+OF_A_DOMAIN = "domain"
+
+Distribution = Union[CategoricalDistribution, FloatDistribution, IntDistribution]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimension:
+    """A setting and where it may lie.
+
+    Attributes:
+        setting: The setting.
+        text: Where, as the user wrote it.
+        distribution: The same for Optuna. A choice is between the texts of its values.
+    """
+
+    setting: Flag
+    text: str
+    distribution: Distribution
+
+    @property
+    def flag(self) -> str:
+        """The flag of the setting."""
+        return self.setting.name
+
+    def draw(self, trial: Trial) -> None:
+        """Draws a value for a trial, unless it has one."""
+        name, of = self.flag, self.distribution
+        if isinstance(of, CategoricalDistribution):
+            trial.suggest_categorical(name, of.choices)
+        elif isinstance(of, IntDistribution):
+            trial.suggest_int(name, of.low, of.high, step=of.step, log=of.log)
+        else:
+            trial.suggest_float(name, of.low, of.high, step=of.step, log=of.log)
+
+    def value(self, sampled: Any) -> Any:
+        """Returns the value of the setting that Optuna's stands for."""
+        return self.setting.parsed(sampled)
+
+    def extremes(self) -> list[Any]:
+        """Returns the values that show whether all are allowed: both ends, or every choice."""
+        if isinstance(self.distribution, CategoricalDistribution):
+            return [self.value(choice) for choice in self.distribution.choices]
+        return [self.value(self.distribution.low), self.value(self.distribution.high)]
+
+    def sampled(self, value: Any) -> Optional[Any]:
+        """Returns what stands for a value of the setting; None if it does not lie here."""
+        distribution = self.distribution
+        if isinstance(distribution, CategoricalDistribution):
+            return next((c for c in distribution.choices if self.value(c) == value), None)
+        if value is None or not distribution.low <= value <= distribution.high:
+            return None
+        is_on_grid = distribution.step is None or _is_whole(
+            (value - distribution.low) / distribution.step
+        )
+        return value if is_on_grid else None
+
+    @property
+    def is_log(self) -> bool:
+        """Whether it is searched by its logarithm."""
+        return bool(getattr(self.distribution, "log", False))
+
+
+def dimension(setting: Flag, text: str) -> Dimension:
+    """Returns the dimension that a text describes; see `FORM`."""
+    make = _choices if text.startswith(_CHOICE) else _range
+    return Dimension(setting, text, make(setting, text))
+
+
+def _choices(setting: Flag, text: str) -> Distribution:
+    listed = text[len(_CHOICE) :]
+    choices = [c.strip() for c in listed.split(_BAR if _BAR in listed else ",")]
+    if setting.kind is tuple and _BAR not in listed:
+        choices = [listed.strip()]
+    # Two texts may be one value.
+    values = [setting.parsed(choice) for choice in choices]
+    if len(values) < 2 or any(values.index(v) < i for i, v in enumerate(values)):
+        separator = _BAR if setting.kind is tuple else ","
+        raise UserError(
+            f"expected two or more different values, separated by {separator!r}, found {text!r}"
+        )
+    return CategoricalDistribution(choices)
+
+
+def _range(setting: Flag, text: str) -> Distribution:
+    is_log = text.startswith(_LOG)
+    ends, slash, step_text = text[len(_LOG) * is_log :].partition("/")
+    low_text, dots, high_text = ends.partition(_DOTS)
+    if not dots:
+        raise UserError(f"expected {FORM}, found {text!r}")
+    if setting.kind not in _NUMBERS:
+        raise UserError(f"expected {_CHOICE}A,B,... for what is no number, found {text!r}")
+    low, high = (setting.parsed(end.strip()) for end in (low_text, high_text))
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise UserError(f"expected LOW..HIGH with LOW < HIGH, both finite, found {text!r}")
+    if is_log and low <= 0:
+        raise UserError(f"expected LOW > 0 in {_LOG}LOW..HIGH, found {text!r}")
+    step = setting.parsed(step_text.strip()) if slash else None
+    if step is not None and (is_log or not step > 0 or not _is_whole((high - low) / step)):
+        raise UserError(
+            "expected LOW..HIGH/STEP with a STEP of which HIGH - LOW is a multiple, and no "
+            f"{_LOG}, found {text!r}"
+        )
+    if setting.kind is int:
+        return IntDistribution(low, high, log=is_log, step=1 if step is None else step)
+    return FloatDistribution(low, high, log=is_log, step=step)
+
+
+def _is_whole(number: float) -> bool:
+    return abs(number - round(number)) <= _TOLERANCE * max(1.0, abs(number))
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """What --search says.
+
+    Attributes:
+        shared: Dimensions of whichever algorithms have the setting, by flag.
+        own: Dimensions of one algorithm, by its name and flag.
+    """
+
+    shared: Mapping[str, Dimension]
+    own: Mapping[str, Mapping[str, Dimension]]
+
+    def of(self, name: str, has: Sequence[str]) -> dict[str, Dimension]:
+        """Returns the dimensions of an algorithm by flag, in their order.
+
+        Args:
+            name: What the algorithm is called.
+            has: Flags of the settings that it has.
+        """
+        own = self.own.get(name, {})
+        strange = next((flag for flag in own if flag not in has), None)
+        if strange is not None:
+            raise UserError(f"--search: {name}:{strange} has no effect: {name} has no {strange}")
+        found = {flag: of for flag, of in self.shared.items() if flag in has and flag not in own}
+        if not found and not own:
+            raise UserError(
+                f"--search: expected a setting of {name}, found none: equal budgets are of use "
+                "only where there is something to search"
+            )
+        return {**found, **own}
+
+
+def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> Space:
+    """Returns what a text of --search says.
+
+    "client_learning_rate=log:0.01..1;q_ffl:q=0.1..5" has one setting of every algorithm, and one
+    of q_ffl.
+
+    Args:
+        settings: What may be searched, by flag; see `searchable`.
+        names: What the algorithms are called.
+    """
+    shared: dict[str, Dimension] = {}
+    own: dict[str, dict[str, Dimension]] = {name: {} for name in names}
+    for name, flag, where in _entries(text):
+        if name and name not in own:
+            raise UserError(f"--search: expected one of {', '.join(names)}, found {name!r}")
+        found = own[name] if name else shared
+        if flag in found:
+            raise UserError(f"--search: expected {flag} once, found it twice")
+        try:
+            found[flag] = dimension(settings[flag], where)
+        except UserError as e:
+            # An error about a value names the flag too.
+            message = str(e).removeprefix(f"--{flag}: ")
+            raise UserError(f"--search: {flag}: {message}") from None
+    if not shared and not any(own.values()):
+        raise UserError(f"--search: expected {_ENTRY}, with a range of {FORM}, found none")
+    return Space(shared, own)
+
+
+def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Registry[Flag]:
+    """Returns what may be searched, by flag: settings of training, and options of the task.
+
+    Not files, and not what decides whom the result is measured on.
+
+    Args:
+        options: Every option of runs by its flag, if users' algorithms have some.
+    """
+    found = {
+        name: setting
+        for name, setting in (options_of_runs() if options is None else options).items()
+        if (setting.users or name in _OF_RUNS) and not setting.is_path
+    }
+    return Registry("setting to search", {**found, **task_settings(task)})
+
+
+def task_settings(task: str) -> dict[str, Flag]:
+    """Returns the options of a task that may be searched, by flag."""
+    fixed = split_options(task)
+    return {
+        flag: option
+        for flag, option in options_of_tasks().items()
+        if ("task", task) in option.users and flag not in fixed and not option.is_path
+    }
+
+
+def _entries(text: str) -> Iterator[tuple[str, str, str]]:
+    for item in filter(None, map(str.strip, text.split(";"))):
+        head, equals, where = item.partition("=")
+        name, colon, flag = head.rpartition(":")
+        if not equals or not flag.strip() or (colon and not name.strip()):
+            raise UserError(f"--search: expected {_ENTRY}, found {item!r}")
+        yield name.strip(), flag.strip(), where.strip()
+
+
+def _over_clients(statistic: str) -> Callable[[EvaluationReport, str], float]:
+    return lambda report, measure: report.overall.measures[measure].over_clients()[statistic]
+
+
+# (evaluation, measure) -> the number.
+STATISTICS: Registry[Callable[[EvaluationReport, str], float]] = Registry(
+    "objective",
+    {
+        "worst": lambda report, measure: report.worst(measure),
+        "superquantile": _over_clients(SUPERQUANTILE),
+        "overall": lambda report, measure: report.overall.measures[measure].value,
+        "client_mean": _over_clients("mean"),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """A number of an evaluation.
+
+    Attributes:
+        weight: Its share of the objective; those of all terms sum to 1.
+        statistic: Which number; a member of `STATISTICS`, or `OF_A_DOMAIN`.
+        measure: Of which measure.
+        domain: Whose, if it is one domain's.
+    """
+
+    weight: float
+    statistic: str
+    measure: Measure
+    domain: Optional[str] = None
+
+    @property
+    def name(self) -> str:
+        """The number as a text: "worst:accuracy", or "domain(es-AR):accuracy"."""
+        of = f"({self.domain})" if self.domain is not None else ""
+        return f"{self.statistic}{of}:{self.measure.name}"
+
+    def __call__(self, report: EvaluationReport) -> float:
+        """Returns the number; NaN if it is undefined."""
+        if self.domain is not None:
+            return report.domains[self.domain].measures[self.measure.name].value
+        return STATISTICS[self.statistic](report, self.measure.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A weighted mean of numbers of an evaluation.
+
+    Attributes:
+        terms: The numbers, one or more; measures of all of them are better in one direction.
+    """
+
+    terms: tuple[Term, ...]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Which direction is good."""
+        return self.terms[0].measure.higher_is_better
+
+    @property
+    def unit(self) -> Unit:
+        """What the number is; `NONE` where it is a mix of different ones."""
+        units = {term.measure.unit for term in self.terms}
+        return units.pop() if len(units) == 1 else Unit.NONE
+
+    @property
+    def name(self) -> str:
+        """The whole of it as a text: "0.7*worst:accuracy+0.3*overall:accuracy"."""
+        shares = len(self.terms) > 1
+        return "+".join(
+            f"{f'{term.weight:.4g}*' if shares else ''}{term.name}" for term in self.terms
+        )
+
+    def text(self, value: float) -> str:
+        """Returns a value as people read it, such as "84.21%"."""
+        return f"{cell(value, self.unit, DECIMALS)}{'%' if self.unit is Unit.SHARE else ''}"
+
+    def __call__(self, report: EvaluationReport) -> float:
+        """Returns the objective; NaN if one of its numbers is undefined."""
+        return sum(term.weight * term(report) for term in self.terms)
+
+
+def parse_objective(
+    text: str,
+    measures: Mapping[str, Measure],
+    domains: Sequence[str] = (),
+    more: Collection[str] = (),
+) -> Objective:
+    """Returns the objective that a text names; see `OBJECTIVE_FORM`.
+
+    A name without a measure is of the first metric, or of the loss where there is none. Weights
+    are divided by their sum.
+
+    Args:
+        text: "worst", "superquantile:loss", "domain(es-AR)" or "0.7*worst+0.3*overall", say.
+        measures: What an evaluation reports, the loss first.
+        more: Names of numbers that the caller knows, beside `STATISTICS`.
+    """
+    terms = []
+    for found in _terms(text, domains):
+        name, domain = found["name"], found["domain"]
+        measure = (found["measure"] or main_measure(measures)).strip()
+        if domain is None and name.strip() not in more:
+            _check_statistic(name.strip(), domains, more)
+        if measure not in measures:
+            raise UserError(
+                f"--objective: expected a measure that runs report, one of {', '.join(measures)}, "
+                f"found {measure!r}"
+            )
+        statistic = OF_A_DOMAIN if domain is not None else name.strip()
+        weight = _weight(found["weight"], text)
+        terms.append(Term(weight, statistic, measures[measure], domain))
+    total = sum(term.weight for term in terms)
+    if len({term.measure.higher_is_better for term in terms}) > 1:
+        raise UserError(
+            "--objective: expected measures that are better in one direction, found "
+            f"{', '.join(dict.fromkeys(term.measure.name for term in terms))} in {text!r}"
+        )
+    return Objective(tuple(dataclasses.replace(t, weight=t.weight / total) for t in terms))
+
+
+def _terms(text: str, domains: Sequence[str]) -> list[re.Match[str]]:
+    """Returns what a text is made of."""
+    # A domain's name may have any sign, and is looked for as it is.
+    known = "|".join(map(re.escape, domains)) or "(?!)"
+    term = re.compile(
+        r"\s*(?:(?P<weight>[^*+(]+)\*\s*)?"
+        rf"(?:{OF_A_DOMAIN}\((?P<domain>{known})\)|(?P<name>[^*:+]+))"
+        r"\s*(?::(?P<measure>[^*+]+))?(?P<more>\+|$)"
+    )
+    found, start = [], 0
+    while True:
+        match = term.match(text, start)
+        if match is None:
+            raise UserError(f"--objective: expected {OBJECTIVE_FORM}, found {text!r}")
+        found.append(match)
+        start = match.end()
+        if not match["more"]:
+            return found
+
+
+def _check_statistic(name: str, domains: Sequence[str], more: Collection[str]) -> None:
+    if name.split("(")[0].strip() == OF_A_DOMAIN:
+        raise UserError(
+            f"--objective: expected {OF_A_DOMAIN}(NAME) of one of {', '.join(domains)}, "
+            f"found {name!r}"
+        )
+    Registry("objective", dict.fromkeys([*STATISTICS, *more])).given("--objective", name)
+
+
+def _weight(text: object, objective: str) -> float:
+    if text is None:
+        return 1.0
+    try:
+        weight = float(str(text))
+    except ValueError:
+        weight = -1.0
+    if not 0 < weight < float("inf"):
+        raise UserError(f"--objective: expected positive weights, found {text!r} in {objective!r}")
+    return weight

@@ -1,0 +1,164 @@
+"""Which clients judge a choice: held-out ones, halved where some of them train, too.
+
+A reference run is stopped at the round that is best on held-out clients (`runs.baselines`): a row
+that follows its losses has seen them, and would be judged on what it was made of. So one half of
+the held-out clients stops reference runs, and the other half judges. Where a task has no held-out
+clients, a share of its training clients takes their place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
+from tff_agnostic.data.store import Store
+from tff_agnostic.metrics.intervals import LEAST_CLIENTS, has_enough
+from tff_agnostic.program.runs.heldout import heldout_defaults, heldout_options
+from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.studies.comparison import LoadedTasks
+from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
+
+# Of the training clients, where a task has no others to judge with: one in five.
+_ONE_IN = 5
+# Keeps this draw apart from others that use the run's seed.
+_STREAM = 17
+_FINGERPRINT = "validation clients"
+
+
+def one_in(counts: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns which clients are one part of several, with about its share of each domain.
+
+    Clients are taken in turns, from a list that is sorted by the domain of most of their examples
+    and is otherwise random.
+
+    Args:
+        counts: Examples of each client and domain, int64 [n, p].
+        parts: How many parts there are.
+
+    Returns:
+        bool [n].
+    """
+    order = rng.permutation(len(counts))
+    order = order[np.argsort(counts[order].argmax(axis=1), kind="stable")]
+    taken = np.zeros(len(counts), bool)
+    taken[order[rng.integers(parts) :: parts]] = True
+    return taken
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationClients:
+    """Loads tasks that are evaluated on validation clients.
+
+    Attributes:
+        task: Its name.
+        data: The client store, of tasks that read one.
+        seed: Of the divisions: every run has the same.
+        is_halved: Whether some of the validation clients train.
+    """
+
+    task: str
+    data: Optional[Path]
+    seed: int
+    is_halved: bool
+    _load: LoadedTasks = dataclasses.field(default_factory=LoadedTasks)
+    _made: dict[tuple[int, bool], tuple[Task, Task, Task]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def are_heldout(self) -> bool:
+        """Whether they are held-out clients, and not training clients in their place."""
+        if not heldout_defaults(self.task):
+            return False
+        return self.data is None or HELDOUT_SPLIT in Store(self.data).splits()
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options of the task, by field, with which its runs are judged."""
+        return heldout_options(self.task, given) if self.are_heldout else dict(given)
+
+    def judging(self, spec: RunSpec) -> Task:
+        """Returns the task of a run, evaluated on the clients that judge."""
+        return self._divided(spec)[0]
+
+    def stopping(self, spec: RunSpec) -> Task:
+        """Returns the task of a reference run, evaluated on the clients that stop it."""
+        return self._divided(spec)[1]
+
+    def _divided(self, spec: RunSpec) -> tuple[Task, Task]:
+        whole = self._load(spec)
+        key = (id(whole), self.is_halved)
+        if key not in self._made:
+            # Kept with the whole, so that no other object gets its number.
+            self._made[key] = (*self._parts(whole), whole)
+        return self._made[key][:2]
+
+    def _parts(self, whole: Task) -> tuple[Task, Task]:
+        rng = np.random.default_rng([self.seed, _STREAM])
+        train, judges = whole.train, whole.test
+        if not self.are_heldout:
+            judges, train = _split(whole.train, whole.num_domains, _ONE_IN, rng)
+        stoppers = judges
+        if self.is_halved:
+            judges, stoppers = _split(judges, whole.num_domains, 2, rng)
+        fingerprint = {**whole.fingerprint, _FINGERPRINT: f"{self.seed}, {self.is_halved}"}
+        judging, stopping = (
+            dataclasses.replace(
+                whole, train=train, test=of, test_split=HELDOUT_SPLIT, fingerprint=fingerprint
+            )
+            for of in (judges, stoppers)
+        )
+        return judging, stopping
+
+    def described(self, judging: Task) -> str:
+        """Returns a sentence on who judges."""
+        count, names = len(judging.test.client_ids), "held-out clients"
+        if not self.are_heldout:
+            names = f"training clients, one in {_ONE_IN}, as there are no held-out ones"
+        half = ", half of them: the other half stops the reference runs" if self.is_halved else ""
+        return f"{count} validation clients judge ({names}{half})"
+
+
+def _split(
+    clients: ClientDataset, num_domains: int, parts: int, rng: np.random.Generator
+) -> tuple[ClientDataset, ClientDataset]:
+    """Returns one part of several of the clients, and the others."""
+    taken = one_in(client_domain_counts(clients, num_domains), parts, rng)
+    ids = clients.client_ids
+    part, rest = ([ids[i] for i in np.flatnonzero(of)] for of in (taken, ~taken))
+    return SelectedClients(clients, part), SelectedClients(clients, rest)
+
+
+def check_judges(task: Task) -> list[str]:
+    """Checks that there are enough clients to judge with; returns the domains that have too few.
+
+    Clients of different sizes count as fewer of one size: Kish's number, as for the intervals of
+    `metrics.intervals`.
+
+    Args:
+        task: See `ValidationClients.judging`.
+
+    Raises:
+        UserError: If nothing could be claimed of any domain.
+    """
+    names = task.domain_names
+    if len(names) < 2:
+        found = f"one, {names[0]}" if names else "none"
+        raise UserError(
+            "expected clients of two or more domains, to choose what is good for each of them, "
+            f"found {found}: name the column of the domain with import_data --domain_column"
+        )
+    counts = client_domain_counts(task.test, len(names)).astype(np.float64)
+    squares = (counts**2).sum(axis=0)
+    clients = counts.sum(axis=0) ** 2 / np.where(squares > 0, squares, 1.0)
+    few = [name for name, of in zip(names, clients) if not has_enough(float(of))]
+    if len(few) == len(names):
+        raise UserError(
+            f"expected {LEAST_CLIENTS} or more validation clients of a domain that judge, to claim "
+            f"anything of it, found {max(clients):.3g} at most: import the data with a larger "
+            f"share for them (import_data --split=train:0.6,{HELDOUT_SPLIT}:0.2,test:0.2)"
+        )
+    return few
