@@ -1,6 +1,6 @@
 """The scoreboard: recommend's portfolio on every data set, and what recommend chooses there.
 
-Each data set has a folder with the search of `program.studies.portfolio_search`, as if `recommend` had been
+Each data set has a folder with the search of `studies.portfolio_search`, as if `recommend` had been
 called there, and trains every row anew at its best setting. What was found is kept in `board.json`
 in the folder, and the page is made of these files: a call for other data sets adds to it.
 """
