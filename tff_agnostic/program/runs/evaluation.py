@@ -134,5 +134,5 @@ class Evaluations(Observer):
 
 
 def num_evaluations(rounds: int, every: int) -> int:
-    """Returns how often `RunEvaluations` are due in so many rounds, the run's last one included."""
+    """Returns the number of evaluations in so many rounds, that of the last one included."""
     return -(-rounds // every)
