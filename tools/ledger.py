@@ -49,7 +49,7 @@ _NOT_HASHED = (
 # Files without numbers of a result: settings, and digests.
 _WITHOUT_NUMBERS = ("*/config.json", "*/fingerprint.json", "*/resuming.json")
 # Numbers in JSON files that are no result: settings, and sizes of files with their names in them.
-_NO_RESULTS = re.compile(r"\.json: \.settings\.|\.num_bytes$")
+_NO_RESULTS = re.compile(r"\.json: \.(settings|task_options)[._]|\.num_bytes$")
 # Keys of JSON files that hold times or versions.
 _TIMES = re.compile(r"seconds|duration|created|^versions$|^time$|^command$|^date$")
 # Columns of CSV files that hold times.
