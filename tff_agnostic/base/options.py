@@ -117,6 +117,14 @@ class OneOf:
 
     registry: Union[Registry, Callable[[], Registry]]
 
+    def __eq__(self, other: object) -> bool:
+        """Returns whether both are of the same registry; a class may inherit the annotation."""
+        return isinstance(other, OneOf) and self.registry is other.registry
+
+    def __hash__(self) -> int:
+        """Returns a hash of the identity of the registry."""
+        return hash(id(self.registry))
+
     @property
     def names(self) -> Registry:
         """The registry."""
