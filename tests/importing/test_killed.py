@@ -49,11 +49,12 @@ _MEASURED = textwrap.dedent(
     """
     import json, sys
     from pathlib import Path
-    from tff_agnostic.importing.importer import run_import
+    from tff_agnostic.importing.importer import checked_import
     from tff_agnostic.importing.options import ImportOptions
+    from tff_agnostic.importing.source import ReadLog
     from tff_agnostic.program.options.flags import build
 
-    run_import(build(ImportOptions, json.loads(sys.argv[1])), ())
+    checked_import(build(ImportOptions, json.loads(sys.argv[1])), ()).run(ReadLog())
     # The peak of getrusage is at least that of the process that started this one.
     status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     peak = int(status["VmHWM"].split()[0]) * 1024

@@ -244,16 +244,6 @@ def _left_out(log: ReadLog) -> str:
     return f" ({counted(log.num_records, 'record')} left out: {reasons})"
 
 
-def run_import(options: ImportOptions, given: Collection[str]) -> ImportReport:
-    """Runs an import.
-
-    Args:
-        options: Options of the import.
-        given: Names of the options that the user gave.
-    """
-    return checked_import(options, given).run(ReadLog(options.bad_records == "skip"))
-
-
 def stored_columns(options: ImportOptions, numbers: Mapping[str, Sequence[str]]) -> StoredColumns:
     """Returns what a store says of the columns that it is made of.
 

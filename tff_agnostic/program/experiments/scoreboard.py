@@ -44,10 +44,6 @@ from tff_agnostic.program.studies.search_space import Objective
 from tff_agnostic.training.divergence import Diverged
 
 NAME = "scoreboard"
-SUMMARY = (
-    "the portfolio of recommend, and its choice, on the data sets whose files are in --data_dir; "
-    "of no paper"
-)
 # Flags of `reproduce` that only this experiment has, and those that it does not have.
 OWN_FLAGS = ("datasets", "tries", "hours", "portfolio")
 _NO_FLAGS = ("data", "override", "scale")

@@ -23,8 +23,6 @@ from tff_agnostic.metrics.formatting import UNDEFINED, cell
 DECIMALS = 4
 _TEMPLATE = "page.html.j2"
 _TITLE = re.compile("<title>(.*?)</title>", re.DOTALL)
-# What --title is, in every command that has it.
-TITLE = "Heading of report.html. [that of the page that is replaced, or what was run]"
 # Text stays text: the reader's browser has letters that matplotlib's font lacks, and knows which
 # way they are written. Equal figures have equal files.
 _STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tff_agnostic"}
