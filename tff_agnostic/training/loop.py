@@ -93,11 +93,14 @@ class Trained:
         state: State after the last round, from which `train` resumes.
         models: Weights of each model by its name, the main model first.
         reports: Report of each round of this call.
+        evaluation: Evaluation of each model after the last round by its name, if an observer made
+            one.
     """
 
     state: RunState
     models: Models
     reports: Sequence[Report]
+    evaluation: Optional[Mapping[str, EvaluationReport]] = None
 
 
 def train(
@@ -186,6 +189,7 @@ def run_rounds(
         expected = "an observer that accounts for the noise of the private aggregation"
         raise OptionError("observers", expected, tuple(type(o).__name__ for o in observers))
     reports: list[Report] = []
+    evaluation = None
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(CohortReader(clients, cohorts, last))
         for observer in observers:
@@ -202,9 +206,10 @@ def run_rounds(
             for observer in observers:
                 observer.after_round(finished)
             reports.append(finished.report)
+            evaluation = finished.evaluation
             if finished.stop:
                 break
-    return Trained(state, algorithm.models(state.algorithm), reports)
+    return Trained(state, algorithm.models(state.algorithm), reports, evaluation)
 
 
 def _check_finite(

@@ -16,6 +16,12 @@ PACKAGE = "tff_agnostic"
 FOLDER = "reference/api"
 # Modules whose `__all__` is public, with the page of each: its file, heading and first sentence.
 PUBLIC = {
+    "tff_agnostic": (
+        "library",
+        "Train in memory",
+        "The package has the names with which Python trains an algorithm on a problem and "
+        "evaluates the model, without a folder and without flags.",
+    ),
     "tff_agnostic.api": (
         "functions",
         "Commands as Python functions",
@@ -173,7 +179,7 @@ def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
             if one not in entries
         ]
         page_of |= {(one.module, one.name): page for one in entries}
-        path = f"{module.replace('.', '/')}.py"
+        path = f"{module.replace('.', '/')}{'/__init__' if module == PACKAGE else ''}.py"
         files[path] = declarations(sources, entries)
         parts = [f"# {title}", intro]
         if others:

@@ -23,7 +23,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import make_folder, tensorflow_writes, write_errors
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.report_fields import ReportField, ReportFields, Role, paired
-from tff_agnostic.computations.algorithm import Models, RunState
+from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.metrics.columns import RunRows, example_counts
 from tff_agnostic.metrics.metrics_file import History
 from tff_agnostic.program.options.process import StopRequest
@@ -116,9 +116,8 @@ class Checkpoints(Observer):
         folder: The checkpoints.
         every: Rounds between checkpoints.
         history: Rows of metrics.csv, which are on disk before a checkpoint counts on them.
-        initial: Returns the models of a state before the first round, which is saved then: a
-            private run keeps the key of its noise before anything is released. None for a run
-            without noise.
+        private: Algorithm of a private run, whose initial state is saved, too: it has the key of
+            the noise, which is kept before anything is released. None for a run without noise.
     """
 
     def __init__(
@@ -126,17 +125,17 @@ class Checkpoints(Observer):
         folder: CheckpointFolder,
         every: int,
         history: History,
-        initial: Optional[Callable[[RunState], Models]] = None,
+        private: Optional[Algorithm] = None,
     ) -> None:
         self._folder = folder
         self._every = every
         self._history = history
-        self._initial = initial
+        self._private = private
 
     def begin(self, training: Training, state: RunState, last: int) -> None:
         """Saves the initial state of a private run."""
-        if self._initial is not None and int(state.round_num) == 0:
-            self._folder.save(0, state, self._initial(state))
+        if self._private is not None and int(state.round_num) == 0:
+            self._folder.save(0, state, self._private.models(state.algorithm))
 
     def after_round(self, finished: FinishedRound) -> None:
         """Saves the state of a round that is due."""

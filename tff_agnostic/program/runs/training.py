@@ -37,7 +37,7 @@ from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import Checkpoint, CheckpointFolder
 from tff_agnostic.tasks.task import DATA, Task
 from tff_agnostic.training.divergence import LEARNING_RATES, Diverged
-from tff_agnostic.training.loop import FinishedRound, Observer, run_rounds
+from tff_agnostic.training.loop import Observer, run_rounds
 from tff_agnostic.training.private import PrivacyAccount, PrivateTraining
 
 _FLAGS_OF_RATES = "--client_learning_rate or --server_learning_rate"
@@ -137,7 +137,6 @@ class TrainingRun:
             state = self._start()
             reports = self._evaluate_as_in_one_run(state)
             parts, rounds = self.parts, self.spec.config.rounds
-            latest = _LatestEvaluation()
             trained = run_rounds(
                 parts.training,
                 parts.algorithm,
@@ -146,12 +145,12 @@ class TrainingRun:
                 self._cohorts(state),
                 state,
                 rounds,
-                [*self.observers(stop, show_progress, [latest, *observers])],
+                [*self.observers(stop, show_progress, observers)],
             )
             if int(trained.state.round_num) < rounds:
                 stop.check(f"round {int(trained.state.round_num)}")
             # The last round is always evaluated.
-            reports = latest.reports or reports
+            reports = trained.evaluation or reports
             assert reports is not None
             self._finish(trained.state, reports)
         return next(iter(reports.values()))
@@ -185,10 +184,8 @@ class TrainingRun:
             show_progress,
         )
         yield StopOnSignal(stop)
-        initial = None
-        if parts.privacy is not None:
-            initial = lambda state: parts.algorithm.models(state.algorithm)  # noqa: E731
-        yield Checkpoints(self._checkpoints, config.checkpoint_every, history, initial)
+        private = None if parts.privacy is None else parts.algorithm
+        yield Checkpoints(self._checkpoints, config.checkpoint_every, history, private)
 
     def _open(self) -> None:
         """Says how the run is resumed, and makes the folder that of the run."""
@@ -319,16 +316,6 @@ class TrainingRun:
         return evaluation_table(
             report, self.parts.rows.domain_weights(), self.parts.rows.weight_name
         )
-
-
-class _LatestEvaluation(Observer):
-    """Keeps the latest evaluation of a run."""
-
-    reports: Optional[Reports] = None
-
-    def after_round(self, finished: FinishedRound) -> None:
-        """Keeps the evaluation of a round."""
-        self.reports = finished.evaluation or self.reports
 
 
 @contextlib.contextmanager
