@@ -194,7 +194,7 @@ def test_later_runs_of_a_trial_report_the_mean_with_the_earlier_ones(studies):
     assert watch.mean() == 0.75
     # A run that goes on evaluates some rounds again.
     again = _watch(claim, runs=2)
-    again(8, _evaluation(1.0))
+    again.report(8, _evaluation(1.0))
     assert len(claim.reported()) == 4
     assert claim.trial.user_attrs[SECONDS] >= 0
 
@@ -209,12 +209,12 @@ def test_the_median_of_the_others_ends_a_trial_from_the_warm_up_on(studies):
         studies.tell(claim, TrialState.COMPLETE, 1.0 + k)
         claim.held.close()
     worse, better, last = (_next(studies) for _ in range(3))
-    _watch(worse)(2, _evaluation(9.0))
+    _watch(worse).report(2, _evaluation(9.0))
     with pytest.raises(Pruned, match="after round 4 of 8"):
-        _watch(worse)(4, _evaluation(3.5))
-    _watch(better)(4, _evaluation(2.5))
+        _watch(worse).report(4, _evaluation(3.5))
+    _watch(better).report(4, _evaluation(2.5))
     # After the last round there is nothing to be saved.
-    _watch(last)(8, _evaluation(9.0))
+    _watch(last).report(8, _evaluation(9.0))
     studies.tell(worse, TrialState.PRUNED)
     assert studies.trials("mine", (TrialState.PRUNED,))[0].value == 3.5
 
