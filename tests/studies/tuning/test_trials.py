@@ -275,9 +275,9 @@ def test_a_file_that_is_gone_ends_the_search(tmp_path):
     even = {str(k): 0.1 for k in range(10)}
     odd = {str(k): 0.2 * (k % 2) for k in range(10)}
     mixtures.write_text(json.dumps({"even": even, "odd": odd}))
-    given = {"lambda_set": "hull", "mixtures": str(mixtures)}
-    arm = _arm("client_learning_rate=0.1..1", "agnostic_fed_avg", **given)
+    hull = f"hull:file={mixtures}"
+    arm = _arm("client_learning_rate=0.1..1", "agnostic_fed_avg", lambda_set=hull)
     arm.check(0, LoadedTasks()(arm.spec({}, 0)))
     mixtures.unlink()
-    with pytest.raises(UserError, match=r"--mixtures=.*mixtures.json"):
+    with pytest.raises(UserError, match=r"^--lambda_set: .*mixtures\.json"):
         _outcome(arm, tmp_path, {"client_learning_rate": 0.5})
