@@ -279,5 +279,7 @@ def test_a_file_that_is_gone_ends_the_search(tmp_path):
     arm = _arm("client_learning_rate=0.1..1", "agnostic_fed_avg", lambda_set=hull)
     arm.check(0, LoadedTasks()(arm.spec({}, 0)))
     mixtures.unlink()
-    with pytest.raises(UserError, match=r"--lambda_set: .*mixtures\.json: expected a JSON file, found none"):
+    with pytest.raises(
+        UserError, match=r"--lambda_set: .*mixtures\.json: expected a JSON file, found none"
+    ):
         _outcome(arm, tmp_path, {"client_learning_rate": 0.5})
