@@ -108,6 +108,8 @@ def test_full_batches_of_all_clients_are_gradient_descent(cohort_runtime):
     assert measured["loss"].value == pytest.approx(np.mean(errors[odd] ** 2), rel=1e-4)
     absolute = measured["mean_absolute_error"].value
     assert absolute == pytest.approx(np.mean(np.abs(errors[odd])), rel=1e-4)
+    of_arrays = evaluate(problem, trained.models["model"], arrays, runtime=cohort_runtime)
+    assert of_arrays.to_json() == report.to_json()
     everyone = report.overall.measures["root_mean_squared_error"].value
     assert everyone == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-4)
 
@@ -186,6 +188,15 @@ def test_bad_arrays_are_named_with_their_client(changed, message):
     clients = {"client 0": {**good, **changed}, "a client": good}
     with pytest.raises(UserError, match=f"^{message}"):
         classification(_network, clients, ["even", "odd"])
+
+
+def test_bad_arrays_to_evaluate_on_are_named_with_their_client(parts, cohort_runtime):
+    algorithm, _ = parts
+    weights = algorithm.problem.model.initial_weights
+    for name, what in (("domain_id", "domain ids"), ("y", "labels")):
+        wrong = {"far": {**_arrays()["client 0"], name: np.full(5, 2)}}
+        with pytest.raises(UserError, match=rf"^far: expected {what} from 0 to 1, found 2"):
+            evaluate(algorithm.problem, weights, wrong, runtime=cohort_runtime)
 
 
 def test_problems_need_clients():

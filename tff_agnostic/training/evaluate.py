@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from tff_agnostic.runtimes.runtime import Evaluated, Evaluation, Runtime
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.divergence import diverged
 from tff_agnostic.training.private_evaluation import PrivateEvaluation
+from tff_agnostic.training.problems import Arrays, clients_of_arrays
 
 # Keeps the draw of clients apart from other draws with the seed of the run.
 _STREAM = 11
@@ -45,7 +46,7 @@ _MAX_BYTES_AT_ONCE = 2**28
 def evaluate(
     problem: Problem,
     weights: ModelWeights,
-    clients: ClientDataset,
+    clients: Union[ClientDataset, Mapping[str, Arrays]],
     *,
     runtime: Optional[Runtime] = None,
     aggregation: Aggregation = PlainSum(),
@@ -55,15 +56,18 @@ def evaluate(
     Args:
         problem: The problem.
         weights: Weights of its model, such as `Trained.models["model"]`.
-        clients: The clients to evaluate on.
+        clients: The clients to evaluate on: a dataset, or the arrays of each client by its id, as
+            `classification` takes them.
         runtime: Executes the evaluation, and is entered by the caller; by default a runtime in this
             process that ends with the call.
         aggregation: The sums of the clients' answers.
 
     Example:
-        >>> report = evaluate(problem, trained.models["model"], clients)
+        >>> report = evaluate(problem, trained.models["model"], test_arrays)
         >>> report.domains["rare"].measures["accuracy"].value
     """
+    if isinstance(clients, Mapping):
+        clients = clients_of_arrays(problem.model, clients, problem.num_domains)
     task = Task(problem.domain_names, clients, clients, problem.model)
     with contextlib.ExitStack() as stack:
         if runtime is None:

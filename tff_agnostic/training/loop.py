@@ -137,8 +137,9 @@ def train(
 
     Example:
         >>> problem, clients = classification(network, arrays, ["common", "rare"])
-        >>> trained = train(agnostic_fed_avg(problem, AgnosticFedAvg()), clients, rounds=50)
-        >>> evaluate(problem, trained.models["model"], arrays).domains["rare"]
+        >>> algorithm = agnostic_fed_avg(problem, AgnosticFedAvgOptions())
+        >>> trained = train(algorithm, clients, rounds=50)
+        >>> evaluate(problem, trained.models["model"], test_arrays).domains["rare"]
     """
     if cohorts is None:
         if isinstance(aggregation, PrivateAggregation):

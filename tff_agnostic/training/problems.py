@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from tff_agnostic.models.metrics import (
     root_mean_squared_error,
     sparse_cross_entropy,
 )
+from tff_agnostic.models.model import Model
 
 # The arrays "x", "y" and "domain_id" of a client.
 Arrays = Mapping[str, np.ndarray]
@@ -57,17 +57,15 @@ def classification(
         >>> network = lambda: keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
         >>> problem, clients = classification(network, arrays, ["common", "rare"])
     """
-    dataset = _dataset(clients, label_kind="i")
-    spec = _spec(dataset, tf.int32)
+    x_spec = _x_spec(clients)
     model = model_from_keras(
-        build, loss=sparse_cross_entropy, example_spec=spec, metrics=[accuracy()], seed=seed
+        build,
+        loss=sparse_cross_entropy,
+        example_spec={"x": x_spec, "y": tf.TensorSpec([None], tf.int32)},
+        metrics=[accuracy()],
+        seed=seed,
     )
-    assert model.keras_model is not None
-    num_classes = int(model.keras_model.output_shape[-1])
-    for client_id in dataset.client_ids:
-        examples = dataset.read(client_id)
-        checked_examples(examples, model.client_data_spec(), len(domain_names), client_id)
-        check_labels(examples["y"], num_classes, client_id)
+    dataset = clients_of_arrays(model, clients, len(domain_names))
     counts = some_counts(dataset, len(domain_names))
     expected = expected_counts(counts, clients_per_round)
     return Problem(model, tuple(domain_names), seed, expected), dataset
@@ -93,22 +91,47 @@ def regression(
         clients_per_round: As in `classification`.
         seed: As in `classification`.
     """
-    dataset = _dataset(clients, label_kind="f")
-    labels = np.concatenate([dataset.read(client_id)["y"] for client_id in dataset.client_ids])
-    label_range = float(np.ptp(labels)) if len(labels) else 0.0
+    x_spec = _x_spec(clients)
+    labels = [np.asarray(arrays["y"], np.float32) for arrays in clients.values() if "y" in arrays]
+    label_range = float(np.ptp(np.concatenate(labels))) if any(map(len, labels)) else 0.0
     metrics: list[Metric] = []
     if label_range > 0:
         metrics = [mean_absolute_error(label_range), root_mean_squared_error(label_range)]
-    spec = _spec(dataset, tf.float32)
     model = model_from_keras(
-        build, loss=_squared_error, example_spec=spec, metrics=metrics, seed=seed
+        build,
+        loss=_squared_error,
+        example_spec={"x": x_spec, "y": tf.TensorSpec([None], tf.float32)},
+        metrics=metrics,
+        seed=seed,
     )
-    for client_id in dataset.client_ids:
-        examples = dataset.read(client_id)
-        checked_examples(examples, model.client_data_spec(), len(domain_names), client_id)
+    dataset = clients_of_arrays(model, clients, len(domain_names))
     counts = some_counts(dataset, len(domain_names))
     expected = expected_counts(counts, clients_per_round)
     return Problem(model, tuple(domain_names), seed, expected), dataset
+
+
+def clients_of_arrays(
+    model: Model, clients: Mapping[str, Arrays], num_domains: int
+) -> InMemoryClients:
+    """Returns clients of arrays in the types of a model, checked.
+
+    Args:
+        model: The model.
+        clients: The arrays of each client by its id, as `classification` takes them.
+        num_domains: p.
+    """
+    spec = model.client_data_spec()
+    checked = {}
+    for client_id, arrays in clients.items():
+        columns = {
+            name: _in_32_bits(np.asarray(array), name == "y" and spec["y"].dtype.is_floating)
+            for name, array in arrays.items()
+        }
+        checked[client_id] = checked_examples(columns, spec, num_domains, client_id)
+        if model.loss is sparse_cross_entropy and model.keras_model is not None:
+            num_classes = int(model.keras_model.output_shape[-1])
+            check_labels(columns["y"], num_classes, client_id)
+    return InMemoryClients(checked)
 
 
 def expected_counts(counts: np.ndarray, clients_per_round: float) -> tuple[float, ...]:
@@ -125,37 +148,22 @@ def expected_counts(counts: np.ndarray, clients_per_round: float) -> tuple[float
     return tuple(float(count) for count in np.where(expected > 0, expected, _NEXT_TO_NONE * least))
 
 
-def _dataset(clients: Mapping[str, Arrays], label_kind: str) -> ClientDataset:
-    if not clients:
-        raise UserError("clients: expected at least one client, found none")
-    return InMemoryClients(
-        {
-            client_id: {
-                name: _in_32_bits(np.asarray(array), label_kind if name == "y" else None)
-                for name, array in arrays.items()
-            }
-            for client_id, arrays in clients.items()
-        }
-    )
-
-
-def _in_32_bits(array: np.ndarray, kind: str | None) -> np.ndarray:
-    """Returns floats as float32 and integers as int32; `kind` asks for floats of integers."""
-    if array.dtype.kind == "f" or (kind == "f" and array.dtype.kind in "iu"):
+def _in_32_bits(array: np.ndarray, as_floats: bool = False) -> np.ndarray:
+    """Returns floats as float32 and integers as int32, or as floats too."""
+    if array.dtype.kind == "f" or (as_floats and array.dtype.kind in "iu"):
         return array.astype(np.float32)
     return array.astype(np.int32) if array.dtype.kind in "iu" else array
 
 
-def _spec(dataset: ClientDataset, label_type: tf.DType) -> dict[str, Any]:
-    client_id = dataset.client_ids[0]
-    examples = dataset.read(client_id)
-    if "x" not in examples:
+def _x_spec(clients: Mapping[str, Arrays]) -> tf.TensorSpec:
+    """Returns the spec of the inputs of the first client, by id."""
+    if not clients:
+        raise UserError("clients: expected at least one client, found none")
+    client_id = min(clients)
+    if "x" not in clients[client_id]:
         raise UserError(f"{client_id}: expected arrays x, y and domain_id, found no x")
-    x = examples["x"]
-    return {
-        "x": tf.TensorSpec([None, *x.shape[1:]], x.dtype),
-        "y": tf.TensorSpec([None], label_type),
-    }
+    x = _in_32_bits(np.asarray(clients[client_id]["x"]))
+    return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
 
 def _squared_error(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:

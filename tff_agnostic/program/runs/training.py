@@ -14,7 +14,7 @@ from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.data.clients import clients_digest
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Cohorts, PooledExamples
-from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport, statistic_names
+from tff_agnostic.metrics.evaluation_report import EvaluationReport, statistic_names
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.reports.evaluation_table import evaluation_table
 from tff_agnostic.program.runs.build import run_parts
@@ -44,24 +44,21 @@ _FLAGS_OF_RATES = "--client_learning_rate or --server_learning_rate"
 
 
 def has_result_of(path: Path, config: RunConfig) -> bool:
-    """Returns whether a result.json is there, of all rounds and with the evaluation asked for.
-
-    Results of releases without superquantiles stay as they are.
-    """
+    """Returns whether a result.json has all rounds of a run, evaluated as its settings say."""
     if not path.exists():
         return False
     result = read_json(path)
-    try:
-        of_clients = result["overall"].get("over_clients", {}).values()
-        with_tail = [of for of in of_clients if SUPERQUANTILE in of]
-    except (AttributeError, LookupError, TypeError):
-        # What is damaged is told by whoever reads the numbers.
-        with_tail = []
     statistics = statistic_names(config.client_percentiles)
+    try:
+        distributions = result["overall"]["over_clients"].values()
+        has_statistics = all(name in one for one in distributions for name in statistics)
+    except (AttributeError, LookupError, TypeError):
+        # Damaged numbers are an error where they are read.
+        has_statistics = True
     return bool(
         result.get("rounds") == config.rounds
-        and result.get("worst_min_examples") in (None, config.worst_min_examples)
-        and all(name in of for of in with_tail for name in statistics)
+        and result.get("worst_min_examples") == config.worst_min_examples
+        and has_statistics
     )
 
 
