@@ -24,11 +24,10 @@ from tests.platform import names_tff
 from tests.processes import children_of, default_signals, wait_until
 from tff_agnostic.base.files import make_folder
 from tff_agnostic.base.options import Options
-from tff_agnostic.program.commands import command_line
 from tff_agnostic.program.commands.registry import command
 from tff_agnostic.program.options.process import define, exit_status, parse_flags
 from tff_agnostic.program.reports import page
-from tff_agnostic.program.runs import results
+from tff_agnostic.program.runs import results, train_run
 from tff_agnostic.program.runs.spec import RunSpec
 from tff_agnostic.program.studies import comparison_report
 from tff_agnostic.program.studies.methods import given_arms, trial_specs
@@ -90,7 +89,7 @@ class Caller:
             # Takes away the flags that the binary defines, too.
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
-            mock.patch.object(command_line, "RUNTIMES", self._runtimes()),
+            mock.patch.object(train_run, "RUNTIMES", self._runtimes()),
             mock.patch.object(results, "draw_run", self._draw_run),
             mock.patch.object(comparison_report, "draw_comparison", self._draw_comparison),
             mock.patch.object(page, "image_of", self._image),

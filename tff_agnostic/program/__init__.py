@@ -1,1 +1,37 @@
-"""The program on top of the library: flags, run folders, commands."""
+"""The program on top of the library: flags, run folders, commands.
+
+From Python, `run_settings` describes a run by options, and `train_run` trains it into a folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tff_agnostic.metrics.by_group import ByGroup
+    from tff_agnostic.program.runs.finished import FinishedRun
+    from tff_agnostic.program.runs.options import RunConfig
+    from tff_agnostic.program.runs.train_run import run_settings, train_run
+
+__all__ = ["ByGroup", "FinishedRun", "RunConfig", "run_settings", "train_run"]
+
+# Modules of the names. They are imported on first use: a command's help needs none of them.
+_MODULES = {
+    "ByGroup": "metrics.by_group",
+    "FinishedRun": "program.runs.finished",
+    "RunConfig": "program.runs.options",
+    "run_settings": "program.runs.train_run",
+    "train_run": "program.runs.train_run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # As in `./run`: TensorFlow reads this when it is first imported; a caller's value holds.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    warnings.filterwarnings("ignore", "pkg_resources is deprecated as an API", append=True)
+    return getattr(importlib.import_module(f"tff_agnostic.{_MODULES[name]}"), name)

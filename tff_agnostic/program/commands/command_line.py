@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional, cast
+from typing import Annotated, Any, Optional
 
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.errors import UserError
@@ -23,8 +23,8 @@ from tff_agnostic.base.options import OneOf, Options
 from tff_agnostic.program.commands.command import Command, Given
 from tff_agnostic.program.commands.registry import own_flags as flags_of_commands
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flag_table import FlagTable, assignments, flags_in_errors
-from tff_agnostic.program.options.flags import Flag, build, flag_text, flags_of
+from tff_agnostic.program.options.flag_table import FlagTable, assignments
+from tff_agnostic.program.options.flags import Flag, flag_text, flags_of
 from tff_agnostic.program.options.help import (
     Group,
     group_page,
@@ -69,7 +69,7 @@ from tff_agnostic.program.runs.spec import (
     inheriting,
     resolve,
 )
-from tff_agnostic.runtimes.options import ExecutionOptions
+from tff_agnostic.program.runs.train_run import runtime_options, started
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.runtime import Runtime
 
@@ -179,9 +179,7 @@ class GivenRun(Given):
                 change last bits keep these values, unless one of them is given.
         """
         options_of_runtimes().check_used(self.of_runtime, "runtime", runtime)
-        kept = {f.name: before[f.name] for f in flags_of(ExecutionOptions) if f.name in before}
-        values = {**({} if {*kept} & {*self.of_runtime} else kept), **self.of_runtime}
-        return cast(Options, build(RUNTIMES[runtime].options, values))
+        return runtime_options(runtime, self.of_runtime, before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,13 +355,6 @@ class Session:
         chosen = self.given.runtime_options(runtime) if options is None else options
         with StopRequest() as stop, started(runtime, chosen) as entered:
             yield entered, stop
-
-
-@contextlib.contextmanager
-def started(runtime: str, options: Options) -> Iterator[Any]:
-    """While entered, a runtime runs, and errors about its options name their flags."""
-    with flags_in_errors(options), RUNTIMES[runtime].build(options) as entered:
-        yield entered
 
 
 def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:

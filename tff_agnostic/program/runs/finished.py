@@ -1,0 +1,79 @@
+"""A complete run, read back from its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import read_json
+from tff_agnostic.base.later import tf
+from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.metrics.by_group import ByGroup, by_group_of
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.models.model import Measure
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.saving.keras import read_keras
+from tff_agnostic.saving.save import FORMATS
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+    """A run that is complete.
+
+    Attributes:
+        path: Its folder.
+        table: The evaluation of its main model after the last round as text, with the weights of
+            the domains.
+    """
+
+    path: Path
+    table: str
+
+    @property
+    def settings(self) -> RunSpec:
+        """Settings of the run, as its folder has them."""
+        return RunFolder(self.path).spec()
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Content of result.json."""
+        return read_json(RunFolder(self.path).result)
+
+    def by_group(self) -> ByGroup:
+        """Returns the measures overall and of each domain, and how far apart those are."""
+        result = self.result
+        measures = {
+            name: Measure(name, Unit[measure["unit"].upper()], measure["higher_is_better"])
+            for name, measure in result["about"]["measures"].items()
+        }
+        return by_group_of(result, measures)
+
+    def history(self) -> Mapping[str, np.ndarray]:
+        """Returns the columns of metrics.csv by name: a number per round, NaN where it has none."""
+        return read_history(RunFolder(self.path).metrics)
+
+    def keras_model(
+        self,
+        name: str = "model",
+        custom_objects: Optional[Mapping[str, Any]] = None,
+        trust: bool = False,
+    ) -> tf.keras.Model:
+        """Returns a trained model, as the run left it in model/.
+
+        Args:
+            name: Name of the model, where the run has a family or an ensemble.
+            custom_objects: Classes of your own layers in the model, by name.
+            trust: Whether the model may run code, such as Lambda layers have.
+        """
+        folder, ending = RunFolder(self.path).model, FORMATS["keras"].file_name
+        path = folder / f"{name}{ending}"
+        if not path.is_file():
+            names = ", ".join(sorted(p.stem for p in folder.glob(f"*{ending}")))
+            raise UserError(f"{path}: expected a Keras model, found {names or 'none'} in {folder}")
+        return read_keras(path, custom_objects or {}, "keras_model", trust)
