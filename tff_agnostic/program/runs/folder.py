@@ -1,15 +1,12 @@
 """The folder of a run: read once, locked, checked, written.
 
-It knows what the run is made of: digests, and a copy of the model it started from. Both are written
-before config.json, with which the folder is that of a run: one that was killed in between has left
-nothing else. The copy is for the day when the model is gone: it may be a checkpoint of another run,
-which deletes it when it goes on.
+It holds digests of the files and the code that the run was trained with, and a copy of the model
+that the run started from: the model may be a checkpoint of another run, which deletes it when it is
+resumed. Both are written before config.json, which makes the folder that of a run.
 
-What a checkpoint was trained with, as its header knows it, is compared with what the folder says: a
-config.json can be edited, and checkpoints of another run with equal shapes can be copied into it.
-Both would train on without a word as a run that nobody described. Values are kept, and no digest of
-them, so that the message can name the setting and the value to put back. Where files lie is not
-kept: of what is in them there are digests in the fingerprint.
+Checkpoints have the settings that they were trained with. They are compared with config.json, which
+a person can edit, and to which a person can copy checkpoints of another run with equal shapes. The
+settings are stored as values, so that a message can name the setting and the value to put back.
 """
 
 from __future__ import annotations
@@ -58,24 +55,24 @@ from tff_agnostic.saving.keras import KERAS_FILES
 from tff_agnostic.tasks.task import DATA, Task
 
 CHECKPOINT = ".npz"
-# Suffixes of what a run can start from.
+# Suffixes of files that a run can start from.
 FILES = (CHECKPOINT, *KERAS_FILES)
-# What to know of a part that is another one, by its name in the fingerprint.
+# Hints about a part that differs, by its name in the fingerprint.
 _HINTS = {
-    "base_predictors": "; an ensemble of Keras files goes on with the Keras that it began with",
+    "base_predictors": "; an ensemble of Keras files is resumed with the Keras that it began with",
 }
-# In config.json: how rounds were executed, as far as it can change last bits.
+# Key in config.json: how rounds were executed, as far as it can change last bits.
 _EXECUTION = "execution"
 FINGERPRINT = "fingerprint.json"
-# The setting that names the model; its digest in the fingerprint is called so, too, and the copy.
+# The setting that names the model; also the name of its digest and of its copy.
 INITIAL_MODEL = "initial_model"
 _BLOCK = 1 << 20
-# A process that was killed has its locks until its memory is freed.
+# A killed process holds its locks until its memory is freed.
 _PATIENCE_SECONDS = 3.0
-# Parts of what a checkpoint was trained with.
+# Parts of `Checkpoint.trained_with`.
 _SETTINGS, _MADE_OF = "settings", "made_of"
-# So many settings are told of a checkpoint of an altogether different run.
-_MAX_TOLD = 5
+# Largest number of settings in a message about a checkpoint of another run.
+_MAX_SETTINGS = 5
 
 
 class RunFolder:
@@ -116,11 +113,10 @@ class RunFolder:
         return self.saved().spec()
 
     def check(self, spec: RunSpec, resume: bool) -> Optional[SavedRun]:
-        """Checks that a run may begin or go on in the folder; writes nothing.
+        """Checks that a run may begin or be resumed in the folder; writes nothing.
 
-        A resumed run may have more rounds than before, and other values of settings that say they
-        may change. Files may have moved whose content the fingerprint knows. Everything else has to
-        be as it was.
+        A resumed run may have more rounds than before, and other values of the settings in
+        `CHANGEABLE_ON_RESUME`. Files whose content the fingerprint has may have moved.
 
         Returns:
             The folder's run, if it holds one.
@@ -139,6 +135,17 @@ class RunFolder:
             return saved
 
     @contextlib.contextmanager
+    def claim(self, spec: RunSpec, resume: bool) -> Iterator[Optional[SavedRun]]:
+        """While entered, the folder is that of a run, and other processes are kept out.
+
+        Yields:
+            The folder's run, if it holds one; see `check`.
+        """
+        with self.locked():
+            # Checked within the lock: another process may have been faster.
+            yield self.check(spec, resume)
+
+    @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Makes the folder if it is missing, and keeps other processes out of it while entered."""
         make_folder(self.path)
@@ -151,15 +158,16 @@ class RunFolder:
     def write_config(
         self, spec: RunSpec, fingerprint: Mapping[str, str], execution: Mapping[str, Any]
     ) -> None:
-        """Makes the folder that of `spec`.
+        """Makes the folder that of a run.
 
         Args:
+            spec: Settings of the run.
             fingerprint: `RunSpec.fingerprint`.
             execution: How its rounds are executed, as far as that can change last bits.
         """
         is_new = not self.config.exists()
         write_made_of(self.path, fingerprint, spec.config.initial_model, is_new)
-        # Last: where it is, the folder belongs to a run.
+        # Last: a folder with this file belongs to a run.
         flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
         write_json(self.config, flags)
 
@@ -173,11 +181,11 @@ class RunFolder:
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A run as its folder says it: config.json is read once.
+    """A run as its folder has it, complete or not; config.json is read once.
 
     Attributes:
         folder: The folder.
-        flags: What config.json holds.
+        flags: Content of config.json.
         execution: Runtime settings of the run's rounds; empty before its first start.
     """
 
@@ -193,21 +201,21 @@ class SavedRun:
 
     @property
     def known_content(self) -> set[str]:
-        """Names of the parts of which the folder, or a private run's checkpoint, has a digest."""
+        """Names of the parts with a digest, in the folder or in a private run's checkpoint."""
         keyed = {DATA} if self.flags.get("privacy", "none") != "none" else set()
         return {*self.fingerprint, *keyed}
 
     @property
     def last_evaluation(self) -> tuple[int, int]:
-        """Its last round, and its rounds between evaluations."""
+        """Number of its last round, and of rounds between evaluations."""
         return int(self.flags["rounds"]), int(self.flags["evaluate_every"])
 
     def spec(self, algorithm: Optional[str] = None) -> RunSpec:
         """Returns the run.
 
         Args:
-            algorithm: Where the Python file of the run's algorithm is now, if it has one and it may
-                have moved; of another algorithm nothing is taken.
+            algorithm: Path of the Python file of the run's algorithm, which may have moved; ignored
+                if the algorithm is not a file.
         """
         flags, config = self.flags, self.folder.config
         if algorithm and is_user_file(algorithm) and is_user_file(str(flags.get("algorithm"))):
@@ -220,7 +228,7 @@ class SavedRun:
             raise UserError(f"{config}: {e}") from e
 
     def check_own(self, checkpoint: Checkpoint) -> None:
-        """Checks that a checkpoint was trained with what config.json and fingerprint.json say."""
+        """Checks that a checkpoint was trained with the settings and the parts of the folder."""
         settings = checkpoint.trained_with.get(_SETTINGS)
         if settings is None:
             raise UserError(
@@ -229,8 +237,8 @@ class SavedRun:
             )
         different = [name for name in settings if self.flags.get(name) != settings[name]]
         if different:
-            expected = some_of(_texts(different, settings), _MAX_TOLD)
-            found = ", ".join(_texts(different[:_MAX_TOLD], self.flags))
+            expected = some_of(_texts(different, settings), _MAX_SETTINGS)
+            found = ", ".join(_texts(different[:_MAX_SETTINGS], self.flags))
             raise UserError(
                 f"{self.folder.config}: expected {expected}, with which {checkpoint.file} was "
                 f"trained, found {found}: put back what was changed there, or the checkpoints of "
@@ -252,51 +260,52 @@ class SavedRun:
 
         Args:
             fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
-            others: Names of what may be another, such as the examples.
+            others: Names of parts that may differ, such as the examples.
         """
-        there, path = self.fingerprint, self.folder.path
-        for name in dict.fromkeys((*fingerprint, *there)):
-            if name not in others and fingerprint.get(name) != there.get(name):
-                kept = kept_model(path) if name == INITIAL_MODEL else None
-                hint = f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else _HINTS.get(name, "")
+        saved, path = self.fingerprint, self.folder.path
+        for name in dict.fromkeys((*fingerprint, *saved)):
+            if name not in others and fingerprint.get(name) != saved.get(name):
+                copy = kept_model(path) if name == INITIAL_MODEL else None
+                hint = f"; it is kept: --{INITIAL_MODEL}={copy}" if copy else _HINTS.get(name, "")
                 raise UserError(
                     f"{path}: expected the {name} that the run there was trained with "
-                    f"({there.get(name)}), found another one ({fingerprint.get(name)}){hint}"
+                    f"({saved.get(name)}), found another one ({fingerprint.get(name)}){hint}"
                 )
 
     def check_weights_fit(self, task: Task) -> None:
-        """Checks that a task is the run's as far as its weights say anything without training.
+        """Checks that a task has the run's model and labels, so that its weights mean the same.
 
-        Neither the examples nor the code that trains need be those of the run.
+        The examples and the code that trains may be others.
         """
-        of_training = [*self.spec().paths()]
-        self.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *of_training))
+        training_files = [*self.spec().paths()]
+        self.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *training_files))
 
     def check_executed_alike(self, spec: RunSpec, execution: Mapping[str, Any]) -> None:
-        """Checks that a private run goes on as it was executed, where the folder says how.
+        """Checks that a private run is resumed with the execution that the folder has.
 
-        A round that a crash lost is released again, with the same noise. Executed otherwise its
-        exact sum is rounded otherwise, and the difference of the two releases has no noise.
+        A round that a crash lost is released again, with the same noise. Another execution rounds
+        its exact sum in another way, and the difference of the two releases has no noise.
 
         Args:
+            spec: Settings of the resumed run.
             execution: See `RunFolder.write_config`.
         """
-        here = {"runtime": spec.config.runtime, **execution}
-        there = {"runtime": self.flags.get("runtime"), **self.execution}
-        for name in there:
-            if there[name] != here.get(name, there[name]):
+        current = {"runtime": spec.config.runtime, **execution}
+        saved = {"runtime": self.flags.get("runtime"), **self.execution}
+        for name, value in saved.items():
+            if value != current.get(name, value):
                 raise UserError(
-                    f"{_label(name)}: expected {flag_text(there[name])}, with which the private "
-                    f"run in {self.folder.path} was executed, found {flag_text(here[name])}: a "
+                    f"{_label(name)}: expected {flag_text(value)}, with which the private "
+                    f"run in {self.folder.path} was executed, found {flag_text(current[name])}: a "
                     "round that is run again has the same noise, and other last bits would show "
                     "the difference"
                 )
 
 
 def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
-    """Checks that a run is the one that a folder holds, and may go on."""
-    path, there = saved.folder.path, saved.spec(spec.config.algorithm)
-    different = differences(there, spec, saved.known_content)
+    """Checks that a run is the one that a folder holds, and may be resumed."""
+    path, earlier = saved.folder.path, saved.spec(spec.config.algorithm)
+    different = differences(earlier, spec, saved.known_content)
     if different:
         raise UserError(f"--output_dir: {path} holds another run: {', '.join(different)}")
     if not resume:
@@ -304,9 +313,9 @@ def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
             f"--output_dir: {path} holds this run already: add --resume to go on with it, or "
             "choose another folder"
         )
-    if spec.config.rounds < there.config.rounds:
+    if spec.config.rounds < earlier.config.rounds:
         raise UserError(
-            f"--rounds: the run in {path} has {counted(there.config.rounds, 'round')}, and a "
+            f"--rounds: the run in {path} has {counted(earlier.config.rounds, 'round')}, and a "
             f"resumed run cannot have fewer, found {spec.config.rounds}"
         )
 
@@ -316,75 +325,74 @@ def _label(name: str) -> str:
 
 
 def changes(saved: Optional[SavedRun], spec: RunSpec, execution: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each change that is to be known when a run goes on.
+    """Returns a line for each change of a resumed run that its user should know.
 
     Args:
         saved: The folder's run, if it holds one.
+        spec: Settings of the run.
         execution: How its rounds are executed from now on; see `RunFolder.write_config`.
     """
     if saved is None:
         return []
-    there = saved.execution
+    before = saved.execution
     return changes_of_settings(saved.spec(spec.config.algorithm), spec) + [
-        f"{_label(name)} was {there[name]} until now and is {value}: numbers may differ in their "
+        f"{_label(name)} was {before[name]} until now and is {value}: numbers may differ in their "
         "last bits from those of an uninterrupted run"
         for name, value in execution.items()
-        if name in there and there[name] != value
+        if name in before and before[name] != value
     ]
 
 
 def with_kept_model(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
-    """Returns a run that goes on with the folder's own copy of what it started from.
+    """Returns a resumed run that starts from the folder's copy of its initial model.
 
-    One that names another file than the folder's run did stays as it is: what is in that file is
-    compared.
+    A run that names another file keeps it: the content of that file is compared.
     """
     model = spec.config.initial_model
     if saved is None or model is None or str(model) != saved.flags.get(INITIAL_MODEL):
         return spec
-    kept = kept_model(saved.folder.path)
-    if kept is None:
+    copy = kept_model(saved.folder.path)
+    if copy is None:
         return spec
-    config = dataclasses.replace(spec.config, initial_model=kept)
+    config = dataclasses.replace(spec.config, initial_model=copy)
     return dataclasses.replace(spec, config=config)
 
 
 def is_all_there_is(folder: Path) -> bool:
-    """Returns whether a folder holds what a run writes before its config, and nothing else."""
+    """Returns whether a folder holds only files that a run writes before its config."""
     if not folder.is_dir():
         return False
-    there = {path for path in folder.iterdir() if not is_temporary(path)}
-    # What its baselines were found by.
-    there -= {folder / BASELINES}
-    if not there:
+    # Reference runs, which give the baselines of excess losses, are trained before the config.
+    paths = {path for path in folder.iterdir() if not is_temporary(path)} - {folder / BASELINES}
+    if not paths:
         return True
     fingerprint = _fingerprint(folder)
-    return bool(fingerprint) and there <= {
+    return bool(fingerprint) and paths <= {
         folder / FINGERPRINT,
-        *(path for path in _copies(folder) if _is_of(path, fingerprint)),
+        *(path for path in _copies(folder) if _has_digest(path, fingerprint)),
     }
 
 
 def kept_model(folder: Path) -> Optional[Path]:
-    """Returns the copy of what the run of a folder started from; None if there is none."""
+    """Returns the copy of the initial model of a folder's run; None if it has none."""
     fingerprint = _fingerprint(folder)
-    return next((path for path in _copies(folder) if _is_of(path, fingerprint)), None)
+    return next((path for path in _copies(folder) if _has_digest(path, fingerprint)), None)
 
 
 def write_made_of(
     folder: Path, fingerprint: Mapping[str, str], initial_model: Optional[Path], is_new: bool
 ) -> None:
-    """Writes what a run is made of into its folder.
+    """Writes the fingerprint of a run, and a copy of its initial model, into its folder.
 
     Args:
+        folder: The folder.
         fingerprint: `RunSpec.fingerprint`.
-        initial_model: The file that the run starts from, if it does.
-        is_new: Whether the folder is that of no run yet: what is there of one that was killed
-            before it had a config is removed.
+        initial_model: The file that the run starts from; None if it starts from none.
+        is_new: Whether the folder has no config yet; leftovers of a killed run are then removed.
     """
     if is_new:
         for path in _copies(folder):
-            if not _is_of(path, fingerprint):
+            if not _has_digest(path, fingerprint):
                 path.unlink()
     if fingerprint:
         write_json(folder / FINGERPRINT, dict(fingerprint))
@@ -403,8 +411,8 @@ def _copy(folder: Path, model: Path, fingerprint: Mapping[str, str]) -> None:
             while block := file.read(_BLOCK):
                 kept.write(block)
             kept.flush()
-            # Before it gets its name.
-            if not _is_of(Path(kept.name), fingerprint):
+            # Checked before the copy gets its name.
+            if not _has_digest(Path(kept.name), fingerprint):
                 raise UserError(
                     f"--{INITIAL_MODEL}: {model} has changed since it was read: start again"
                 )
@@ -417,21 +425,21 @@ def _copies(folder: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def _is_of(copy: Path, fingerprint: Mapping[str, str]) -> bool:
+def _has_digest(copy: Path, fingerprint: Mapping[str, str]) -> bool:
     return file_digest(copy) == fingerprint.get(INITIAL_MODEL)
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:
-    """Returns the digests in a folder; none if the file is missing, or somebody else's."""
+    """Returns the digests in a folder; none if the file is missing or of another program."""
     try:
-        found = read_json(folder / FINGERPRINT)
+        digests = read_json(folder / FINGERPRINT)
     except UserError:
         return {}
-    return found if all(isinstance(value, str) for value in found.values()) else {}
+    return digests if all(isinstance(value, str) for value in digests.values()) else {}
 
 
 def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
-    """Returns the run that `path` belongs to, and the checkpoint that it names."""
+    """Returns the run of a checkpoint, and the checkpoint; a folder stands for its newest one."""
     is_folder, folder = path.is_dir(), folder_of_checkpoint(path)
     checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
     saved = folder.saved()
@@ -440,12 +448,12 @@ def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
 
 
 def folder_of_checkpoint(path: Path) -> RunFolder:
-    """Returns the run that a checkpoint belongs to; a run's folder stands for its newest one."""
+    """Returns the folder of the run of a checkpoint; `path` may be the folder itself."""
     return RunFolder(path if path.is_dir() else path.absolute().parent.parent)
 
 
 def algorithm_of_run(folder: RunFolder) -> str:
-    """Returns the algorithm of the run in a folder, "" if there is none or it cannot be read."""
+    """Returns the algorithm of the run in a folder; "" if it has no readable config."""
     try:
         algorithm = read_json(folder.config).get("algorithm", "")
     except UserError:
@@ -454,22 +462,23 @@ def algorithm_of_run(folder: RunFolder) -> str:
 
 
 def trained_with(spec: RunSpec, fingerprint: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
-    """Returns what checkpoints keep of the run that they are of; equal runs keep equal texts.
+    """Returns the settings and digests of a run that its checkpoints store.
 
     Args:
+        spec: Settings of the run.
         fingerprint: `RunSpec.fingerprint`.
     """
     paths = path_flags(spec)
     settings = {
         name: value
         for name, value in spec.flags().items()
-        # Not given is something else than any file.
+        # A file may have moved, but a run without one differs from a run with one.
         if name not in CHANGEABLE_ON_RESUME and (name not in paths or value is None)
     }
-    # A folder that nobody named is one, too.
+    # A task may read a folder that no flag names.
     settings.pop("data_dir", None)
     if is_user_file(spec.config.algorithm):
-        # Its content is in the fingerprint.
+        # The fingerprint has the content of the file.
         del settings["algorithm"]
     return {_SETTINGS: settings, _MADE_OF: dict(fingerprint)}
 

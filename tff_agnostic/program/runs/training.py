@@ -128,9 +128,7 @@ class TrainingRun:
         Raises:
             Interrupted: If a signal asked to stop; the run was saved.
         """
-        with self._folder.locked(), _flags_of_rates():
-            # Again: another process may have been faster.
-            self._saved = self._folder.check(self.spec, self._resume)
+        with self._folder.claim(self.spec, self._resume) as self._saved, _flags_of_rates():
             state = self._start()
             reports = self._evaluate_as_in_one_run(state)
             parts, rounds = self.parts, self.spec.config.rounds
