@@ -35,9 +35,10 @@ from tff_agnostic.base.files import finite_or_none
 from tff_agnostic.base.later import tf
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
-from tff_agnostic.program.commands.command_line import GivenRun, started
+from tff_agnostic.program.commands.command_line import GivenRun
 from tff_agnostic.program.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import attained, chosen
 from tff_agnostic.program.studies.gains import Gain
 from tff_agnostic.program.studies.methods import BASELINE

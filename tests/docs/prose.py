@@ -98,9 +98,9 @@ RULES = {
 
 def texts(source: str) -> Iterator[Text]:
     """Yields the prose of a module."""
-    for number, line in enumerate(source.splitlines(), 1):
-        if line.lstrip().startswith("# ") and not line.rstrip().endswith("---"):
-            yield Text("comment", line.strip("# \n"), number)
+    for number, row in enumerate(source.splitlines(), 1):
+        if row.lstrip().startswith("# ") and not row.rstrip().endswith("---"):
+            yield Text("comment", row.strip("# "), number)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             doc = ast.get_docstring(node)

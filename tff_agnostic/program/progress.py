@@ -1,4 +1,4 @@
-"""Progress of long work, with the time that is left, wherever its output goes."""
+"""Progress of long work, with the time that is left, on a terminal, in a notebook or in a file."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MINUTE, _HOUR = 60, 3600
 class LongWork:
     """Shows how far long work is, as a context manager.
 
-    On a terminal and in a notebook it is a bar. Elsewhere, as in a file or a pipe, it is a line
-    every 30 seconds, so that short work has none. Both go on while a part of the work takes long.
+    A terminal and a notebook show a bar. A file or a pipe gets a line every 30 seconds, so short
+    work has none. Both are refreshed while a part of the work takes long.
 
     Args:
-        what: What is done, such as "import".
-        total: How many parts there are.
-        unit: What the parts are, such as "trials"; "B" for bytes.
-        done: How many were done before.
+        what: Name of the work, such as "import".
+        total: Number of parts.
+        unit: Name of the parts, such as "trials"; "B" for bytes.
+        done: Number of parts that were done before.
         visible: Whether to show anything.
     """
 
@@ -73,7 +73,7 @@ class LongWork:
     def __enter__(self) -> LongWork:
         """Starts."""
         if self._has_bar or self._has_lines:
-            self._thread = threading.Thread(target=self._go_on, daemon=True)
+            self._thread = threading.Thread(target=self._refresh, daemon=True)
             self._thread.start()
         return self
 
@@ -99,7 +99,7 @@ class LongWork:
         self._show(done)
 
     def within(self, step: int, steps: int, /) -> None:
-        """Says that so many of the steps of a part are done."""
+        """Shows that `step` of the `steps` of a part are done."""
         self._show(self._whole + step / steps)
 
     def _show(self, done: float) -> None:
@@ -108,7 +108,7 @@ class LongWork:
         self._bar.update(more)
 
     def say(self, step: str) -> None:
-        """Says what is done now."""
+        """Names the part that is in work."""
         self._step = step
         self._bar.set_postfix_str(printable(step))
 
@@ -116,7 +116,7 @@ class LongWork:
         """Shows a line of its own, above a bar, on standard output."""
         tqdm.tqdm.write(line)
 
-    def _go_on(self) -> None:
+    def _refresh(self) -> None:
         while not self._ended.wait(self._seconds):
             if self._has_bar:
                 self._bar.refresh()
@@ -149,12 +149,16 @@ def progress_line(
     step: str = "",
     before: float = 0,
 ) -> str:
-    """Returns how far work is, such as "compare: 3 of 12 trials, 2 min so far, about 6 min left".
+    """Returns a line such as "compare: 3 of 12 trials, 2 min so far, about 6 min left".
 
     Args:
-        seconds: How long it has taken.
-        step: What is done now.
-        before: How many of the parts took no time, as they had been done before.
+        what: Name of the work.
+        done: Number of parts that are done.
+        total: Number of parts.
+        unit: Name of the parts.
+        seconds: Time since the work began.
+        step: Name of the part that is in work.
+        before: Number of parts that had been done before and took no time.
     """
     left = seconds_left(done - before, total - before, seconds)
     texts = [_parts(done, total, unit), f"{duration(seconds)} so far"]
@@ -164,7 +168,7 @@ def progress_line(
 
 
 def _parts(done: float, total: float, unit: str) -> str:
-    """Returns how many parts are done; what is done of the next one is not told."""
+    """Returns the number of parts that are done, without the fraction of the next one."""
     if unit == "B":
         megabytes = total / 1e6
         size = f"{megabytes:.3g}" if megabytes < 100 else f"{megabytes:,.0f}"
@@ -173,7 +177,7 @@ def _parts(done: float, total: float, unit: str) -> str:
 
 
 def seconds_left(done: float, total: float, seconds: float) -> Optional[float]:
-    """Returns how long the rest takes if it goes on as until now; None before anything is done."""
+    """Returns the expected time of the rest, in seconds; None before any part is done."""
     return seconds * (total - done) / done if done > 0 else None
 
 

@@ -13,8 +13,9 @@ from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.boosting.unigrams import num_outcomes
 from tff_agnostic.program.base_predictors.counting import GROUPINGS, unigram_predictors
 from tff_agnostic.program.base_predictors.files import PredictorFile, write_predictors
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions, started
+from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions
 from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.runs.train_run import started
 
 _SETTINGS = (
     "seed",

@@ -63,7 +63,7 @@ def check_choice(clients: ClientDataset, models: Mapping[str, ModelWeights], sha
         )
     ids = clients.client_ids
     sizes = {client_id: len(clients.read(client_id)["domain_id"]) for client_id in ids}
-    # Of a single example no share is anything; who has one is left out, and told of.
+    # A client with a single example cannot choose; the table counts such clients.
     small = {client_id: size for client_id, size in sizes.items() if size > 1 and share * size < 1}
     if small:
         first = min(small, key=lambda client_id: small[client_id])

@@ -17,7 +17,7 @@ from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.program.base_predictors.files import single_predictors
 from tff_agnostic.program.commands.choice_table import check_choice, choice_table
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions, started
+from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import algorithm_label
 from tff_agnostic.program.reports.evaluation_table import evaluation_table
@@ -25,6 +25,7 @@ from tff_agnostic.program.runs.build import build_lambda_set
 from tff_agnostic.program.runs.folder import find_checkpoint
 from tff_agnostic.program.runs.options import path_of
 from tff_agnostic.program.runs.spec import RunSpec, check_test_clients, resolve
+from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import (
     Evaluator,
@@ -49,9 +50,7 @@ _SETTINGS = (
     "private_evaluation",
 )
 
-_OF_THIS_CALL = (
-    "it is of this evaluation alone: what else was released of the same clients adds to it"
-)
+_ONE_CALL = "it is of this evaluation alone: what else was released of the same clients adds to it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ class EvaluateOptions(TaskOptions):
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
         models: Names of the models of a family to evaluate, such as conformity_0.5, or of the base
             predictors of an ensemble, each by itself. [all that were trained]
-        training_clients: Evaluate the training clients in place of the test clients: the losses
+        training_clients: Evaluate the training clients instead of the test clients: the losses
             that training lowers, and their tail.
         adaptation_share: Also let each client choose its model from a family by this share of its
             examples, and report how that model does on the rest of them.
@@ -78,12 +77,12 @@ class EvaluateOptions(TaskOptions):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation has to say.
+    """The result of an evaluation.
 
     Attributes:
-        text: What people read.
-        json: What programs read.
-        output: The file for the latter, if there is to be one.
+        text: Tables for the terminal.
+        json: The same numbers for a JSON file.
+        output: Path of the JSON file; None to write none.
     """
 
     text: str
@@ -145,7 +144,7 @@ def evaluate(given: GivenRun) -> Evaluated:
         if len(reports) > 1:
             texts.append(f"\n{name}")
         texts.append(evaluation_table(report))
-    found = {
+    content = {
         "checkpoint": str(own.checkpoint),
         "round": checkpoint.round_num,
         "task": spec.task,
@@ -154,19 +153,19 @@ def evaluate(given: GivenRun) -> Evaluated:
     }
     if choice is not None:
         texts.append(f"\n{choice_table(choice)}")
-        found["choice"] = choice.to_json()
+        content["choice"] = choice.to_json()
     promised = None if noise is None else noise.statement(len(models))
     if promised is not None:
-        of_whom = f"private evaluation, of {task.test_split} clients"
-        texts.append(f"\n{of_whom}: {promised.text}: {_OF_THIS_CALL}")
-        found["privacy"] = {**promised.to_dict(), "remarks": [*promised.remarks, _OF_THIS_CALL]}
-    return Evaluated("\n".join(texts), found, own.output)
+        subject = f"private evaluation, of {task.test_split} clients"
+        texts.append(f"\n{subject}: {promised.text}: {_ONE_CALL}")
+        content["privacy"] = {**promised.to_dict(), "remarks": [*promised.remarks, _ONE_CALL]}
+    return Evaluated("\n".join(texts), content, own.output)
 
 
-def _show(found: Evaluated) -> None:
-    print(found.text)
-    if found.output is not None:
-        write_json(found.output, found.json)
+def _show(evaluated: Evaluated) -> None:
+    print(evaluated.text)
+    if evaluated.output is not None:
+        write_json(evaluated.output, evaluated.json)
 
 
 def _noise(spec: RunSpec, task: Task, num_models: int) -> Optional[PrivateEvaluation]:
@@ -211,8 +210,8 @@ def _chosen_models(
         return models
     if not own.models:
         raise UserError(f"--models: expected some of {', '.join(models)}, found none")
-    known = Registry(f"model of {own.checkpoint}", {**single_predictors(model, models), **models})
-    return {name: known.given("--models", name) for name in own.models}
+    by_name = Registry(f"model of {own.checkpoint}", {**single_predictors(model, models), **models})
+    return {name: by_name.given("--models", name) for name in own.models}
 
 
 def _lambda_set(trained: RunSpec, task: Task) -> Optional[LambdaSet]:

@@ -27,7 +27,7 @@ from tff_agnostic.deployment.backends import (
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions, started
+from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions
 from tff_agnostic.program.options.flags import NONE, flags_of, values_of
 from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.export import (
@@ -45,6 +45,7 @@ from tff_agnostic.program.runs.spec import (
     check_federated,
     resolve,
 )
+from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.tasks.task import DATA
 
 if TYPE_CHECKING:

@@ -39,32 +39,32 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
         algorithm: Settings of the algorithm.
         privacy: Privacy of the run, which baselines from its clients' data would break.
     """
-    found = algorithm.lambda_.baselines if isinstance(algorithm, LambdaOptions) else None
-    if not isinstance(found, str):
+    baselines = algorithm.lambda_.baselines if isinstance(algorithm, LambdaOptions) else None
+    if not isinstance(baselines, str):
         return algorithm, ()
     if privacy != "none":
         raise UserError(
             f"{_FLAG}: expected numbers with --privacy={privacy}, whose account has no rounds but "
-            f"the run's own, found {found!r}, of losses or counts of its clients"
+            f"the run's own, found {baselines!r}, of losses or counts of its clients"
         )
     kept_out = isinstance(algorithm, HoldoutOptions) and algorithm.measured_share > 0
-    if kept_out and found != TRIVIAL and algorithm.lambda_.baseline_losses == TRAINING:
+    if kept_out and baselines != TRIVIAL and algorithm.lambda_.baseline_losses == TRAINING:
         raise UserError(
             "--lambda_baseline_losses: expected heldout with --measured_share, whose losses are "
             "not of examples that are trained on, found training"
         )
-    if found in (OWN, TRIVIAL):
+    if baselines in (OWN, TRIVIAL):
         return algorithm, ()
-    numbers = read_baselines(Path(found), task, algorithm.lambda_.baseline_losses)
+    numbers = read_baselines(Path(baselines), task, algorithm.lambda_.baseline_losses)
     return algorithm.with_baselines(numbers.values()), tuple(numbers)
 
 
-def check_baselines_of(found: Sequence[str], domain_names: Sequence[str]) -> None:
+def check_baselines_of(names: Sequence[str], domain_names: Sequence[str]) -> None:
     """Checks that baselines that a file or a run had are those of a task's domains, in order."""
-    if found and tuple(found) != tuple(domain_names):
+    if names and tuple(names) != tuple(domain_names):
         raise UserError(
             f"{_FLAG}: expected baselines of the domains {some_of(domain_names, _MAX_NAMES)}, "
-            f"found those of {some_of(found, _MAX_NAMES)}"
+            f"found those of {some_of(names, _MAX_NAMES)}"
         )
 
 
@@ -80,10 +80,10 @@ def read_baselines(path: Path, task: str, losses: str) -> dict[str, float]:
         path /= FILE_NAME
     if path.is_file():
         content = read_json(path)
-        numbers = _of_file(path, content, losses)
+        numbers = _file_losses(path, content, losses)
     elif (path / "config.json").is_file() and (path / "result.json").is_file():
         content = read_json(path / "result.json")
-        numbers = _of_run(path, content, losses)
+        numbers = _run_losses(path, content, losses)
     else:
         raise UserError(
             f"{_FLAG}: expected numbers, {OWN}, {TRIVIAL}, a {FILE_NAME} or the folder of a "
@@ -100,14 +100,14 @@ def read_baselines(path: Path, task: str, losses: str) -> dict[str, float]:
     return {name: float(number) for name, number in numbers.items()}
 
 
-def _of_file(path: Path, content: Mapping[str, Any], losses: str) -> dict[str, Any]:
+def _file_losses(path: Path, content: Mapping[str, Any], losses: str) -> dict[str, Any]:
     domains = content.get("domains")
     if content.get("format") != _FORMAT or not isinstance(domains, dict):
         raise UserError(f"{_FLAG}: {path}: expected baselines of format {_FORMAT}")
-    return {name: of.get(losses) for name, of in domains.items()}
+    return {name: numbers.get(losses) for name, numbers in domains.items()}
 
 
-def _of_run(path: Path, result: Mapping[str, Any], losses: str) -> dict[str, Any]:
+def _run_losses(path: Path, result: Mapping[str, Any], losses: str) -> dict[str, Any]:
     domains: Mapping[str, Any] = result["domains"]
     if losses == HELDOUT:
         if result.get("split") != HELDOUT_SPLIT:
@@ -116,7 +116,7 @@ def _of_run(path: Path, result: Mapping[str, Any], losses: str) -> dict[str, Any
                 f"with --lambda_baseline_losses={HELDOUT}, found one on {result.get('split')} "
                 "clients"
             )
-        return {name: of["loss"] for name, of in domains.items()}
+        return {name: numbers["loss"] for name, numbers in domains.items()}
     columns = read_history(path / "metrics.csv")
     return {name: _last_training_loss(columns, name) for name in domains}
 
@@ -132,15 +132,16 @@ def _last_training_loss(columns: Mapping[str, np.ndarray], name: str) -> float:
 
 def _last_mean(values: np.ndarray) -> float:
     last = values[-max(1, round(_LAST_ROUNDS * len(values))) :]
-    known = last[~np.isnan(last)]
-    return float(known.mean()) if len(known) else math.nan
+    losses = last[~np.isnan(last)]
+    return float(losses.mean()) if len(losses) else math.nan
 
 
 def file_content(task: str, domains: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
-    """Returns what a file of baselines holds.
+    """Returns the content of a file of baselines.
 
     Args:
-        domains: By name, what `losses` are found under and whatever else is to be known.
-        settings: What the references were trained with.
+        task: Name of the task.
+        domains: Losses of each domain by name, and where they are from.
+        settings: Settings of the reference runs.
     """
     return {"format": _FORMAT, "task": task, "domains": domains, "settings": settings}

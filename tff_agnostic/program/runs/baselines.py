@@ -22,7 +22,7 @@ from tff_agnostic.base.later import scipy, tf
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.boosting.members import WordMembers
 from tff_agnostic.computations.algorithm import MAIN_MODEL
-from tff_agnostic.data.clients import ClientDataset, ClientsOfDomain, client_domain_counts
+from tff_agnostic.data.clients import ClientsOfDomain, client_domain_counts
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL
 from tff_agnostic.metrics.constant_answers import entropy
@@ -54,7 +54,7 @@ _REFERENCE = "fed_avg"
 _EVALUATIONS = 20
 # With fewer clients, or held-out examples, a domain is too small for a reference of its own.
 FEWEST_CLIENTS, FEWEST_HELDOUT = 2, 10
-_OF_TRIVIAL = "classes, numbers or texts"
+_TRIVIAL_LABELS = "classes, numbers or texts"
 # Number of outputs and made-up examples that show what a model's outputs and loss are.
 _PROBES = 32
 
@@ -69,23 +69,25 @@ def with_baselines(
 ) -> list[RunSpec]:
     """Returns runs whose baselines are numbers; makes what they ask for.
 
-    Runs whose references would be alike but for their seeds share those of the first one.
+    Runs whose references would differ in their seeds only share the references of the first run.
 
     Args:
-        folder: Where they are kept: in baselines/, those that differ in baselines/2/ and so on.
-        runtime: Trains them; entered by the caller.
-        stop: Says when to stop after a round; what was done is gone on with.
+        specs: Settings of the runs.
+        folder: Folder of the references: baselines/ in it, then baselines/2/ and so on.
+        runtime: Trains the references; entered by the caller.
+        stop: Notes the signals that ask to stop; references are resumed later.
         load_task: Returns the task of a run, evaluated on held-out clients; if None they are those
-            of the task's own held-out split.
+            of the task's held-out split.
+        show_progress: Whether to show progress.
     """
     made: list[tuple[Any, Path]] = []
-    said: set[str] = set()
-    found = []
+    printed: set[str] = set()
+    result = []
     for spec in specs:
         options = spec.algorithm
         word = options.lambda_.baselines if isinstance(options, LambdaOptions) else None
         if word not in (OWN, TRIVIAL):
-            found.append(spec)
+            result.append(spec)
             continue
         wanted = _settings(spec, str(word), load_task is not None)
         path = next((path for settings, path in made if settings == wanted), None)
@@ -99,16 +101,16 @@ def with_baselines(
             + ", ".join(f"{name} {number:.4g}" for name, number in numbers.items())
         )
         # Rows and trials that share numbers share the line.
-        if line not in said:
+        if line not in printed:
             print(line)
-            said.add(line)
+            printed.add(line)
         algorithm = options.with_baselines(numbers.values())
-        found.append(dataclasses.replace(spec, algorithm=algorithm))
-    return found
+        result.append(dataclasses.replace(spec, algorithm=algorithm))
+    return result
 
 
 def _settings(spec: RunSpec, word: str, has_heldout: bool) -> dict[str, Any]:
-    """Returns what decides about references, without the seed: trials share them."""
+    """Returns the settings that decide about references, without the seed, which trials share."""
     flags = (_reference(spec, has_heldout) if word == OWN else spec).flags()
     if word == TRIVIAL:
         flags = {name: value for name, value in flags.items() if name not in spec.settings()}
@@ -160,7 +162,7 @@ def _reference(spec: RunSpec, has_heldout: bool) -> RunSpec:
             f"are stopped early, found --task={spec.task}"
         )
     for name, value in wanted.items():
-        # What is not the default is a held-out split of the user's own.
+        # Another value is a held-out split that the user has chosen.
         if options[name] == defaults[name]:
             options[name] = value
     usual = resolve(spec.task, {"algorithm": _REFERENCE}, {}).settings()
@@ -174,7 +176,7 @@ def _reference(spec: RunSpec, has_heldout: bool) -> RunSpec:
 
 
 class _Part(NamedTuple):
-    """What there is of a domain: training clients, and held-out examples."""
+    """Numbers of a domain's training clients and held-out examples."""
 
     clients: int
     heldout: int
@@ -205,7 +207,7 @@ def _own(
     parts = [_Part(int(n), int(m)) for n, m in zip((train > 0).sum(axis=0), heldout)]
     _check_all_there(task, train.sum(axis=0))
     small = [k for k, part in enumerate(parts) if part.is_too_small]
-    found = _trivial(task, small)
+    losses = _trivial(task, small)
     for k in small:
         print(
             f"note: {task.domain_names[k]} is too small for a reference run ({parts[k].clients} "
@@ -217,13 +219,13 @@ def _own(
     with LongWork("references", len(folders), "runs", done, visible=show_progress) as work:
         for k, folder in folders.items():
             name = task.domain_names[k]
-            spec = _of_domain(reference, len(train), parts[k].clients)
+            spec = _reference_of_domain(reference, len(train), parts[k].clients)
             work.note(f"reference run of {name}: {counted(spec.config.rounds, 'round')}")
             work.say(name)
-            found[name] = _reference_losses(
+            losses[name] = _reference_losses(
                 spec, folder, _on_domain(task, k), k, runtime, stop, work
             )
-    return {name: found[name] for name in task.domain_names}
+    return {name: losses[name] for name in task.domain_names}
 
 
 def _check_all_there(task: Task, totals: np.ndarray) -> None:
@@ -235,11 +237,13 @@ def _check_all_there(task: Task, totals: np.ndarray) -> None:
         )
 
 
-def _of_domain(reference: RunSpec, num_clients: int, of_domain: int) -> RunSpec:
+def _reference_of_domain(reference: RunSpec, num_clients: int, num_domain_clients: int) -> RunSpec:
     """Returns the reference with the passes over its clients that the shared run has."""
     config = reference.config
-    cohort = min(config.clients_per_round, of_domain)
-    rounds = math.ceil(config.rounds * config.clients_per_round / num_clients * of_domain / cohort)
+    cohort = min(config.clients_per_round, num_domain_clients)
+    rounds = math.ceil(
+        config.rounds * config.clients_per_round / num_clients * num_domain_clients / cohort
+    )
     every = math.ceil(rounds / _EVALUATIONS)
     config = dataclasses.replace(
         config,
@@ -253,10 +257,10 @@ def _of_domain(reference: RunSpec, num_clients: int, of_domain: int) -> RunSpec:
 
 
 def _on_domain(task: Task, domain: int) -> Task:
-    def of(clients: ClientDataset) -> ClientDataset:
-        return ClientsOfDomain(clients, domain, task.num_domains)
-
-    return dataclasses.replace(task, train=of(task.train), test=of(task.test))
+    train, test = (
+        ClientsOfDomain(clients, domain, task.num_domains) for clients in (task.train, task.test)
+    )
+    return dataclasses.replace(task, train=train, test=test)
 
 
 def _reference_losses(
@@ -328,7 +332,9 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     """
     spec = model.example_spec["y"]
     if isinstance(spec, Mapping):
-        raise UserError(f"--lambda_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found a mapping")
+        raise UserError(
+            f"--lambda_baselines={TRIVIAL}: expected {_TRIVIAL_LABELS}, found a mapping"
+        )
     if isinstance(model.loss, SentenceLoss):
         return _unigram_loss(entropy, model.loss.expected_length, [c["y"] for c in clients])
     labels = np.concatenate([c["y"] for c in clients])
@@ -343,7 +349,7 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     )
     if outputs.dtype.kind != "f" or outputs.ndim > 2 or labels.ndim > 2:
         raise UserError(
-            f"--lambda_baselines={TRIVIAL}: expected {_OF_TRIVIAL}, found labels of shape "
+            f"--lambda_baselines={TRIVIAL}: expected {_TRIVIAL_LABELS}, found labels of shape "
             f"{list(labels.shape[1:])} and outputs of shape {list(outputs.shape[1:])}"
         )
     values, counts = np.unique(labels, axis=0, return_counts=True)

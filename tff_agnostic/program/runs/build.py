@@ -1,4 +1,4 @@
-"""What a run is made of: data, model, algorithm, sums, noise."""
+"""The parts of a run: data, model, algorithm, sums, noise, evaluations."""
 
 from __future__ import annotations
 
@@ -64,31 +64,31 @@ from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation, prepa
 from tff_agnostic.training.private import PrivateTraining
 from tff_agnostic.training.problems import expected_counts
 
-# How many clients are read before the first round, if what they hold is not known otherwise.
+# Largest number of clients that are read before the first round for counts that no store has.
 MAX_READS = 2000
-# Clients that are read for this, where what they hold is not known otherwise.
+# The same for the counts in result.json.
 _MAX_READS = 200
-# So many differences are told of a model that differs throughout.
-_MAX_TOLD = 5
+# Largest number of differences in a message about another model.
+_MAX_DIFFERENCES = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class RunParts:
-    """What a run is made of.
+    """The parts of a run.
 
     Attributes:
-        task: The task, loaded.
-        remarks: Warnings about its data before the first round; none of a private run.
+        task: The loaded task.
+        remarks: Warnings about its data before the first round; none in a private run.
         algorithm: The algorithm.
-        fingerprint: Of data, model and imports.
-        privacy: Noise and account of a private run; None of others.
-        summed: How clients' answers are summed, with noise if there is any.
+        fingerprint: Digests of data, model and imports.
+        privacy: Noise and account of a private run; None in others.
+        summed: How clients' outputs are summed, with noise if there is any.
         training: The rounds.
-        train: The clients of the rounds: the task's, or what is pooled of them.
-        initial: The state before the first one.
-        quantities: Describes what rounds report, with what was spent on privacy.
-        evaluations: Of its models, when they are due.
-        rows: What metrics.csv holds.
+        train: The clients of the rounds: those of the task, or their pooled examples.
+        initial: The state before the first round.
+        quantities: Descriptions of the numbers that rounds report, the privacy spent among them.
+        evaluations: Evaluations of the models, when they are due.
+        rows: The rows of metrics.csv.
     """
 
     task: Task
@@ -112,22 +112,26 @@ def run_parts(
     runtime: Runtime,
     load_task: Callable[[RunSpec], Task],
 ) -> RunParts:
-    """Builds what a run is made of.
+    """Builds the parts of a run.
 
     Args:
-        saved: The run there that it goes on with, if any.
+        spec: Settings of the run.
+        folder: Folder of the run.
+        saved: The folder's run, which is resumed; None for a new run.
+        runtime: Executes the rounds.
+        load_task: Returns the task of a run.
     """
     config = spec.config
     task = load_task(spec)
     check_cohort_size(len(task.train.client_ids), config.clients_per_round)
     check_readable(task.test, MAX_READS)
-    # Warnings have exact numbers of the data.
+    # Warnings have exact numbers of the data, which a private run must not publish.
     is_private = PRIVACIES[config.privacy].build is not None
     remarks = [] if is_private else data_remarks(task, config, share_kept_out(spec.algorithm))
     remarks += [] if is_private else rare_domains(task, spec)
     if config.pooled:
         remarks.append(pooled_examples(len(task.train.client_ids), config.clients_per_round))
-    # What it started from may be gone by now.
+    # The initial model may be gone by now.
     begun = with_kept_model(saved, spec)
     algorithm = build_algorithm(begun, task)
     fingerprint = begun.fingerprint(task)
@@ -172,7 +176,7 @@ def run_parts(
 def check_readable(clients: ClientDataset, max_clients: int) -> None:
     """Reads up to `max_clients` clients, evenly spaced, for the errors that reading them raises.
 
-    A client that cannot be read is better found before hours of training than after them.
+    Such an error should come before hours of training, not after them.
     """
     ids = clients.client_ids
     for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), max_clients)).astype(int)):
@@ -214,9 +218,9 @@ def _evaluations(
 def _clipped(
     task: Task, aggregation: Aggregation, privacy: Optional[PrivateTraining]
 ) -> ReportFields:
-    """Returns what evaluations report of clipped values."""
+    """Returns the columns of clipped values in evaluations."""
     if privacy is not None and privacy.evaluation is not None:
-        # What private evaluations clip stays with the clients.
+        # Clients do not report the values that private evaluations clip.
         return {}
     bounds = evaluation_bounds(task.model, aggregation.limits)
     return aggregation.quantities(bounds).get("clipped", {})
@@ -240,13 +244,13 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
 
 
 def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
-    """Returns the mixtures of which a run minimises the worst; None if it is one of all mixtures.
+    """Returns the set Lambda of a run; None if it has all mixtures.
 
     The centre of a ball is the training mixture of `task`.
     """
     options = spec.algorithm
     if not isinstance(options, LambdaOptions) or isinstance(options.lambda_.set, SimplexSet):
-        # Of all mixtures the worst is the worst domain, whatever the domains are.
+        # The worst of all mixtures is the worst domain.
         return None
     expected_counts = np.asarray(_expected_counts(spec, task))
     with flags_in_errors(options):
@@ -259,7 +263,9 @@ def training_examples(task: Task) -> np.ndarray:
 
 
 def _expected_counts(spec: RunSpec, task: Task) -> tuple[float, ...]:
-    return _of_a_round(spec, task, some_counts(_as_summed(spec, task), task.num_domains, MAX_READS))
+    return _expected_in_round(
+        spec, task, some_counts(_as_summed(spec, task), task.num_domains, MAX_READS)
+    )
 
 
 def _expected_kept_out(spec: RunSpec, task: Task) -> Optional[tuple[float, ...]]:
@@ -268,13 +274,13 @@ def _expected_kept_out(spec: RunSpec, task: Task) -> Optional[tuple[float, ...]]
         return None
     counts = some_counts(_as_summed(spec, task), task.num_domains, MAX_READS)
     sizes = counts.sum(axis=1)
-    return _of_a_round(
+    return _expected_in_round(
         spec, task, counts * (expected_kept_out(sizes, share) / np.maximum(sizes, 1))[:, np.newaxis]
     )
 
 
-def _of_a_round(spec: RunSpec, task: Task, counts: np.ndarray) -> tuple[float, ...]:
-    """Returns what a round is expected to have of each domain, from what clients have of it."""
+def _expected_in_round(spec: RunSpec, task: Task, counts: np.ndarray) -> tuple[float, ...]:
+    """Returns the expected number of each domain's examples in a round, from clients' counts."""
     config = spec.config
     in_round = mean_cohort_size(
         config.cohort_sampling, len(task.train.client_ids), config.clients_per_round
@@ -291,26 +297,27 @@ def _as_summed(spec: RunSpec, task: Task) -> ClientDataset:
 
 
 def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[Remark]:
-    """Returns what is to be known of a run's data before its first round.
+    """Returns warnings about a run's data before its first round.
 
     Args:
         task: The run's task; `RunSpec.load_task` has limited its clients to --max_examples.
+        config: Settings of the run.
         kept_out: Share of each client's examples that is not trained on; see `share_kept_out`.
     """
-    found = list(task.remarks())
+    remarks = list(task.remarks())
     counts = training_counts(task).counts
     if counts is not None:
-        found += examples_beyond(counts.sum(axis=1), config.max_examples, "train")
-        found += examples_kept_out(counts.sum(axis=1), kept_out, config.max_examples)
-        found += _of_domains(counts, task, "train", FEW_EXAMPLES)
+        remarks += examples_beyond(counts.sum(axis=1), config.max_examples, "train")
+        remarks += examples_kept_out(counts.sum(axis=1), kept_out, config.max_examples)
+        remarks += _small_domain_remarks(counts, task, "train", FEW_EXAMPLES)
     counts = evaluation_counts(task).counts
     if counts is not None:
-        found += _of_domains(counts, task, task.test_split, FEW_EXAMPLES)
-    return found
+        remarks += _small_domain_remarks(counts, task, task.test_split, FEW_EXAMPLES)
+    return remarks
 
 
 def rare_domains(task: Task, spec: RunSpec) -> list[Remark]:
-    """Returns warnings about domains in few rounds, where a run's lambda moves by their losses."""
+    """Returns warnings about domains in few rounds, where a run's lambda follows their losses."""
     counts, config = training_counts(task).counts, spec.config
     if counts is None or not moves_lambda(spec.algorithm):
         return []
@@ -326,11 +333,11 @@ def rare_domains(task: Task, spec: RunSpec) -> list[Remark]:
 
 
 def share_kept_out(algorithm: Any) -> float:
-    """Returns the share of examples that an algorithm measures on only, from its settings."""
+    """Returns the share of examples that an algorithm keeps out of training."""
     return algorithm.measured_share if isinstance(algorithm, HoldoutOptions) else 0.0
 
 
-def _of_domains(counts: np.ndarray, task: Task, split: str, fewest: int) -> list[Remark]:
+def _small_domain_remarks(counts: np.ndarray, task: Task, split: str, fewest: int) -> list[Remark]:
     examples = dict(zip(task.domain_names, counts.sum(axis=0).tolist()))
     return [*domains_without(examples, split), *small_domains(examples, split, fewest)]
 
@@ -340,16 +347,16 @@ class SplitCounts:
     """The clients of a split.
 
     Attributes:
-        num_clients: How many there are.
-        counts: Examples of each client and domain, int64 [clients, p]; None if nobody knows, and
-            there are too many clients to read for this.
+        num_clients: Number of clients.
+        counts: Examples of each client and domain, int64 [clients, p]; None if they are unknown and
+            there are too many clients to read.
     """
 
     num_clients: int
     counts: Optional[np.ndarray]
 
     def to_json(self, domain_names: Sequence[str]) -> dict[str, Any]:
-        """Returns clients and examples of each domain by name; null where nobody knows."""
+        """Returns clients and examples of each domain by name; null if they are unknown."""
         domains = None
         if self.counts is not None:
             examples, clients = self.counts.sum(axis=0), (self.counts > 0).sum(axis=0)
@@ -361,13 +368,13 @@ class SplitCounts:
 
 
 def training_counts(task: Task) -> SplitCounts:
-    """Returns what the training clients hold, also of what --max_examples leaves out."""
+    """Returns the counts of the training clients, with examples beyond --max_examples."""
     clients = task.train.clients if isinstance(task.train, FirstExamples) else task.train
     return _counts(clients, task.num_domains)
 
 
 def evaluation_counts(task: Task) -> SplitCounts:
-    """Returns the same of the clients that are evaluated."""
+    """Returns the counts of the clients that are evaluated."""
     return _counts(task.test, task.num_domains)
 
 
@@ -382,17 +389,18 @@ def model_to_start_from(path: Optional[Path], model: Model, trust: bool = False)
     """Returns a model with other initial weights.
 
     Args:
-        path: A .keras or .h5 file, or a checkpoint, of whose models the main one is taken; None for
-            the model as it is.
+        path: A .keras or .h5 file, or a checkpoint, whose main model is taken; None keeps the
+            initial weights.
+        model: The model.
         trust: Whether a Keras file may run code.
     """
     if path is None:
         return model
     file = path
     if file.suffix == CHECKPOINT:
-        weights = _of_checkpoint(file, model)
+        weights = _checkpoint_weights(file, model)
     elif file.suffix in KERAS_FILES:
-        weights = _of_keras(file, model, trust)
+        weights = _keras_weights(file, model, trust)
     else:
         raise UserError(
             f"--initial_model: expected a Keras model ({' or '.join(KERAS_FILES)}), a checkpoint "
@@ -401,7 +409,7 @@ def model_to_start_from(path: Optional[Path], model: Model, trust: bool = False)
     return dataclasses.replace(model, initial_weights=weights)
 
 
-def _of_checkpoint(file: Path, model: Model) -> ModelWeights:
+def _checkpoint_weights(file: Path, model: Model) -> ModelWeights:
     arrays = next(iter(read_checkpoint(file).model_arrays.values()))
     template = as_in_keras(model.initial_weights, model.frozen)
     expected = tf.nest.flatten(template)
@@ -409,52 +417,58 @@ def _of_checkpoint(file: Path, model: Model) -> ModelWeights:
     return with_frozen(tf.nest.pack_sequence_as(template, list(arrays)), model.frozen)
 
 
-def _of_keras(file: Path, model: Model, trust: bool) -> ModelWeights:
-    own = model.keras_model
-    if own is None:
-        raise UserError("--initial_model: expected a task with a Keras model, found another")
-    found = read_keras(file, classes_of(own), "--initial_model", trust)
-    values = [weight.numpy() for weight in found.weights]
-    names = [keras_platform().weight_name(weight) for weight in own.weights]
+def _keras_weights(file: Path, model: Model, trust: bool) -> ModelWeights:
+    keras_model = model.keras_model
+    if keras_model is None:
+        raise UserError(
+            "--initial_model: expected a task with a Keras model, found a model of another kind"
+        )
+    saved = read_keras(file, classes_of(keras_model), "--initial_model", trust)
+    values = [weight.numpy() for weight in saved.weights]
+    names = [keras_platform().weight_name(weight) for weight in keras_model.weights]
     try:
-        _check_same(file, names, own.weights, values)
+        _check_same(file, names, keras_model.weights, values)
     except UserError as e:
-        if list(map(_shape, plain_keras(own).weights)) == list(map(_shape, values)):
+        if list(map(_shape, plain_keras(keras_model).weights)) == list(map(_shape, values)):
             raise UserError(
                 f"--initial_model: expected the layers of the task's model, found in {file} the "
                 "Keras layers that replaced some of them when it was saved; their weights cannot "
                 "be read back: name the run, or its checkpoint"
             ) from e
         raise
-    value_of = {id(weight): value for weight, value in zip(own.weights, values)}
+    value_of = {id(weight): value for weight, value in zip(keras_model.weights, values)}
     weights = ModelWeights(
-        [value_of[id(weight)] for weight in own.trainable_weights],
-        [value_of[id(weight)] for weight in own.non_trainable_weights],
+        [value_of[id(weight)] for weight in keras_model.trainable_weights],
+        [value_of[id(weight)] for weight in keras_model.non_trainable_weights],
     )
     return with_frozen(weights, model.frozen)
 
 
 def _check_same(
-    file: Path, names: Sequence[str], expected: Sequence[Any], found: Sequence[Any]
+    file: Path, names: Sequence[str], expected: Sequence[Any], arrays: Sequence[Any]
 ) -> None:
     different = [
-        f"{name or 'nothing'} {_shown(wanted)}, found {_shown(there)}"
-        for name, wanted, there in zip_longest(names, expected, found)
-        if wanted is None or there is None or _shape(wanted) != _shape(there)
+        f"{name or 'nothing'} {_shown(weight)}, found {_shown(array)}"
+        for name, weight, array in zip_longest(names, expected, arrays)
+        if weight is None or array is None or _shape(weight) != _shape(array)
     ]
     if different:
-        more = f"; and {len(different) - _MAX_TOLD} more" if len(different) > _MAX_TOLD else ""
-        told = "; ".join(different[:_MAX_TOLD])
-        raise UserError(f"--initial_model: {file}: expected {told}{more}")
+        more = (
+            f"; and {len(different) - _MAX_DIFFERENCES} more"
+            if len(different) > _MAX_DIFFERENCES
+            else ""
+        )
+        shown = "; ".join(different[:_MAX_DIFFERENCES])
+        raise UserError(f"--initial_model: {file}: expected {shown}{more}")
 
 
 def _names(model: Model) -> list[str]:
-    own = model.keras_model
-    if own is None:
+    keras_model = model.keras_model
+    if keras_model is None:
         return [f"weight {k}" for k in range(len(tf.nest.flatten(model.initial_weights)))]
     return [
         keras_platform().weight_name(weight)
-        for weight in (*own.trainable_weights, *own.non_trainable_weights)
+        for weight in (*keras_model.trainable_weights, *keras_model.non_trainable_weights)
     ]
 
 

@@ -49,7 +49,7 @@ class Evaluations(Observer):
         self._rounds = rounds
         self.ledger = ledger
         noise = evaluator.noise
-        # Of private evaluations, by whether they are on all clients.
+        # Digests of the clients of private evaluations, by whether they are all clients.
         self._evaluated = {
             on_all: "" if noise is None else noise.digest(evaluator.client_ids(on_all))
             for on_all in (False, True)
@@ -69,11 +69,11 @@ class Evaluations(Observer):
         return round_num % self._every == 0 or round_num == self._rounds
 
     def evaluated(self, round_num: int) -> Optional[str]:
-        """Returns what `Release.evaluated` is after a round; None if no evaluation is due."""
+        """Returns `Release.evaluated` of the evaluation after a round; None if none is due."""
         return self._evaluated[round_num == self._rounds] if self.are_due(round_num) else None
 
     def num_due(self, after: int, up_to: int) -> int:
-        """Returns how many evaluations are due after one round, up to another."""
+        """Returns the number of evaluations that are due after one round, up to another."""
         due = up_to // self._every - after // self._every
         return due + (after < up_to == self._rounds and self._rounds % self._every > 0)
 
@@ -134,5 +134,5 @@ class Evaluations(Observer):
 
 
 def num_evaluations(rounds: int, every: int) -> int:
-    """Returns the number of evaluations in so many rounds, that of the last one included."""
+    """Returns the number of evaluations in a run, the one after its last round among them."""
     return -(-rounds // every)

@@ -16,11 +16,11 @@ from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.private import PrivateTraining
 from tff_agnostic.training.private_cohorts import CohortPlan
 
-_OF_BEGINNING = (
+_START_REMARK = (
     "what {flag} names is taken for public: if it was made of these clients' data, it is a release "
     "of its own"
 )
-_OF_INPUTS = (
+_INPUT_REMARK = (
     "{what} of the inputs, which models and their cards carry, are made of the training clients: "
     "they are exact, and no part of epsilon"
 )
@@ -43,8 +43,8 @@ def private_training(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optiona
             task=task,
             evaluations=num_evaluations(config.rounds, config.evaluate_every),
             remarks=[
-                *(_OF_BEGINNING.format(flag=flag) for flag in _start_flags(spec)),
-                *(_OF_INPUTS.format(what=what) for what in _released_statistics(task)),
+                *(_START_REMARK.format(flag=flag) for flag in _start_flags(spec)),
+                *(_INPUT_REMARK.format(what=what) for what in _released_statistics(task)),
             ],
         )
 
@@ -63,7 +63,7 @@ def cohort_plan(spec: RunSpec, task: Task) -> CohortPlan:
 
 
 def noise_of_run(spec: RunSpec, task: Task) -> NoiseOfClients:
-    """Returns whose noise the rounds of a run have where clients add it."""
+    """Returns the clients whose noise is in the sums of a run with distributed privacy."""
     options = spec.privacy
     assert isinstance(options, DistributedOptions)
     _check_participation(spec)
@@ -112,7 +112,7 @@ def check_plan(
     releases = evaluations.ledger.known() | {(t, digest) for t, digest in planned if digest}
     if len(releases) > wanted:
         raise UserError(
-            f"{expected}{len(releases)} with those that were made already: go on with the "
+            f"{expected}{len(releases)} with those that were made already: resume with the "
             "--evaluate_every and --evaluation_clients that the run had"
         )
 
@@ -122,8 +122,8 @@ def _check_participation(spec: RunSpec) -> None:
     if is_secret and "participation" in spec.given and spec.config.cohort_sampling != "poisson":
         raise UserError(
             "--participation: expected public with "
-            f"--cohort_sampling={spec.config.cohort_sampling}, of which everybody knows the number "
-            "of clients, found secret"
+            f"--cohort_sampling={spec.config.cohort_sampling}, whose rounds have a public "
+            "number of clients, found secret"
         )
 
 

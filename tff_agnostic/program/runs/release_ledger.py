@@ -1,8 +1,8 @@
 """The ledger of private evaluations.
 
-Each release is in the run's ledger, `releases.jsonl`, before anybody sees its numbers. A crash
-takes rounds back, and rows of metrics.csv with them. It cannot take back what was seen. The account
-of a resumed run therefore counts the lines of the ledger, and not rows.
+A release is written to the run's ledger, `releases.jsonl`, before its numbers are shown. A crash
+loses rounds, and their rows of metrics.csv, but numbers that were shown stay known. The account of
+a resumed run therefore counts the lines of the ledger, not the rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class ReleaseLedger:
     """The ledger of one run.
 
     Args:
-        path: The file. Its digests are of exact data, such as names of clients, so it is for its
-            owner alone.
+        path: The file. Its digests are of exact data, such as names of clients, so only its owner
+            may read it.
 
     Attributes:
-        releases: What it holds, in the order in which it was released.
+        releases: The releases in their order.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,12 +33,12 @@ class ReleaseLedger:
         self.releases: list[Release] = []
 
     def load(self, shown: int) -> None:
-        """Reads the file; `write` makes it follow.
+        """Reads the file; `write` brings it up to date.
 
-        A last line without its end was cut off: its evaluation was not shown, and does not count.
+        A last line without a line end was cut off by a crash, before its evaluation was shown.
 
         Args:
-            shown: Number of evaluations of a model according to metrics.csv; the file has them all.
+            shown: Number of evaluations of a model in metrics.csv; the file has at least as many.
         """
         *lines, _cut_off = self._content().split("\n")
         self.releases = [self._release(n, line) for n, line in enumerate(lines, start=1)]
@@ -50,7 +50,7 @@ class ReleaseLedger:
             )
 
     def write(self) -> None:
-        """Writes all lines anew if the file has others."""
+        """Writes the file again if its lines differ from the releases."""
         content = "".join(f"{_line(release)}\n" for release in self.releases)
         if content != self._content():
             with atomic_file(self._path, owner_only=True) as file:
@@ -61,14 +61,14 @@ class ReleaseLedger:
         """Enters a release, which may be shown afterwards, unless its noise was used before.
 
         Returns:
-            False if other sums were released with the same noise: these may not be shown, as their
-            difference would be exact. One that is there already counts once.
+            False if other sums were released with the same noise: the difference of the two would
+            be exact. A release that is entered twice counts once.
         """
-        same_noise = [there for there in self.releases if there.place == release.place]
+        same_noise = [earlier for earlier in self.releases if earlier.place == release.place]
         if not same_noise:
             append_line(self._path, _line(release))
             self.releases.append(release)
-        return all(there.sums == release.sums for there in same_noise)
+        return all(earlier.sums == release.sums for earlier in same_noise)
 
     def known(self) -> set[tuple[int, str]]:
         """Returns round and `evaluated` of each release."""
@@ -92,8 +92,8 @@ class ReleaseLedger:
             type(value) is not kinds[name] for name, value in dataclasses.asdict(release).items()
         ):
             raise UserError(
-                f"{self._path}: expected a private evaluation in each line, found something else "
-                f"in line {number}: without the file as it was, nobody knows what the run has spent"
+                f"{self._path}: expected a private evaluation in each line, found {line[:60]!r} in "
+                f"line {number}: without the complete file the run's privacy is unknown"
             )
         return release
 

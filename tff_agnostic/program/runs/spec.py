@@ -56,27 +56,27 @@ from tff_agnostic.tasks.domain_input import with_domain_input
 from tff_agnostic.tasks.task import DATA, Task, TaskContext
 
 PLACES_OF_DATA = ("data_dir", "data")
-# Said first where runs differ.
+# First in a message about different runs.
 _CHIEF = ("task", "algorithm", "aggregation")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-    """A run, resolved: no value is left to a default.
+    """Settings of a run; no value is left to a default.
 
     Attributes:
         task: Name of the task.
         task_options: Every option of the task.
         data_dir: Folder with the task's files, absolute.
         data: The client store, absolute.
-        config: What every run has.
+        config: Options that every run has.
         algorithm: Options of the algorithm, an instance of its spec's `options`.
         aggregation: Options of the aggregation.
         privacy: Options of differential privacy.
         update_aggregator: Limits of the sums next to an aggregator of updates.
-        given: Flags of the settings that a user gave, whatever their values.
-        baselines_of: The domains that a file or a run had baselines of, in their order; none where
-            the numbers are from no such one.
+        given: Flags of the settings that a user gave.
+        baselines_of: Names of the domains in the file or the run that has the baselines, in order;
+            empty where baselines are from neither.
     """
 
     task: str
@@ -116,7 +116,7 @@ class RunSpec:
         return {**paths_in(self.config), **paths_in(self.algorithm)}
 
     def flags(self) -> dict[str, Any]:
-        """Returns every flag and its value; what config.json holds."""
+        """Returns every flag and its value, as config.json has them."""
         flags: dict[str, Any] = {
             "task": self.task,
             "data_dir": self.data_dir,
@@ -131,7 +131,7 @@ class RunSpec:
         return AGGREGATIONS[self.config.aggregation].build(self.aggregation)
 
     def build_training_aggregation(self) -> Aggregation:
-        """Returns the same of training, where updates may have an aggregator of their own."""
+        """Returns the aggregation of training, where updates may have another aggregator."""
         config = self.config
         if config.update_aggregator is None:
             return self.build_aggregation()
@@ -150,14 +150,14 @@ class RunSpec:
         A private run has none of its data: with it, a person who knows all other clients could
         check a guess about one. Its checkpoints have a keyed digest instead.
         """
-        # Several paths name parts of the task, whose digests are the task's.
-        of_files = {
+        # Paths in a tuple name parts of the task, which has their digests.
+        file_digests = {
             name: file_digest(path) for name, path in self.paths().items() if isinstance(path, Path)
         }
         digests = dict(task.fingerprint)
         if self.is_private:
             digests.pop(DATA, None)
-        return {**digests, **algorithm_fingerprint(self.config.algorithm), **of_files}
+        return {**digests, **algorithm_fingerprint(self.config.algorithm), **file_digests}
 
     def load_task(self) -> Task:
         """Loads the task, with the ensemble as its model if the algorithm mixes predictors.
@@ -196,9 +196,10 @@ def resolve(
     inherited: Optional[Mapping[str, Any]] = None,
     shared: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> RunSpec:
-    """Fills what was not given: first from the task's defaults, then from the settings' own.
+    """Returns the settings of a run: given ones, defaults of the task, defaults of the options.
 
     Args:
+        task: Name of the task.
         given: Options that the user gave, by flag.
         task_options: Options of the task that were given.
         data_dir: Folder with the task's files.
@@ -207,7 +208,7 @@ def resolve(
         shared: Options that were given for several runs, and need not have an effect on this one.
     """
     defaults = DEFAULTS[task]
-    # What is first counts.
+    # The first layer that has a flag decides.
     layers = [dict(one) for one in (given, shared, inherited or {}, defaults.settings)]
     name = ChainMap(*layers).get("algorithm", RunConfig.algorithm)
     if is_user_file(name):
@@ -263,7 +264,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
     algorithm = algorithm_of_flag(config.algorithm).options
     aggregation = AGGREGATIONS[config.aggregation].options
     privacy = PRIVACIES[config.privacy].options
-    of_updates = limits_of_updates(config)
+    update_limits = limits_of_updates(config)
     return RunSpec(
         task,
         options,
@@ -273,12 +274,12 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
         algorithm_options(config.algorithm, checked(algorithm, values)),
         build(aggregation, checked(aggregation, values)),
         build(privacy, checked(privacy, values)),
-        build(of_updates, checked(of_updates, values)),
+        build(update_limits, checked(update_limits, values)),
     )
 
 
 def check_pooled(config: RunConfig) -> None:
-    """Refuses settings that mean something with federated clients only."""
+    """Refuses settings that only have a meaning with federated clients."""
     if not config.pooled:
         return
     reason = "which has the examples of all clients in one place"
@@ -301,7 +302,7 @@ def check_pooled(config: RunConfig) -> None:
 
 
 def check_update_aggregator(config: RunConfig) -> None:
-    """Refuses settings that an aggregator of TFF's cannot be combined with."""
+    """Refuses settings that cannot be combined with an aggregator of TFF."""
     if config.update_aggregator is None:
         return
     aggregator = values_of(config)["update_aggregator"]
@@ -324,7 +325,7 @@ def check_update_aggregator(config: RunConfig) -> None:
 
 
 def check_federated(config: RunConfig, what: str) -> None:
-    """Refuses to make something for a fleet of what was trained in one place."""
+    """Refuses to make something for a fleet from a run of pooled examples."""
     if config.pooled:
         raise UserError(f"--pooled: expected a federated run {what}, found one of pooled examples")
 
@@ -361,9 +362,10 @@ def inheriting(
     data_dir: Optional[Path],
     data: Optional[Path],
 ) -> RunSpec:
-    """Returns the run that is as an earlier one wherever nothing else is given.
+    """Returns a run with the settings of an earlier one, except for those that are given.
 
     Args:
+        earlier: The earlier run.
         given: Options that the user gave, by flag.
         task_options: Options of its task that were given.
         data_dir: Folder with the task's files, if it was given.
@@ -380,44 +382,47 @@ def inheriting(
 
 
 def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) -> list[str]:
-    """Returns what makes a run another one than the earlier one, such as "--seed is 0 there...".
+    """Returns the differences of two runs in words, such as "--seed is 0 there and 1 here".
 
     Args:
-        known_content: Names in the fingerprint of the earlier run: files that it knows may be
-            anywhere, as whoever reads them compares what is in them.
+        earlier: The run of a folder.
+        spec: The run that is to be resumed there.
+        known_content: Names in the fingerprint of the earlier run: these files may have moved, as
+            their content is compared when they are read.
     """
-    there, here = earlier.flags(), spec.flags()
+    saved, current = earlier.flags(), spec.flags()
     free = {*CHANGEABLE_ON_RESUME, *_found_by_content(spec, known_content)}
-    # What only one of them has belongs to another algorithm or aggregation, which is told.
-    names = sorted({*here} & {*there}, key=lambda name: (name not in _CHIEF, name))
-    different = [name for name in names if here[name] != there[name] and name not in free]
+    # A flag that only one of them has belongs to another algorithm or aggregation.
+    names = sorted({*current} & {*saved}, key=lambda name: (name not in _CHIEF, name))
+    different = [name for name in names if current[name] != saved[name] and name not in free]
     if {*different} & {*_CHIEF}:
-        # Another one has other defaults.
+        # Another task, algorithm or aggregation has other defaults.
         different = [name for name in different if name in _CHIEF or name in spec.given]
     return [
-        f"--{name} is {flag_text(there[name])} there and {flag_text(here[name])} here"
+        f"--{name} is {flag_text(saved[name])} there and {flag_text(current[name])} here"
         for name in different
     ]
 
 
 def changes_of_settings(earlier: RunSpec, spec: RunSpec) -> list[str]:
-    """Returns a line for each setting that has changed, as it may, and that is to be known of."""
-    there, here = earlier.settings(), spec.settings()
+    """Returns a line for each changed setting of a resumed run that its user should know."""
+    saved, current = earlier.settings(), spec.settings()
     return [
-        f"--{flag} was {flag_text(there[flag])} until now and is {flag_text(here[flag])}: {told}"
-        for flag, told in CHANGEABLE_ON_RESUME.items()
-        if told and there[flag] != here[flag]
+        f"--{flag} was {flag_text(saved[flag])} until now and is {flag_text(current[flag])}: "
+        f"{effect}"
+        for flag, effect in CHANGEABLE_ON_RESUME.items()
+        if effect and saved[flag] != current[flag]
     ]
 
 
 def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
-    """Returns the flags of files of which the content is known."""
+    """Returns the flags of files whose content is known."""
     flags = {*PLACES_OF_DATA} if DATA in known_content else set()
     return flags | {flag for flag in path_flags(spec) if flag in known_content}
 
 
 def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None:
-    """Checks the size of cohorts; the task need not be loaded."""
+    """Checks the number of clients in a round; the task need not be loaded."""
     _check("clients_per_round", config.clients_per_round, aggregation)
 
 
@@ -425,12 +430,13 @@ def check_sizes_by_chance(config: RunConfig, aggregation: Aggregation) -> None:
     """Checks that no cohort can have fewer clients than a sum needs: the run would end there.
 
     Args:
-        aggregation: Of its training, noise and all.
+        config: Settings of the run.
+        aggregation: Aggregation of training, with noise if there is any.
     """
     if config.cohort_sampling in SIZES_BY_CHANCE and aggregation.min_clients > 1:
         raise UserError(
-            f"--secure_min_clients: expected 1 with --cohort_sampling={config.cohort_sampling}, of "
-            f"which a round may have a single client, found {aggregation.min_clients}"
+            f"--secure_min_clients: expected 1 with --cohort_sampling={config.cohort_sampling}, "
+            f"whose rounds may have a single client, found {aggregation.min_clients}"
         )
 
 
@@ -442,22 +448,23 @@ def check_evaluation_clients(config: RunConfig, aggregation: Aggregation) -> Non
 
 def check_test_clients(task: Task, aggregation: Aggregation) -> None:
     """Checks that a task can be evaluated."""
-    found = len(task.test.client_ids)
-    if 0 < found < aggregation.min_clients:
+    num_clients = len(task.test.client_ids)
+    if 0 < num_clients < aggregation.min_clients:
         raise UserError(
-            f"--secure_min_clients: expected at most {found}, the number of test clients, found "
-            f"{aggregation.min_clients}"
+            f"--secure_min_clients: expected at most {num_clients}, the number of test clients, "
+            f"found {aggregation.min_clients}"
         )
 
 
-def _check(flag: str, found: int, aggregation: Aggregation) -> None:
-    fewest = aggregation.min_clients
-    if found < fewest:
-        raise UserError(f"--{flag}: expected at least --secure_min_clients={fewest}, found {found}")
+def _check(flag: str, value: int, aggregation: Aggregation) -> None:
+    least = aggregation.min_clients
+    if value < least:
+        expected = f"at least --secure_min_clients={least}"
+        raise UserError(f"--{flag}: expected {expected}, found {value}")
 
 
 def flags_without_folders(spec: RunSpec) -> dict[str, Any]:
-    """Returns all flags of a run, with names of files in place of their paths."""
+    """Returns all flags of a run, with names of files instead of their paths."""
     flags, paths = spec.flags(), spec.paths()
     named = {name: _file_names(flags[name]) for name in path_flags(spec)}
     # A member of a union names its file in a field.
