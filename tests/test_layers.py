@@ -52,7 +52,8 @@ def _folder(parts: tuple[str, ...]) -> str:
 def _modules() -> Iterator[tuple[str, Path]]:
     for path in sorted(_ROOT.rglob("*.py")):
         parts = path.relative_to(_ROOT).with_suffix("").parts
-        if len(parts) > 1:
+        # The names of packages for Python users are imported on first use.
+        if len(parts) > 1 and parts != ("program", "__init__"):
             yield _folder(parts), path
     yield from (("binaries", path) for path in sorted((_CHECKOUT / "binaries").glob("*.py")))
 

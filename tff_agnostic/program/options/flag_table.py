@@ -37,15 +37,15 @@ class FlagTable(Registry[Flag]):
         table: dict[str, Flag] = {}
         for kind, name, options in users:
             for flag in flags_of(options):
-                known = table.get(flag.name, flag)
-                if (known.kind, known.item) != (flag.kind, flag.item):
+                joined = table.get(flag.name, flag)
+                if (joined.kind, joined.item) != (flag.kind, flag.item):
                     raise UserError(
-                        f"{name}: options: expected {flag.name} to be {known.item.__name__}, as "
-                        f"in {known.user_names}, found {flag.item.__name__}"
+                        f"{name}: options: expected {flag.name} to be {joined.item.__name__}, as "
+                        f"in {joined.user_names}, found {flag.item.__name__}"
                     )
                 user = ((kind, name),) if name else ()
                 table[flag.name] = dataclasses.replace(
-                    known, hint=_joined(known.hint, flag.hint), users=(*known.users, *user)
+                    joined, hint=_joined(joined.hint, flag.hint), users=(*joined.users, *user)
                 )
         return cls("flag", table)
 

@@ -48,7 +48,7 @@ _DEFINE: Mapping[type, Any] = {
 }
 # With `Annotated`, a tuple of texts whose flag may be given several times.
 REPEATED = "repeated"
-# What stands for None where a flag takes members of a union.
+# Text for None where a flag takes members of a union.
 NONE = "none"
 # Between numbers within a member of a union, whose fields are separated by commas.
 _SLASH = "/"
@@ -65,7 +65,8 @@ class Flag:
         owner: The class that has the field.
         hint: Annotation of the field.
         default: Value of the field by default; `dataclasses.MISSING` if it has to be given.
-        users: What has the flag, as pairs of a kind and a name, where not everything has it.
+        users: Pairs of kind and name of the algorithms, tasks or sums that have the flag; empty if
+            every run has it.
     """
 
     name: str
@@ -238,7 +239,7 @@ class Flag:
                 return _parse(where, hint, value, separator)
             except UserError as e:
                 errors.append(e)
-        # Of an empty text the path says most.
+        # The error about a path fits an empty text best.
         raise errors[-1 if value == "" else 0]
 
 
@@ -275,16 +276,16 @@ def _form(name: str, kind: type[Options]) -> str:
 
 
 def _member(where: str, member: str, kind: type[Options], text: str) -> Options:
-    known = {flag.name: flag for flag in flags_of(kind)}
+    fields = {flag.name: flag for flag in flags_of(kind)}
     values: dict[str, str] = {}
     for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
-        if not equals or name not in known or name in values:
-            form = _form(member, kind) if known else f"{member} alone"
+        if not equals or name not in fields or name in values:
+            form = _form(member, kind) if fields else f"{member} alone"
             raise UserError(f"{where}: expected {form}, found {member}:{text}")
         values[name] = value
     try:
-        parsed = {n: known[n].from_value(text, separator=_SLASH) for n, text in values.items()}
+        parsed = {n: fields[n].from_value(text, separator=_SLASH) for n, text in values.items()}
         return build(kind, parsed)
     except UserError as e:
         raise UserError(f"{where}: {str(e).removeprefix('--')}") from None
@@ -417,20 +418,20 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
         kind: The class of options.
         values: Values by flag.
         default: Options with the values of flags that are missing; those of the class if None.
-        prefix: What the names of its flags begin with.
+        prefix: Prefix of the names of its flags.
 
     Raises:
         UserError: If a value is wrong; it names the flag.
     """
     arguments = {}
     defaults = _defaults(kind) if default is None else vars(default)
-    known = {flag.path[0]: flag for flag in flags_of(kind, prefix) if len(flag.path) == 1}
+    by_field = {flag.path[0]: flag for flag in flags_of(kind, prefix) if len(flag.path) == 1}
     for name, hint in hints(kind).items():
         if is_options(hint):
             part = defaults[name]
             arguments[name] = build(type(part), values, part, _prefix(prefix, name))
         elif prefix + name in values:
-            arguments[name] = known[name].from_value(values[prefix + name])
+            arguments[name] = by_field[name].from_value(values[prefix + name])
         elif defaults[name] is not dataclasses.MISSING:
             arguments[name] = defaults[name]
         else:
@@ -473,8 +474,8 @@ def error_of_flag(error: OptionError, flags: Iterable[Flag]) -> Optional[UserErr
         is_owner = error.kind is None or issubclass(error.kind, flag.owner)
         if flag.path[-1] == error.field and is_owner:
             if isinstance(error.found, Options):
-                found = Verbatim(flag.to_value(error.found))
-                error = OptionError(error.field, error.expected, found)
+                shown = Verbatim(flag.to_value(error.found))
+                error = OptionError(error.field, error.expected, shown)
             return UserError(f"--{flag.name}{str(error).removeprefix(error.field)}")
     return None
 
@@ -499,7 +500,7 @@ def _attributes(kind: Any) -> Mapping[str, str]:
 
 
 def attribute_text(kind: type, field: str) -> str:
-    """Returns what the docstring of the class that declares a field says of it."""
+    """Returns the text of a field in the docstring of the class that declares it."""
     for base in kind.__mro__:
         if field in _attributes(base):
             return _attributes(base)[field].replace("`", "")

@@ -1,9 +1,9 @@
 """Help of a command: its flags in groups, with the defaults that hold for the chosen values.
 
-A command on runs has more than a hundred flags, of which a run of one task and one algorithm uses
-half. `--help` shows those, in groups: a group is the class of options that declares the flags, and
-its heading is the first sentence of the class's docstring. `--help=GROUP` prints one group with the
-names of all that have its flags.
+A command on runs has more than a hundred flags, and a run of one task and one algorithm uses half
+of them. `--help` shows these in groups: a group is the class of options that declares the flags,
+and its heading is the first sentence of the class's docstring. `--help=GROUP` prints one group with
+the names of all that have its flags.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.program.options.flags import Flag, flags_of
 
 _WIDTH = 100
-_LEAST_WIDTH = 40
+_MIN_WIDTH = 40
 
 
 class Group(NamedTuple):
@@ -127,4 +127,4 @@ def _flag_lines(flag: Flag, default: str) -> str:
 
 def _width() -> int:
     columns = shutil.get_terminal_size((_WIDTH, 24)).columns
-    return max(_LEAST_WIDTH, min(_WIDTH, columns))
+    return max(_MIN_WIDTH, min(_WIDTH, columns))

@@ -74,23 +74,23 @@ def with_flag_files(arguments: Sequence[str]) -> list[Argument]:
     Args:
         arguments: The arguments, without the name of the program.
     """
-    found: list[Argument] = []
+    expanded: list[Argument] = []
     rest = list(arguments)
     while rest:
         text = rest.pop(0)
         if text == "--":
-            # What follows is no flag.
-            return [*found, Argument(text), *map(Argument, rest)]
+            # Flags end here.
+            return [*expanded, Argument(text), *map(Argument, rest)]
         name, equals, value = flag_parts(text)
         if name != _FLAG_FILE:
-            found.append(Argument(text))
+            expanded.append(Argument(text))
             continue
         if not equals:
             if not rest:
                 raise UserError(f"--{_FLAG_FILE}: expected a path, found none")
             value = rest.pop(0)
-        found += [Argument(line, value) for line in _lines(value, ())]
-    return found
+        expanded += [Argument(line, value) for line in _lines(value, ())]
+    return expanded
 
 
 def _lines(name: str, readers: tuple[str, ...]) -> Iterator[str]:
@@ -118,17 +118,17 @@ def flag_parts(text: str) -> tuple[str, str, str]:
     return text.removeprefix("-").removeprefix("-").partition("=")
 
 
-def check_given_once(arguments: Sequence[Argument], known: flags.FlagValues) -> None:
+def check_given_once(arguments: Sequence[Argument], defined: flags.FlagValues) -> None:
     """Refuses a flag of the command line that gets another value after it.
 
     A flag of a flag file may get one, from a later flag file or from the command line.
 
     Args:
         arguments: The arguments of a command.
-        known: The flags that the command has.
+        defined: The flags of the command.
     """
     given: dict[str, str] = {}
-    for name, value, flag_file in _values(arguments, known):
+    for name, value, flag_file in _values(arguments, defined):
         before = given.setdefault(name, value) if not flag_file else given.get(name, value)
         if before == value:
             continue
@@ -144,7 +144,7 @@ def check_given_once(arguments: Sequence[Argument], known: flags.FlagValues) -> 
 
 
 def _values(
-    arguments: Sequence[Argument], known: flags.FlagValues
+    arguments: Sequence[Argument], defined: flags.FlagValues
 ) -> Iterator[tuple[str, str, str]]:
     """Yields name, value and flag file of each flag that may be given once."""
     rest = iter(arguments)
@@ -153,14 +153,14 @@ def _values(
         if argument.text == "--" or not name:
             # Flags end here.
             return
-        if not equals and name not in known and name.startswith("no"):
+        if not equals and name not in defined and name.startswith("no"):
             name, value = name.removeprefix("no"), "false"
-        elif not equals and name in known and known[name].boolean:
+        elif not equals and name in defined and defined[name].boolean:
             value = "true"
         elif not equals:
             following = next(rest, None)
             value = "" if following is None else following.text
-        if name in known and not isinstance(known[name], flags.MultiFlag):
+        if name in defined and not isinstance(defined[name], flags.MultiFlag):
             yield name, value, argument.flag_file
 
 
@@ -176,7 +176,8 @@ def run_app(
     """Runs a binary with absl's flags, and ends the process with its exit status.
 
     Args:
-        help_text: Returns what --help prints, or --help=GROUP; if None, absl prints its own page.
+        help_text: Returns the page of --help, called with "", or of --help=GROUP; if None, absl
+            prints its own page.
     """
     escape_output()
     # The handler has the stream of when absl was imported.
@@ -207,12 +208,12 @@ def _print_page(page: str) -> int:
     try:
         print(page, flush=True)
     except BrokenPipeError:
-        return _nobody_reads()
+        return _reader_has_closed()
     return 0
 
 
-def _nobody_reads() -> int:
-    # Whoever read the output, such as `head`, has seen enough. Python flushes again at its end.
+def _reader_has_closed() -> int:
+    # The reader, such as `head`, has seen enough. Python flushes again at its end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 
@@ -226,10 +227,10 @@ def define(define_flags: Callable[[], None]) -> None:
 
 
 def exit_status(main: Main, argv: Sequence[str]) -> int:
-    """Calls `main`; a user's mistake is told in one line without traceback, and has status 2.
+    """Calls `main`, and returns the exit status; errors of a user have one line, no traceback.
 
-    So is a worker that has died, with status 1. A run that a signal stopped has 128 plus the
-    signal's number, as shells have it.
+    The status is 2 after a user's mistake, 1 after the death of a worker, and 128 plus the signal's
+    number for a run that a signal stopped, as in shells.
     """
     try:
         with _sigint_as_exception():
@@ -239,7 +240,7 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     except UserError as e:
         return _failed(e)
     except BrokenPipeError:
-        return _nobody_reads()
+        return _reader_has_closed()
     except OSError as e:
         # A file or folder that may not be read, say; without a name it is no user's file.
         if e.filename is None:
@@ -294,12 +295,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _in_words(error: Exception) -> Exception:
-    """Returns what absl tells in Python's terms, of a flag that is no number, in words."""
-    found = _NO_NUMBER.fullmatch(str(error))
-    if found is None:
+    """Returns absl's error about a flag that is not a number in words, others as they are."""
+    match = _NO_NUMBER.fullmatch(str(error))
+    if match is None:
         return error
-    kind = "a whole number" if found["is_whole"] else "a number"
-    return UserError(f"--{found['flag']}: expected {kind}, found {found['value']!r}")
+    kind = "a whole number" if match["is_whole"] else "a number"
+    return UserError(f"--{match['flag']}: expected {kind}, found {match['value']!r}")
 
 
 def _failed(error: Exception) -> int:
@@ -313,7 +314,7 @@ def _failed(error: Exception) -> int:
 
 
 def resume_command(name: str, output_dir: Path) -> str:
-    """Returns the command line that goes on with this process's run.
+    """Returns the command line that resumes the run of this process.
 
     Args:
         name: Name of the binary, as `./run` knows it.
@@ -397,7 +398,7 @@ class Interrupted(Exception):
         self.signal_number = signal_number
 
     def with_command(self, command: str) -> Interrupted:
-        """Returns the same with the command that goes on."""
+        """Returns the interruption with the command that resumes the run."""
         return Interrupted(f"{self}; go on with: {command}", self.signal_number)
 
 

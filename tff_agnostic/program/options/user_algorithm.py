@@ -1,8 +1,7 @@
 """An algorithm of a user's own: a Python file that defines `ALGORITHM`, an `AlgorithmSpec`.
 
-Its functions are checked where they return, and what fails in them is told with the user's own
-lines. A round is traced as soon as the algorithm is built: what is wrong is known before anything
-runs.
+The results of its functions are checked, and errors in them show the lines of the user's file. A
+round is traced as soon as the algorithm is built, so that mistakes are found before anything runs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tff_agnostic.program.options.flags import flags_of
 
 _SUFFIX = ".py"
 _DEFINITION = "ALGORITHM"
-# In the fingerprint of a run: the user's file, and what it imports from beside it.
+# Names in the fingerprint of a run: the user's file, and the files next to it that it imports.
 OWN_CODE = ("algorithm", "files that the algorithm imports")
 _KINDS = (bool, int, float, str, Path)
 _ITEMS = (int, float, str, Path)
@@ -58,9 +57,9 @@ def load_user_algorithm(path: Path) -> core.AlgorithmSpec:
 
 
 def algorithm_fingerprint(name: str) -> dict[str, str]:
-    """Returns what a run depends on of an algorithm beside its settings: the code of a user's.
+    """Returns digests of the code of a user's algorithm; none for a registered one.
 
-    To be asked for after the algorithm was built, which may import further files.
+    The algorithm has to be built before, as building may import further files.
     """
     if not is_user_file(name):
         return {}
@@ -90,11 +89,11 @@ def making_options_of(name: str) -> Iterator[None]:
 
 def _of(path: Path) -> _Loaded:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
-        # Says what is wrong with it.
+        # Raises an error about the file.
         return _loaded(path, 0, 0)
-    return _loaded(path.absolute(), found.st_mtime_ns, found.st_size)
+    return _loaded(path.absolute(), stat.st_mtime_ns, stat.st_size)
 
 
 @dataclasses.dataclass
@@ -153,13 +152,13 @@ def _check_paper_settings(spec: core.AlgorithmSpec) -> None:
         raise UserError(
             f"paper_settings: expected values by flag, found {_shown(spec.paper_settings)}"
         )
-    known = {flag.name: flag for flag in flags_of(spec.options)}
-    strange = next((name for name in spec.paper_settings if name not in known), None)
+    by_name = {flag.name: flag for flag in flags_of(spec.options)}
+    strange = next((name for name in spec.paper_settings if name not in by_name), None)
     if strange is not None:
         raise UserError(f"paper_settings: expected flags of its options, found {strange!r}")
     try:
         for name, value in spec.paper_settings.items():
-            known[name].check_type(value)
+            by_name[name].check_type(value)
         build_options(spec.options, spec.paper_settings)
     except UserError as e:
         raise UserError(f"paper_settings: {e}") from None
@@ -174,10 +173,10 @@ Check = Callable[..., None]
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfUser:
-    """A user's function, whose errors are told with the lines of the user's file.
+class _UserFunction:
+    """A user's function, whose errors show the lines of the user's file.
 
-    Two are equal if their functions are: work that was traced for one serves the other.
+    Two are equal if their functions are equal: work that was traced for one serves the other.
     """
 
     file: UserFile
@@ -194,11 +193,11 @@ class _OfUser:
 
 
 def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> core.Algorithm:
-    """Returns a user's algorithm whose functions are checked and tell their errors.
+    """Returns a user's algorithm with functions that check their results.
 
     Args:
-        algorithm: What the user's `build` returned.
-        problem: What it was built for.
+        algorithm: Result of the user's `build`.
+        problem: Problem that the algorithm was built for.
         file: The user's file.
     """
     if not isinstance(algorithm, core.Algorithm):
@@ -206,9 +205,9 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
     if not isinstance(algorithm.name, str):
         raise UserError(f"build: expected name to be str, found {algorithm.name!r:.60}")
     if not isinstance(algorithm.problem, core.Problem):
-        found = type(algorithm.problem).__name__
+        kind = type(algorithm.problem).__name__
         raise UserError(
-            f"build: expected problem to be the Problem that it was given, found {found}"
+            f"build: expected problem to be the Problem that it was given, found {kind}"
         )
     _check_steps(algorithm.steps)
     _check_columns(algorithm.columns)
@@ -223,50 +222,52 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
         with file.running("models"):
             _check_models(result)
 
-    def of_user(what: str, function: Any, check: Optional[Check] = None) -> _OfUser:
-        return _OfUser(file, what, function, check)
+    def user_function(what: str, function: Any, check: Optional[Check] = None) -> _UserFunction:
+        return _UserFunction(file, what, function, check)
 
-    def step(of_algorithm: core.CommunicationStep) -> core.CommunicationStep:
-        name = of_algorithm.name
-        bounds = of_user(f"bounds of step {name!r}", of_algorithm.bounds)
+    def step(unchecked: core.CommunicationStep) -> core.CommunicationStep:
+        name = unchecked.name
+        bounds = user_function(f"bounds of step {name!r}", unchecked.bounds)
 
         def worked(result: Any, *arguments: Any) -> None:
             del arguments
             bounds_of_output = bounds(core.ClientLimits())
             with file.running(f"step {name!r}"):
-                output, _ = client_result(of_algorithm, result)
+                output, _ = client_result(unchecked, result)
                 check_bounds(name, output, bounds_of_output)
 
         return dataclasses.replace(
-            of_algorithm,
-            broadcast=of_user(f"broadcast of step {name!r}", of_algorithm.broadcast),
-            client_work=of_user(f"client_work of step {name!r}", of_algorithm.client_work, worked),
+            unchecked,
+            broadcast=user_function(f"broadcast of step {name!r}", unchecked.broadcast),
+            client_work=user_function(
+                f"client_work of step {name!r}", unchecked.client_work, worked
+            ),
             bounds=bounds,
         )
 
-    def column(of_algorithm: core.Column) -> core.Column:
-        name = of_algorithm.field.name
-        shape = [problem.num_domains] if of_algorithm.field.per_domain else []
+    def column(unchecked: core.Column) -> core.Column:
+        name = unchecked.field.name
+        shape = [problem.num_domains] if unchecked.field.per_domain else []
 
         def computed(value: Any, view: core.RoundView) -> None:
             del view
             with file.running(f"column {name!r}"):
-                found = tf.convert_to_tensor(value).shape
-                if not found.is_compatible_with(shape):
-                    raise UserError(f"column {name!r}: expected shape {shape}, found {found}")
+                value_shape = tf.convert_to_tensor(value).shape
+                if not value_shape.is_compatible_with(shape):
+                    raise UserError(f"column {name!r}: expected shape {shape}, found {value_shape}")
 
-        return of_algorithm._replace(
-            value=of_user(f"column {name!r}", of_algorithm.value, computed)
+        return unchecked._replace(
+            value=user_function(f"column {name!r}", unchecked.value, computed)
         )
 
     return dataclasses.replace(
         algorithm,
-        initialize=of_user("initialize", algorithm.initialize),
+        initialize=user_function("initialize", algorithm.initialize),
         steps=tuple(map(step, algorithm.steps)),
-        finish=of_user("finish", algorithm.finish, finished),
+        finish=user_function("finish", algorithm.finish, finished),
         columns=tuple(map(column, algorithm.columns)),
-        models=of_user("models", algorithm.models, has_models),
-        with_weights=of_user("with_weights", algorithm.with_weights),
+        models=user_function("models", algorithm.models, has_models),
+        with_weights=user_function("with_weights", algorithm.with_weights),
     )
 
 
@@ -296,13 +297,13 @@ def trace_round(algorithm: core.Algorithm) -> None:
 
 def _check_steps(steps: Any) -> None:
     if not isinstance(steps, (tuple, list)) or not steps:
-        found = "none" if steps in ((), []) else type(steps).__name__
-        raise UserError(f"build: expected steps to be a tuple of at least one, found {found}")
+        kind = "none" if steps in ((), []) else type(steps).__name__
+        raise UserError(f"build: expected steps to be a tuple of at least one, found {kind}")
     names = set()
     for step in steps:
         if not isinstance(step, core.CommunicationStep):
-            found = type(step).__name__
-            raise UserError(f"build: expected a CommunicationStep in steps, found {found}")
+            kind = type(step).__name__
+            raise UserError(f"build: expected a CommunicationStep in steps, found {kind}")
         if step.name in names:
             raise UserError(f"build: expected steps of different names, found two of {step.name!r}")
         names.add(step.name)

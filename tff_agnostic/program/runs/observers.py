@@ -45,7 +45,7 @@ class MetricsFile(Observer):
     """Writes a row of metrics.csv for each round.
 
     Args:
-        rows: The rows, of which those of earlier rounds are loaded.
+        rows: The rows; those of earlier rounds are loaded.
     """
 
     def __init__(self, rows: RunRows) -> None:
@@ -216,28 +216,28 @@ def round_in_short(
         report: Report of the round.
     """
     pairs = list(paired(quantities, report))
-    of_role = {quantity.role: (quantity, value) for quantity, value in pairs}
-    if Role.DOMAIN_LOSS not in of_role:
+    with_role = {quantity.role: (quantity, value) for quantity, value in pairs}
+    if Role.DOMAIN_LOSS not in with_role:
         scalars = [f"{q.name} {float(value):.4g}" for q, value in pairs if not q.per_domain]
-        return _with_privacy(scalars[0] if scalars else "", of_role)
-    quantity, losses = of_role[Role.DOMAIN_LOSS]
+        return _with_privacy(scalars[0] if scalars else "", with_role)
+    quantity, losses = with_role[Role.DOMAIN_LOSS]
     presence = example_counts([quantity for quantity, _ in pairs])
     counts = [value for q, value in pairs if q == presence and quantity.of_present_domains]
     is_present = np.asarray(counts[0]) != 0 if counts else np.full(len(losses), True)
     if not is_present.any():
-        return _with_privacy("no domain with examples", of_role)
+        return _with_privacy("no domain with examples", with_role)
     worst = int(np.argmax(np.where(is_present, losses, -np.inf)))
     text = f"worst domain {domain_names[worst]}: loss {losses[worst]:.3f}"
-    if Role.DOMAIN_WEIGHT in of_role:
-        weight, weights = of_role[Role.DOMAIN_WEIGHT]
+    if Role.DOMAIN_WEIGHT in with_role:
+        weight, weights = with_role[Role.DOMAIN_WEIGHT]
         text = f"{text}, {weight.name} {weights[worst]:.3f}"
-    return _with_privacy(text, of_role)
+    return _with_privacy(text, with_role)
 
 
-def _with_privacy(text: str, of_role: Mapping[Role, tuple[ReportField, Any]]) -> str:
-    if Role.PRIVACY not in of_role:
+def _with_privacy(text: str, with_role: Mapping[Role, tuple[ReportField, Any]]) -> str:
+    if Role.PRIVACY not in with_role:
         return text
-    quantity, value = of_role[Role.PRIVACY]
+    quantity, value = with_role[Role.PRIVACY]
     return f"{text}, {quantity.name} {float(value):.3g}"
 
 

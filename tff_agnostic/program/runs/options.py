@@ -136,9 +136,9 @@ class RunConfig(Options):
         super().__post_init__()
         outside = [f"{p:g}" for p in self.client_percentiles if not 0 < p < 100]
         if outside or not self.client_percentiles:
-            found = outside[0] if outside else "none"
+            first = outside[0] if outside else "none"
             raise UserError(
-                f"--client_percentiles: expected numbers above 0 and below 100, found {found}"
+                f"--client_percentiles: expected numbers above 0 and below 100, found {first}"
             )
         # Columns are called so: percentiles that round to one name are one.
         names = list(map(percentile_name, self.client_percentiles))
@@ -149,7 +149,7 @@ class RunConfig(Options):
             )
 
 
-# Of what a run is made, by the flag that chooses: members have settings, their `options`.
+# The parts of a run that a flag chooses, by the flag; members have settings, their `options`.
 PARTS_OF_RUNS: Mapping[str, Registry] = {
     "algorithm": ALGORITHMS,
     "aggregation": AGGREGATIONS,
@@ -182,19 +182,19 @@ def options_of_runs(files: Iterable[str] = ()) -> FlagTable:
 
 
 @functools.cache
-def _options_of_runs(of_users: tuple[tuple[str, type], ...]) -> FlagTable:
+def _options_of_runs(user_options: tuple[tuple[str, type], ...]) -> FlagTable:
     parts = [("config", "", RunConfig), *settings_of_runs()]
-    if of_users:
+    if user_options:
         # config.json has the values of all of them by name; of algorithms' a file may take some.
         others = [kind for part, _, kind in parts if part != "algorithm"]
         taken = {flag.name for kind in others for flag in flags_of(kind)} | {*options_of_tasks()}
-        for name, options in of_users:
+        for name, options in user_options:
             strange = next((f.name for f in flags_of(options) if f.name in taken), None)
             if strange is not None:
                 raise UserError(
                     f"{name}: options: expected names that no other flag has, found {strange}"
                 )
-    users = (("algorithm", name, options) for name, options in of_users)
+    users = (("algorithm", name, options) for name, options in user_options)
     return FlagTable.join([*parts, *users])
 
 
@@ -258,8 +258,8 @@ def paths_in(options: Any) -> dict[str, Any]:
 def initial_file(path: Path) -> Path:
     """Returns the file that training starts from, also where a run's folder was given.
 
-    Of that run it is the newest checkpoint that can be read, which it may delete when it goes on:
-    who starts from it keeps a copy (`runs.folder`).
+    A folder stands for its newest readable checkpoint. The other run may delete it when it is
+    resumed, so a run that starts from it keeps a copy (`runs.folder`).
     """
     if path.is_dir():
         try:

@@ -222,7 +222,7 @@ class TrainingRun:
         if self.parts.privacy is not None:
             self._account_from(self.parts.privacy, state)
             if checkpoint is not None and not self.parts.privacy.accounts_for(self.parts.summed):
-                # A run of more rounds has the noise that was worked out for fewer.
+                # A run of more rounds keeps the noise that was computed for fewer.
                 summed = self.parts.privacy.aggregation()
                 training = self._runtime.training(self.parts.algorithm, summed)
                 self.parts = dataclasses.replace(self.parts, summed=summed, training=training)
@@ -237,7 +237,7 @@ class TrainingRun:
             raise UserError(
                 f"{self._folder.checkpoints}: expected a checkpoint, which holds the key of the "
                 "private run's noise, found none: its rounds would be released again with other "
-                "noise, which nobody has accounted for"
+                "noise, which no account has"
             )
         self._check_same_data(checkpoint)
 
