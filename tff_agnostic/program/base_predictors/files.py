@@ -124,8 +124,8 @@ def _check_outputs(path: Path, outputs: Any, model: Model) -> None:
     expected = _outputs_of(model, model.example_spec["x"])
     is_tensor = tf.is_tensor(outputs)
     if not is_tensor or outputs.shape != expected.shape or not outputs.dtype.is_floating:
-        found = described(outputs) if is_tensor else "several"
-        raise _error(path, f"outputs {described(expected)} like the task's model", found)
+        shown = described(outputs) if is_tensor else "several"
+        raise _error(path, f"outputs {described(expected)} like the task's model", shown)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +167,15 @@ def is_predictor_file(arrays: Mapping[str, np.ndarray]) -> bool:
         return False
 
 
+def _error_of_kind(path: Path) -> UserError:
+    return UserError(f"{path}: expected a file of base predictors, found arrays of another kind")
+
+
 def read_predictors(path: Path) -> PredictorFile:
     """Reads a file."""
     arrays = read_npz(path, "a file of base predictors")
     if not is_predictor_file(arrays):
-        raise UserError(f"{path}: expected a file of base predictors, found other arrays")
+        raise _error_of_kind(path)
     header = json.loads(str(arrays[_HEADER]))
     file_format = header.get("format")
     if file_format != _FORMAT:
@@ -184,7 +188,9 @@ def read_predictors(path: Path) -> PredictorFile:
             dict(header["about"]),
         )
     except (AttributeError, LookupError, TypeError, ValueError) as e:
-        raise UserError(f"{path}: expected a file of base predictors, found other arrays") from e
+        raise UserError(
+            f"{path}: expected a file of base predictors, found arrays of another kind"
+        ) from e
     names, arrays_of_all = predictors.names, predictors.arrays
     if not names or not arrays_of_all or any(a.shape[:1] != (len(names),) for a in arrays_of_all):
         shapes = ", ".join(str(list(a.shape)) for a in arrays_of_all) or "none"
@@ -196,7 +202,7 @@ def read_predictors(path: Path) -> PredictorFile:
 
 
 def _keras_predictor(
-    path: Path, mixing: MixingTask, known: Mapping[str, Architecture]
+    path: Path, mixing: MixingTask, architectures: Mapping[str, Architecture]
 ) -> BasePredictor:
     """Reads a Keras file as a base predictor.
 
@@ -207,7 +213,7 @@ def _keras_predictor(
     Args:
         path: A .keras or .h5 file.
         mixing: The task of the run that mixes.
-        known: Architectures of earlier files by key: equal architectures are one.
+        architectures: Architectures of earlier files by key, for files of an equal one.
     """
     model = mixing.task.model
     if not form_of(model).are_models:
@@ -226,8 +232,8 @@ def _keras_predictor(
     # The statistics of an adapted layer are constants, and not in its configuration.
     if any(hasattr(layer, "adapt") for layer in layers_of(keras_model)):
         key += f" of {file_digest(path)}"
-    if key in known:
-        architecture = known[key]
+    if key in architectures:
+        architecture = architectures[key]
     else:
         try:
             architecture = Architecture(fixed_from_keras(keras_model, model), from_scores)
@@ -291,15 +297,17 @@ class _RunPredictors:
             checkpoint: The checkpoint.
         """
         fingerprint = _content(folder / "fingerprint.json")
-        own = self._mixing.task
+        mixing_task = self._mixing.task
         task = self._task_of(path, _content(folder / "config.json"), fingerprint)
-        _check_same(path, fingerprint, own.fingerprint if task is None else task.fingerprint)
-        model = own.model if task is None else task.model
+        _check_same(
+            path, fingerprint, mixing_task.fingerprint if task is None else task.fingerprint
+        )
+        model = mixing_task.model if task is None else task.model
         models = checkpoint.models(model.initial_weights, f"{FLAG}: {path}")
         weights = next(iter(models.values()))
         if task is None:
             return BasePredictor(weights, architecture_of(model))
-        _check_fits(path, model, own.model)
+        _check_fits(path, model, mixing_task.model)
         keras_model = model.keras_model
         key = type(model).__name__ if keras_model is None else architecture_text(keras_model)
         return BasePredictor(weights, architecture_of(model), key)
@@ -311,8 +319,8 @@ class _RunPredictors:
         if not config:
             return None
         if config.get("base_predictors") is not None:
-            found = "an ensemble, whose base predictors may be named instead"
-            raise _error(path, "a run that trained a model", found)
+            ensemble_run = "an ensemble, whose base predictors may be named instead"
+            raise _error(path, "a run that trained a model", ensemble_run)
         mixing = self._mixing
         try:
             check_format("config.json", config.get("format"))
@@ -329,8 +337,8 @@ class _RunPredictors:
             raise _error(path, "every flag of a run", f"none called {e}") from e
         except UserError as e:
             raise UserError(f"{FLAG}: {path}: {e}") from e
-        of_data = {k: v for k, v in task.fingerprint.items() if k not in MODEL_CODE}
-        _check_same(path, of_data, mixing.task.fingerprint)
+        data_digests = {k: v for k, v in task.fingerprint.items() if k not in MODEL_CODE}
+        _check_same(path, data_digests, mixing.task.fingerprint)
         return None if task.model == mixing.task.model else task
 
     def _loaded(self, name: str, options: Mapping[str, Any], config: Mapping[str, Any]) -> Task:
@@ -374,7 +382,7 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
         return task
     # Check the task's model before files are read.
     form_of(task.model)
-    named = _all_of(mixing, options.base_predictors)
+    named = _predictors_in(mixing, options.base_predictors)
     predictors = list(named.values())
     model = ensemble(
         task.model,
@@ -394,7 +402,7 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
     )
 
 
-def _all_of(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, BasePredictor]:
+def _predictors_in(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, BasePredictor]:
     """Returns the predictors in files and folders, by name."""
     runs, architectures = _RunPredictors(mixing), dict[str, Architecture]()
     predictors: dict[str, BasePredictor] = {}
@@ -425,12 +433,12 @@ def _read(path: Path, name: str, task: Task, runs: _RunPredictors) -> dict[str, 
             f"({' or '.join(KERAS_FILES)}), found nothing at {path}"
         )
     if is_predictor_file(read_npz(path, "a file of base predictors, or a checkpoint")):
-        return _of_file(path, task)
+        return _stored_predictors(path, task)
     folder = path.absolute().parent.parent
     return {f"{folder.name}/{path.stem}": runs.read(path, folder, read_checkpoint(path))}
 
 
-def _of_file(path: Path, task: Task) -> dict[str, BasePredictor]:
+def _stored_predictors(path: Path, task: Task) -> dict[str, BasePredictor]:
     file = read_predictors(path)
     _check_same(path, file.fingerprint, task.fingerprint)
     template = task.model.initial_weights
@@ -459,7 +467,7 @@ def single_predictors(model: Model, models: Mapping[str, ModelWeights]) -> dict[
 
     Args:
         model: The ensemble; the result is empty for other models.
-        models: The models of a run of the ensemble, any of which has the predictors.
+        models: The models of a run of the ensemble; each has the predictors.
     """
     if not isinstance(model, EnsembleModel):
         return {}
