@@ -87,12 +87,12 @@ class Entry(NamedTuple):
 
 _TOY = {
     "task": "toy_regression",
-    "toy_regression_num_clients": 12,
+    "num_clients": 12,
     "clients_per_round": 5,
     "rounds": 3,
     "evaluate_every": 2,
     "checkpoint_every": 2,
-    "batch_size": 4,
+    "client_batch_size": 4,
     "client_epochs": 2,
     "client_learning_rate": 0.05,
     "seed": 3,
@@ -110,24 +110,24 @@ _UNIGRAM = {
 }
 # Every algorithm with settings that are no defaults.
 _ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
-    "agnostic_fed_avg": {**_TOY, "domain_learning_rate": 0.1, "window": 2},
+    "agnostic_fed_avg": {**_TOY, "lambda_learning_rate": 0.1, "window": 2},
     "fed_avg": {**_TOY, "server_optimizer": "momentum"},
     "fed_avg_sub": {**_TOY, "cohort_share": 0.6},
     "fed_avg_target_only": {**_TOY, "target_domain": "noisy"},
     "fed_prox": {**_TOY, "mu": 0.7},
     "q_ffl": {**_TOY, "q": 1.5},
     "term": {**_TOY, "tilt": 1.5},
-    "delta_fl": {**_TOY, "conformity": (0.6, 1.0)},
+    "delta_fl": {**_TOY, "theta": (0.6, 1.0)},
     "stochastic_afl": {
         name: value
         for name, value in _TOY.items()
-        if name not in ("client_epochs", "client_learning_rate", "batch_size")
+        if name not in ("client_epochs", "client_learning_rate", "client_batch_size")
     },
     "fed_boost": _UNIGRAM,
-    "afl_boost": {**_UNIGRAM, "domain_learning_rate": 0.1},
+    "afl_boost": {**_UNIGRAM, "lambda_learning_rate": 0.1},
 }
-_SECURE = {"aggregation": "secure", "secure_max_examples": 40, "secure_max_loss": 10.0}
-_BOUNDS = {"secure_max_examples": 40, "secure_max_loss": 10.0, "noise_seed": 5}
+_SECURE = {"aggregation": "secure", "limit_examples": 40, "limit_loss": 10.0}
+_BOUNDS = {"limit_examples": 40, "limit_loss": 10.0, "noise_seed": 5}
 _SUMS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
     "secure": _SECURE,
@@ -139,8 +139,7 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
         "privacy": "tree",
         "noise_multiplier": 2.0,
         "cohort_sampling": "turns",
-        "private_evaluation": True,
-        "evaluation_noise_multiplier": 4.0,
+        "private_evaluation": "noise:multiplier=4.0",
     },
     "distributed": {**_BOUNDS, **_SECURE, "privacy": "distributed", "noise_multiplier": 0.8},
     "distributed_poisson": {
@@ -190,7 +189,7 @@ _COMMANDS = (
     Entry(
         "tune",
         (
-            *("tune", "--task=digits", "--digits_heldout_share=0.2", "--algorithms=fed_avg"),
+            *("tune", "--task=digits", "--heldout_share=0.2", "--algorithms=fed_avg"),
             *("--trials=3", "--rounds=2", "--evaluate_every=1", "--output_dir=tuned"),
             "--search=client_learning_rate=log:0.01..1",
         ),
@@ -217,8 +216,8 @@ _COMMANDS = (
         "reproduce",
         (
             *("reproduce", "--experiment=adult", "--data_dir=adult", "--trials=1", "--rounds=2"),
-            *("--evaluate_every=1", "--clients_per_round=2", "--adult_num_clients=6"),
-            *("--adult_num_test_clients=4", "--output_dir=reproduced"),
+            *("--evaluate_every=1", "--clients_per_round=2", "--num_clients=6"),
+            *("--num_test_clients=4", "--output_dir=reproduced"),
         ),
     ),
     Entry(
