@@ -18,8 +18,7 @@ from tff_agnostic import api
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tff
 from tff_agnostic.data import tff_clients
-from tff_agnostic.program.commands import command_line
-from tff_agnostic.program.runs import results
+from tff_agnostic.program.runs import results, train_run
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _TOY: dict[str, Any] = {"num_clients": 8, "clients_per_round": 3}
@@ -33,7 +32,7 @@ def in_a_folder(cohort_runtime, tmp_path, monkeypatch) -> None:
     spec = dataclasses.replace(
         RUNTIMES["cohort"], build=lambda options: contextlib.nullcontext(cohort_runtime)
     )
-    monkeypatch.setattr(command_line, "RUNTIMES", {"cohort": spec})
+    monkeypatch.setattr(train_run, "RUNTIMES", {"cohort": spec})
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 if TYPE_CHECKING:
     from tff_agnostic.importing.report import ImportReport
     from tff_agnostic.program.commands.save_model import SavedModels
-    from tff_agnostic.program.commands.train import TrainedRun
+    from tff_agnostic.program.runs.finished import FinishedRun
     from tff_agnostic.program.studies.compare import ComparedRuns
     from tff_agnostic.program.studies.recommendation import Recommended
     from tff_agnostic.saving.save import SavedFile
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ComparedRuns",
     "Recommended",
-    "TrainedRun",
+    "FinishedRun",
     "arrays",
     "compare",
     "import_data",
@@ -41,7 +41,7 @@ _ALGORITHMS = ("fed_avg", "agnostic_fed_avg")
 _RESULTS = {
     "ComparedRuns": "program.studies.compare",
     "Recommended": "program.studies.recommendation",
-    "TrainedRun": "program.commands.train",
+    "FinishedRun": "program.runs.finished",
 }
 
 
@@ -64,7 +64,7 @@ def train(
     heldout_data: Any = None,
     domain_of: Optional[Callable[[str], Any]] = None,
     **settings: Any,
-) -> TrainedRun:
+) -> FinishedRun:
     """Trains one model with one algorithm on one task, as `./run train` does.
 
     Every flag of that command is an argument: settings of runs and of the algorithm (`rounds=200`,
@@ -97,7 +97,7 @@ def train(
     given = {split: clients for split, clients in splits.items() if clients is not None}
     if given or domain_of is not None:
         _write_clients(data, given, domain_of)
-    run: TrainedRun = TRAIN(
+    run: FinishedRun = TRAIN(
         show_progress,
         task=task,
         data=data,
