@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
+from benchmarks.hard_domains.digits import DIGITS_MODEL
 from tff_agnostic.base.files import finite_or_none
 from tff_agnostic.base.later import tf
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.program.commands.command_line import GivenRun
-from tff_agnostic.program.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import attained, chosen

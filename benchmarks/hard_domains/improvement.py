@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from tff_agnostic.program.experiments.scoreboard_data import hard_digits
+from benchmarks.hard_domains.digits import hard_digits
 
 _ROUNDS, _COHORT, _BATCH, _WINDOW, _SEEDS = 200, 10, 20, 10, range(1, 6)
 _RATES = (0.1, 0.3, 1.0, 3.0)

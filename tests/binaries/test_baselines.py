@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from scipy import optimize
 
+from benchmarks.hard_domains.digits import DIGITS_MODEL
 from binaries import compare, train
 from tests.binaries.harness import Caller, compared_specs, draw_nothing, tree
 from tests.computations.harness import least_squares
@@ -21,7 +22,6 @@ from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models import SentenceLoss, logistic_regression
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.program import progress
-from tff_agnostic.program.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs import baselines, results
 from tff_agnostic.program.runs.baseline_files import read_baselines

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.hard_domains.digits import DIGITS_MODEL
 from binaries import recommend, report
 from tests.binaries.harness import Caller
 from tests.data.stores import write_store
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.program.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.program.studies import recommend as recommend_command
 
 # Logistic regression on four numbers of its own.

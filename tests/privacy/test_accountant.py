@@ -18,8 +18,8 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from benchmarks.privacy_audit import MODES
 from tests.marks import usually
+from tests.privacy.attacks.audit import MODES
 from tff_agnostic.aggregations.noise import TreeResidual
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.privacy.accountant import (
@@ -42,7 +42,7 @@ from tff_agnostic.privacy.mechanisms import (
 )
 from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts, SecretCohorts
 from tff_agnostic.privacy.tree import Participations, noise_covariance
-from tff_agnostic.program.studies.privacy_options import AccountingOptions
+from tff_agnostic.program.commands.privacy_options import AccountingOptions
 
 # Clients, of a round, z, T, delta, and epsilon by PLD and by RDP, computed with dp-accounting 0.4.3
 # at intervals of 1e-4. Settings: MNIST by writer, Stack Overflow's users, McMahan et al. 2018.
@@ -294,7 +294,7 @@ _FEWER = {"distributed, 2 of 6, a secret": 600, "control: half the noise that is
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(_FEWER, MODES))
 def test_whole_rounds_of_every_mode(name):
-    """Controls claim too little, on purpose: they are found. See `benchmarks.privacy_audit`."""
+    """Controls claim too little, on purpose: they are found. See `tests.privacy.attacks.audit`."""
     mode = MODES[name]
     found = mode.audited(runs=_FEWER.get(name, 2000), seed=1)
     assert found.is_refuted == mode.is_control

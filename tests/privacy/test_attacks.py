@@ -9,10 +9,10 @@ from scipy.stats import norm
 
 from tests.marks import usually
 from tests.privacy import attack_curves
+from tests.privacy.attacks.scores import lower_bound, most_that_is_proved
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.sampling import CountedCohorts, FixedSizeCohorts, SecretCohorts
-from tff_agnostic.program.studies.attacks import lower_bound, most_that_is_proved
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,10 @@ import types
 import numpy as np
 import pytest
 
+from benchmarks.hard_domains.digits import DIGITS_MODEL
 from tests.data.stores import write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.program.experiments.scoreboard_data import DIGITS_MODEL
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.validation_clients import ValidationClients, check_judges, one_in
 

@@ -23,7 +23,7 @@ COMMANDS: Registry[str] = Registry(
         "frontier": "studies.frontier_command:FRONTIER",
         "import_data": "commands.import_data:IMPORT_DATA",
         "import_state": "commands.import_state:IMPORT_STATE",
-        "privacy": "studies.privacy_planning:PRIVACY",
+        "privacy": "commands.privacy:PRIVACY",
         "recommend": "studies.recommend:RECOMMEND",
         "report": "studies.report:REPORT",
         "reproduce": "experiments.reproduce:REPRODUCE",

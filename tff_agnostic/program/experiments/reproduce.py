@@ -13,7 +13,6 @@ from typing import Annotated, Any, Optional
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import is_new_or_empty, make_folder, read_json, write_json, write_text
 from tff_agnostic.base.options import OneOf, Within
-from tff_agnostic.base.registry import Registry
 from tff_agnostic.program.commands.command_line import (
     DataOptions,
     GivenRun,
@@ -21,7 +20,7 @@ from tff_agnostic.program.commands.command_line import (
     Session,
     session,
 )
-from tff_agnostic.program.experiments import EXPERIMENTS, scoreboard
+from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import page as pages
 from tff_agnostic.program.experiments.experiment import (
     PREDICTORS_NAME,
@@ -43,7 +42,6 @@ from tff_agnostic.program.studies.comparison import (
     trial_folder,
 )
 from tff_agnostic.program.studies.methods import overrides
-from tff_agnostic.program.studies.portfolio import FACTORS
 
 # What stands in the folder beside a comparison's own files.
 _OTHER_FILES = (STORE_NAME, PREDICTORS_NAME, "page.md", "images", "seconds.json")
@@ -51,9 +49,6 @@ _OTHER_FILES = (STORE_NAME, PREDICTORS_NAME, "page.md", "images", "seconds.json"
 _NOT_FLAGS = ("algorithm", "target_domain", "trust")
 # Evaluations in the course of a run: enough for a curve.
 _EVALUATIONS = 12
-_EXPERIMENTS: Registry[Any] = Registry(
-    "experiment", {**EXPERIMENTS, scoreboard.NAME: scoreboard.scoreboard}
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,33 +67,20 @@ class ReproduceOptions(DataOptions):
             folders documents/ and conversations/ with texts; table 3 of Mohri et al. 2019;
             fedboost_shakespeare: unigram models of the speakers of tiny Shakespeare, mixed; figure
             5 of Hamer et al. 2020, which has curves and no numbers; fedboost_stackexchange: a
-            next-word model of each Stack Exchange site, mixed by FedBoost and AFLBoost, beside one
-            model of AgnosticFedAvg; no paper's table; scoreboard: the portfolio of recommend, and
-            its choice, on the data sets whose files are in --data_dir; of no paper.
+            next-word model of each Stack Exchange site, mixed by FedBoost and AFLBoost, next to one
+            model of AgnosticFedAvg; no paper's table.
         override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
-        trials: Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper;
-            scoreboard: 5]
+        trials: Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper]
         scale: Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.
-        datasets: Of scoreboard: which of digits, hard_digits, adult, fashion_mnist,
-            mnist_by_writer, stackexchange, spanish, languages, flights, speeches. [those whose
-            files are in --data_dir]
-        portfolio: Of scoreboard: the rows, as recommend takes them. [all but domain_input]
-        tries: Of scoreboard: settings of each row that are tried. [3; with --hours as many as fit]
-        hours: Of scoreboard: try as much as fits into so many hours of training; data sets have
-            equal shares.
         page: Also write the page here, and its figure into images/ beside it.
         output_dir: Folder of all runs. [runs/reproduce-EXPERIMENT-NUMBER, a new one]
         resume: Keep complete trials and go on with the others.
     """
 
-    experiment: Annotated[str, OneOf(_EXPERIMENTS)] = dataclasses.field(kw_only=True)
+    experiment: Annotated[str, OneOf(EXPERIMENTS)] = dataclasses.field(kw_only=True)
     override: Annotated[tuple[str, ...], REPEATED] = ()
     trials: Optional[Annotated[int, Within(least=1, most=MAX_TRIALS)]] = None
     scale: Annotated[float, Within(above=0)] = 1.0
-    datasets: tuple[str, ...] = ()
-    portfolio: tuple[str, ...] = ()
-    tries: Optional[Annotated[int, Within(least=1, most=len(FACTORS))]] = None
-    hours: Optional[Annotated[float, Within(above=0)]] = None
     page: Optional[Path] = None
     output_dir: Optional[Path] = None
     resume: bool = False
@@ -106,12 +88,6 @@ class ReproduceOptions(DataOptions):
 
 def reproduce(given: GivenRun) -> None:
     """Runs all trials; prints the tables and writes the page."""
-    if given.own.experiment == scoreboard.NAME:
-        scoreboard.scoreboard(given)
-        return
-    strange = next((flag for flag in scoreboard.OWN_FLAGS if flag in given.names), None)
-    if strange is not None:
-        raise UserError(f"--{strange} has no effect without --experiment={scoreboard.NAME}")
     experiment = EXPERIMENTS[given.own.experiment]
     with session(given, f"reproduce-{given.own.experiment}") as at:
         _reproduce(given, experiment, at)

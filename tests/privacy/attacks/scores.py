@@ -21,11 +21,11 @@ from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
+from tests.privacy.attacks.rounds import AttackedRounds, Role, Views
 from tff_agnostic.aggregations.private_sum import PrivateState
 from tff_agnostic.base.later import scipy
 from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.data.sampling import Seed
-from tff_agnostic.program.studies.attacked_rounds import AttackedRounds, Role, Views
 from tff_agnostic.training.private_cohorts import cohort_seed
 
 # Confidence of each of the two frequencies' bounds; both hold together with 95%.

