@@ -135,7 +135,7 @@ def trained(table: Table, rows: Sequence[Row], folder: Path, trials: int, rounds
     _run(folder, "compare", *compare)
     for arm in _ARMS:
         for k in range(trials):
-            checkpoint = f"--checkpoint=compared/{arm}/trial_{k:02d}"
+            checkpoint = f"--checkpoint=compared/runs/{arm}/trial_{k:02d}/run"
             output = f"--output_dir=saved/{arm}_{k}"
             _run(folder, "save_model", checkpoint, "--format=saved_model", output)
 

@@ -101,7 +101,7 @@ def test_compare_is_the_command(call, tmp_path):
         output_dir="mine",
         **_TOY,
     )
-    _same(compared.path, Path("theirs"), "compare.json", "slow/trial_00/result.json")
+    _same(compared.path, Path("theirs"), "compare.json", "runs/slow/trial_00/run/result.json")
     assert compared.table("loss").splitlines()[2] in outcome.out
     assert len(compared.figure().axes) == 2
     trials = compared.comparison.trials

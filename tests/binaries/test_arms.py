@@ -28,7 +28,7 @@ def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
 
 
 def _config(path: Path, arm: str) -> dict:
-    return json.loads((path / arm / "trial_00" / "config.json").read_text())
+    return json.loads((path / "runs" / arm / "trial_00" / "run" / "config.json").read_text())
 
 
 @pytest.mark.nightly
@@ -69,8 +69,8 @@ def test_the_last_layer_begins_where_fed_avg_ended_after_half_of_the_rounds(comp
         assert told in (path / page).read_text()
     # The command that makes it again has the word.
     assert "last_layer:window=4" in (path / "report.html").read_text()
-    first = path / "first_stages" / "last_layer" / "trial_00"
-    second = path / "last_layer" / "trial_00"
+    first = path / "runs" / "first_stages" / "last_layer" / "trial_00" / "run"
+    second = path / "runs" / "last_layer" / "trial_00" / "run"
     there, here = (json.loads((p / "config.json").read_text()) for p in (first, second))
     assert (there["algorithm"], there["rounds"], there["seed"]) == ("fed_avg", 1, 0)
     assert (here["lambda_update"], here["rounds"], here["seed"]) == ("fixed", 1, 0)
@@ -82,14 +82,16 @@ def test_the_last_layer_begins_where_fed_avg_ended_after_half_of_the_rounds(comp
 @pytest.mark.nightly
 def test_a_pooled_row_is_told_from_federated_ones(compared, call, tmp_path):
     path, printed = compared
-    run = path / "pooled" / "trial_00"
+    run = path / "runs" / "pooled" / "trial_00" / "run"
     assert "no federated training: the examples of all 8 training clients are in one" in printed
     for page in (path / "compare.md", path / "report.html", run / "result.json"):
         assert "no federated training: " in page.read_text().lower()
     result = json.loads((run / "result.json").read_text())
     assert result["pooled"] is True
     assert result["about"]["algorithm"]["label"] == "FedAvg, pooled"
-    assert "pooled" not in json.loads((path / "mild" / "trial_00" / "result.json").read_text())
+    assert "pooled" not in json.loads(
+        (path / "runs" / "mild" / "trial_00" / "run" / "result.json").read_text()
+    )
     assert "pooled=true" in (path / "report.html").read_text()
     message = call.refused(
         tmp_path, export, f"--checkpoint={run}", f"--output_dir={tmp_path / 'p'}"
@@ -103,10 +105,10 @@ def test_a_comparison_of_arms_goes_on_with_a_further_one(call, folder, compared)
     flags = [*_SHORT, "--window=4", f"--output_dir={path}", "--resume"]
     overrides = "--override=strong:client_learning_rate=0.01"
     kept = ("mild", "last_layer", "first_stages", "pooled")
-    before = [tree(path / name) for name in kept]
+    before = [tree(path / "runs" / name) for name in kept]
     outcome = call(compare, *flags, overrides, f"{_ARMS};plain=q_ffl:q=0")
     assert outcome.status == 0, outcome
-    assert [tree(path / name) for name in kept] == before
+    assert [tree(path / "runs" / name) for name in kept] == before
     found = json.loads((path / "compare.json").read_text())
     assert list(found) == ["mild", "strong", "agnostic_fed_avg", "last_layer", "pooled", "plain"]
 

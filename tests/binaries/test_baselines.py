@@ -296,16 +296,18 @@ def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tm
     file = path / "baselines" / "baselines.json"
     found = json.loads(file.read_text())["domains"]
     assert {of["source"] for of in found.values()} == {"own"}
-    config = json.loads((path / "excess" / "trial_00" / "config.json").read_text())
+    config = json.loads((path / "runs" / "excess" / "trial_00" / "run" / "config.json").read_text())
     assert config["lambda_baselines"] == [of["training"] for of in found.values()]
-    header = (path / "excess" / "trial_00" / "metrics.csv").read_text().splitlines()[0]
+    header = (
+        (path / "runs" / "excess" / "trial_00" / "run" / "metrics.csv").read_text().splitlines()[0]
+    )
     assert "mean_lambda/dark" in header
     before = tree(path / "baselines")
     assert call(*again, "--resume").status == 0
     assert tree(path / "baselines") == before
 
     # Named in turn: the file, and a run; neither is taken for other domains' in silence.
-    for name in (file, path / "plain" / "trial_00"):
+    for name in (file, path / "runs" / "plain" / "trial_00" / "run"):
         (spec,) = compared_specs(
             *short, "--arms=agnostic_fed_avg", f"--lambda_baselines={name}", "--trials=1"
         )["agnostic_fed_avg"]
@@ -322,7 +324,7 @@ def test_references_are_made_once_kept_and_named_in_turn(call: Caller, store, tm
         "LIGHT"
     )
     assert not (tmp_path / "run").exists()
-    run = path / "plain" / "trial_00"
+    run = path / "runs" / "plain" / "trial_00" / "run"
     message = call(train, "--task=digits", f"--lambda_baselines={run}").error
     assert message.endswith("expected baselines of --task=digits, found those of custom")
 

@@ -26,7 +26,7 @@ def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
         monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
         outcome = call(compare, *_SHORT, f"--output_dir={path}", "--seed=3")
     assert outcome.status == 0, outcome
-    line = r"compare: \d of 4 trials, \d+ s so far, about \d+ s left \(\w+, trial [12]\)"
+    line = r"compare: \d of 4 trials, \d+ s so far, about \d+ s left \(\w+/trial_0[01]\)"
     assert any(re.fullmatch(line, printed) for printed in outcome.err.splitlines())
     return path, outcome.out
 
@@ -35,17 +35,17 @@ def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
 def test_a_folder_per_trial_and_the_comparison(compared):
     path, _ = compared
     assert sorted(p.name for p in path.iterdir()) == [
-        "agnostic_fed_avg",
         "compare.json",
         "compare.md",
         "comparison.json",
-        "fed_avg",
         "plots",
         "report.html",
+        "runs",
+        "study.json",
     ]
     for algorithm in ("agnostic_fed_avg", "fed_avg"):
         for k in range(2):
-            trial = path / algorithm / f"trial_{k:02d}"
+            trial = path / "runs" / algorithm / f"trial_{k:02d}" / "run"
             config = json.loads((trial / "config.json").read_text())
             assert (config["algorithm"], config["seed"]) == (algorithm, 3 + k)
             assert (trial / "result.json").is_file()
@@ -62,7 +62,9 @@ def test_compare_json(compared):
             "(over clients)",
         ]
         results = [
-            json.loads((path / algorithm / f"trial_{k:02d}" / "result.json").read_text())
+            json.loads(
+                (path / "runs" / algorithm / f"trial_{k:02d}" / "run" / "result.json").read_text()
+            )
             for k in range(2)
         ]
         for name in _DOMAINS:
@@ -134,7 +136,7 @@ def test_resuming_with_another_evaluation_evaluates_again(call, folder, compared
     flags = ("--seed=3", "--worst_min_examples=51", "--client_percentiles=5,50")
     outcome = call(compare, *_SHORT, "--output_dir=runs", *flags, "--resume")
     assert outcome.status == 0, outcome
-    for path in (folder / "runs").glob("*/trial_*/result.json"):
+    for path in (folder / "runs" / "runs").glob("*/trial_*/run/result.json"):
         result = json.loads(path.read_text())
         assert result["worst_min_examples"] == 51
         assert "p5" in result["overall"]["over_clients"]["loss"]
@@ -152,12 +154,12 @@ def _without_pages(files):
 @pytest.mark.nightly
 def test_more_trials_and_algorithms_are_added(call, folder, compared):
     shutil.copytree(compared[0], folder / "runs")
-    shutil.rmtree(folder / "runs" / "agnostic_fed_avg" / "trial_01")
-    before = tree(folder / "runs" / "fed_avg")
+    shutil.rmtree(folder / "runs" / "runs" / "agnostic_fed_avg" / "trial_01" / "run")
+    before = tree(folder / "runs" / "runs" / "fed_avg")
     arguments = ["--trials=3", "--algorithms=fed_avg,agnostic_fed_avg", "--seed=3", "--resume"]
     outcome = call(compare, *_SHORT, "--output_dir=runs", *arguments)
     assert outcome.status == 0, outcome
-    after = tree(folder / "runs" / "fed_avg")
+    after = tree(folder / "runs" / "runs" / "fed_avg")
     assert {name: after[name] for name in before} == before
     found = json.loads((folder / "runs" / "compare.json").read_text())
     expected = json.loads((compared[0] / "compare.json").read_text())
@@ -221,7 +223,9 @@ def test_flags_for_one_algorithm_only(call, folder):
     )
     assert outcome.status == 0, outcome
     configs = [
-        json.loads((folder / "runs" / name / "trial_00" / "config.json").read_text())
+        json.loads(
+            (folder / "runs" / "runs" / name / "trial_00" / "run" / "config.json").read_text()
+        )
         for name in ("fed_avg", "agnostic_fed_avg")
     ]
     assert [c["client_learning_rate"] for c in configs] == [0.5, 0.25]

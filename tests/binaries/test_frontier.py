@@ -177,8 +177,8 @@ def test_a_grid_that_takes_too_long_stops_and_goes_on(call, two_domains, monkeyp
     (line,) = outcome.err.splitlines()
     assert line.startswith("error: --max_hours: expected about 0.0")
     assert " for 4 trials, the first of which took " in line and " s, found 1e-09; fewer " in line
-    results = [path.parent for path in Path("runs").glob("*/*/result.json")]
-    assert results == [Path("runs/training_mixture/trial_00")]
+    results = [path.parent for path in Path("runs/runs").glob("*/*/run/result.json")]
+    assert results == [Path("runs/runs/training_mixture/trial_00/run")]
     assert not Path("runs/frontier.json").exists()
     before = tree(results[0])
 
@@ -223,7 +223,7 @@ def test_mixtures_have_settings_of_their_own(call, two_domains):
     outcome = call(frontier, *_SHORT, "--output_dir=runs", *flags)
     assert outcome.status == 0, outcome
     configs = {
-        row: json.loads(Path("runs", row, "trial_00", "config.json").read_text())
+        row: json.loads(Path("runs/runs", row, "trial_00", "run", "config.json").read_text())
         for row in ("training_mixture", "only_0", "agnostic_fed_avg")
     }
     assert [config["server_learning_rate"] for config in configs.values()] == [0.5, 0.5, 1.0]

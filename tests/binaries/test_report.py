@@ -59,7 +59,9 @@ def test_a_comparison_leaves_its_report_whose_numbers_are_its_own(compared):
     assert "FedAvg" in page.names and "AgnosticFedAvg" in page.names
     # Each run has a page of its own, with numbers of its own files.
     rows = ("fed_avg", "agnostic_fed_avg")
-    assert page.pages == [f"{row}/trial_{k:02d}/report.html" for row in rows for k in range(2)]
+    assert page.pages == [
+        f"runs/{row}/trial_{k:02d}/run/report.html" for row in rows for k in range(2)
+    ]
     for path in page.pages:
         run = Reader((compared / path).read_text())
         assert "./run train --task=toy_regression" in run.text
@@ -86,7 +88,7 @@ def test_a_title_stays_until_there_is_another(call, compared, folder):
             page = (folder / "runs" / "report.html").read_text()
             assert f"<title>{title}</title>" in page and f"<h1>{title}</h1>" in page
     # Runs are called as before.
-    one = (folder / "runs" / "fed_avg" / "trial_00" / "report.html").read_text()
+    one = (folder / "runs" / "runs" / "fed_avg" / "trial_00" / "run" / "report.html").read_text()
     assert "<title>FedAvg on toy_regression</title>" in one
 
 

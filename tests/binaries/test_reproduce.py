@@ -15,6 +15,7 @@ from tests import golden
 from tests.binaries.harness import Caller, tree
 from tests.data.stores import text_store
 from tests.run.harness import is_png
+from tff_agnostic.base.registry import Registry
 from tff_agnostic.program import progress
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import reproduce as reproduce_command
@@ -49,7 +50,6 @@ def small_experiments(monkeypatch):
         experiments[name] = dataclasses.replace(experiment, arms=some, task_options=options)
 
     experiments = dict(EXPERIMENTS.items())
-    monkeypatch.setattr(reproduce_command, "EXPERIMENTS", experiments)
     smaller("adult", _ARMS, num_clients=5, num_test_clients=2)
     sizes = {"vocabulary": 20, "sequence_length": 4, "network": "lstm:embedding=2,units=3"}
     smaller("stackoverflow", ("fed_avg",), **sizes)
@@ -58,6 +58,8 @@ def small_experiments(monkeypatch):
     experiments["fedboost_stackexchange"] = dataclasses.replace(
         experiments["fedboost_stackexchange"], base_predictors=ArmsAsPredictors(mixing[:2])
     )
+    registry = Registry("experiment", experiments)
+    monkeypatch.setattr(reproduce_command, "EXPERIMENTS", registry)
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +107,15 @@ def test_adult_from_files_to_page(
     assert "reproduce: 0 of 4 trials, " in outcome.err
     arms = list(_ARMS)
     assert sorted(path.name for path in (adult / "run").iterdir()) == sorted(
-        [*arms, "compare.json", "comparison.json", "images", "page.md", "seconds.json"]
+        ["compare.json", "comparison.json", "images", "page.md", "runs", "study.json"]
     )
     for arm in arms:
         configs = [
-            json.loads((adult / "run" / arm / f"trial_{k:02d}" / "config.json").read_text())
+            json.loads(
+                (
+                    adult / "run" / "runs" / arm / f"trial_{k:02d}" / "run" / "config.json"
+                ).read_text()
+            )
             for k in range(2)
         ]
         assert [config["seed"] for config in configs] == [0, 1]
@@ -142,15 +148,15 @@ def test_adult_from_files_to_page(
     # Somebody writes about it, and it is made once more: nothing runs again.
     text = page.replace("Nobody has written about these numbers yet.", "As expected.")
     (adult / "docs" / "adult.md").write_text(text)
-    runs = {arm: tree(adult / "run" / arm) for arm in arms}
+    runs = {arm: tree(adult / "run" / "runs" / arm) for arm in arms}
     again = Caller({"cohort": _NoTraining(cohort_runtime)})
     outcome = again(reproduce, *arguments, "--resume")
     assert outcome.status == 0, outcome
-    assert {arm: tree(adult / "run" / arm) for arm in arms} == runs
+    assert {arm: tree(adult / "run" / "runs" / arm) for arm in arms} == runs
     assert "As expected." in (adult / "docs" / "adult.md").read_text()
 
     message = call.refused(adult, reproduce, *arguments)
-    assert message.startswith("--output_dir: run holds a comparison already: add --resume")
+    assert message.startswith("--output_dir: run holds this study already: add --resume")
 
 
 class _NoTraining:
@@ -207,10 +213,12 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
         assert all(results[site]["perplexity"]["mean"] >= 1 for site in sites)
         assert f"| {EXPERIMENTS['fedboost_stackexchange'].arms[name].label} " in page
     for name in mixed:
-        trial = run / name / "trial_00"
+        trial = run / "runs" / name / "trial_00" / "run"
         config = json.loads((trial / "config.json").read_text())
         assert (config["data"], config["data_dir"]) == (str(run / "clients.sqlite"), None)
-        assert config["base_predictors"] == [str(run / site / "trial_00") for site in sites]
+        assert config["base_predictors"] == [
+            str(run / "runs" / site / "trial_00" / "run") for site in sites
+        ]
         rows = list(csv.DictReader((trial / "metrics.csv").read_text().splitlines()))
         assert [int(row["predictors/sampled"]) for row in rows] == [1, 1]
         for row in rows:
@@ -232,16 +240,15 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
 def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, monkeypatch):
     experiment = reproduce_command.EXPERIMENTS["adult"]
     arms = {"fed_avg": EXPERIMENTS["adult"].arms["fed_avg"]}
-    monkeypatch.setitem(
-        reproduce_command.EXPERIMENTS, "adult", dataclasses.replace(experiment, arms=arms)
-    )
+    registry = Registry("experiment", {"adult": dataclasses.replace(experiment, arms=arms)})
+    monkeypatch.setattr(reproduce_command, "EXPERIMENTS", registry)
     outcome = call(
         *(reproduce, "--experiment=adult", "--data_dir=adult", "--trials=1", "--output_dir=run"),
         *("--clients_per_round=2", "--scale=0.0001", "--heldout_share=0.5"),
         "--worst_min_examples=2",
     )
     assert outcome.status == 0, outcome
-    config = json.loads((adult / "run/fed_avg/trial_00/config.json").read_text())
+    config = json.loads((adult / "run/runs/fed_avg/trial_00/run/config.json").read_text())
     assert (config["rounds"], config["evaluate_every"]) == (1, 1)
     page = (adult / "run/page.md").read_text()
     assert "- Shortened: 0.0001 times the task's rounds." in page
@@ -249,7 +256,7 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
     assert "- `heldout_share` is 0.5; the task's default is 0.\n" in page
     assert "accuracy of doctorate on heldout clients" in page
     assert "heldout/accuracy/doctorate" in (
-        adult / "run/fed_avg/trial_00/metrics.csv"
+        adult / "run/runs/fed_avg/trial_00/run/metrics.csv"
     ).read_text().splitlines()[0].split(",")
 
 
@@ -269,5 +276,5 @@ def test_a_folder_of_something_else_is_left_alone(call: Caller, folder):
         folder, reproduce, *_STACKOVERFLOW, "--data_dir=dump", "--output_dir=thesis"
     )
     assert message.startswith(
-        "--output_dir: expected a new or empty folder or that of a comparison, found thesis.tex"
+        "--output_dir: expected a new or empty folder or that of a study, found thesis with other"
     )

@@ -150,7 +150,7 @@ def test_it_is_compared_with_others(call, algorithm, folder, trained):
     assert outcome.status == 0, outcome
     assert outcome.out.startswith("fed_avg, by_size on toy_regression, 1 trial: runs\n")
     assert "By size" in (folder / "runs" / "compare.md").read_text()
-    trial = folder / "runs" / "by_size" / "trial_00"
+    trial = folder / "runs" / "runs" / "by_size" / "trial_00" / "run"
     np.testing.assert_array_equal(_weights(trial), _weights(trained))
 
 
@@ -166,7 +166,9 @@ def test_the_setting_has_its_effect(call, algorithm, folder):
     assert outcome.status == 0, outcome
     found = json.loads((folder / "runs" / "compare.json").read_text())
     assert list(found) == ["fed_avg", "root", "by_size"]
-    fed_avg, root, by_size = (_weights(folder / "runs" / arm / "trial_00") for arm in found)
+    fed_avg, root, by_size = (
+        _weights(folder / "runs" / "runs" / arm / "trial_00" / "run") for arm in found
+    )
     np.testing.assert_allclose(by_size, fed_avg, rtol=1e-5, atol=1e-7)
     assert np.abs(root - fed_avg).max() > 1e-4
 

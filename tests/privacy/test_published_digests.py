@@ -130,7 +130,7 @@ def test_digests_of_public_runs_are_found(call, stores, digests, tmp_path, monke
         "run/report.html",
         "run/model/model_card.json",
         "plan/manifest.json",
-        "compared/agnostic_fed_avg/trial_00/fingerprint.json",
+        "compared/runs/agnostic_fed_avg/trial_00/run/fingerprint.json",
         "search/tuning.json",
     } <= {*places}
 
@@ -150,7 +150,7 @@ def _entries(folder: Path) -> dict[str, Any]:
         "card": read("run/model/model_card.json")["trained_with"],
         "manifest": manifest["fingerprint"],
         "made-up clients": {n: of for n, of in manifest["files"].items() if made_up in n},
-        "compared": read("compared/agnostic_fed_avg/trial_00/fingerprint.json"),
+        "compared": read("compared/runs/agnostic_fed_avg/trial_00/run/fingerprint.json"),
         "search": read("search/tuning.json")["fingerprint"],
     }
 
@@ -220,7 +220,9 @@ _REFUSED = (
     ("name", "expected"),
     [
         pytest.param("run", f"run: {_REFUSED}", id="run"),
-        pytest.param("compared", f"compared/agnostic_fed_avg/trial_00: {_REFUSED}", id="compared"),
+        pytest.param(
+            "compared", f"compared/runs/agnostic_fed_avg/trial_00/run: {_REFUSED}", id="compared"
+        ),
         pytest.param(
             "search", "--output_dir: search holds another search: of other examples", id="search"
         ),

@@ -20,7 +20,7 @@ MEASURES = {
     "perplexity": {"unit": "factor", "higher_is_better": False},
 }
 # Links lead to places of the page, and from a comparison to the pages of its runs.
-_HREF = re.compile(r"#.*|[\w%.~-]+/trial_\d\d+/report\.html")
+_HREF = re.compile(r"#.*|runs/[\w%.~-]+/trial_\d\d+/run/report\.html")
 # What pages must neither break on nor obey.
 AWKWARD = (
     "<script>alert(1)</script>",

@@ -25,7 +25,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import write_json
 from tff_agnostic.program.reports import page as reports_page
 from tff_agnostic.program.reports.page import rendered
-from tff_agnostic.program.studies.comparison import claim, trial_folder
+from tff_agnostic.program.studies.comparison import COMPARISON_FILE, trial_folder
 from tff_agnostic.program.studies.comparison_page import comparison_page
 from tff_agnostic.program.studies.comparison_record import majority, read_comparison
 
@@ -40,7 +40,7 @@ def without_pictures(monkeypatch):
 
 def _compared(folder: Path, rows: dict, domains=("a", "b", "c"), trials=2) -> Path:
     """Makes the folder of a comparison; `rows` are changes of each row's results."""
-    claim(folder, rows, {"fed_avg": "FedAvg"})
+    write_json(folder / COMPARISON_FILE, {"labels": {"fed_avg": "FedAvg"}, "remarks": {}})
     overall: dict = {}
     for i, (row, changes) in enumerate(rows.items()):
         overall[row] = {measure: {"trials": []} for measure in MEASURES}
@@ -167,14 +167,16 @@ def test_noise_of_any_row_is_told(tmp_path, private):
 
 
 def test_what_is_no_comparison_is_one_line(tmp_path):
-    claim(tmp_path, ["fed_avg"])
+    write_json(tmp_path / COMPARISON_FILE, {"labels": {}, "remarks": {}})
     for content in ({}, {"fed_avg": {}}, {"fed_avg": 3}):
         write_json(tmp_path / "compare.json", content)
         with pytest.raises(UserError, match=r"compare.json: expected rows of trials, found"):
             read_comparison(tmp_path)
     of_one = {measure: {"trials": [0.0]} for measure in MEASURES}
     write_json(tmp_path / "compare.json", {"fed_avg": {"(overall)": of_one}})
-    with pytest.raises(UserError, match=r"trial_00/result.json: expected the result of a complete"):
+    with pytest.raises(
+        UserError, match=r"trial_00/run/result.json: expected the result of a complete"
+    ):
         read_comparison(tmp_path)
 
 
@@ -208,7 +210,7 @@ def test_a_comparison_whose_trials_go_on_is_one_line(tmp_path):
     # Killed in the middle of a longer trial, and after it.
     config = json.loads(trial.config.read_text())
     write_json(trial.config, {**config, "rounds": 30})
-    message = r"q_ffl/trial_01/result.json: expected .* run of 30 rounds, .* found that of 20"
+    message = r"q_ffl/trial_01/run/result.json: expected .* run of 30 rounds, .* found that of 20"
     with pytest.raises(UserError, match=message):
         read_comparison(folder)
     longer = result(("a", "b", "c"), seed=77, algorithm="q_ffl", rounds=30)

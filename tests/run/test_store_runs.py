@@ -117,7 +117,7 @@ def test_a_comparison_builds_a_users_model_once_a_seed_and_trains_as_one_run_doe
     alone = ["--algorithm=agnostic_fed_avg", "--seed=1", "--output_dir=alone"]
     assert call(train, *flags, *alone).status == 0
     expected = Path("alone", "metrics.csv").read_bytes()
-    assert Path("compared", "agnostic_fed_avg", "trial_01", "metrics.csv").read_bytes() == expected
+    assert Path("compared/runs/agnostic_fed_avg/trial_01/run/metrics.csv").read_bytes() == expected
 
 
 @pytest.mark.slow

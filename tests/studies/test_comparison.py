@@ -10,15 +10,13 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 
-from tests import golden
 from tests.run.harness import measures, result_json
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.metrics.evaluation_report import ClientValues, statistic_names
 from tff_agnostic.metrics.metrics_file import Column, History
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.spec import RunSpec, resolve
-from tff_agnostic.program.studies.comparison import Comparison, check_folder, collect
+from tff_agnostic.program.studies.comparison import Comparison, collect
 
 _NAMES = ("phone", "tablet")
 _MEASURES = measures("loss", "accuracy")
@@ -174,78 +172,6 @@ def test_a_damaged_distribution_is_told(tmp_path, key, value):
         collect([run], _NAMES, _MEASURES, [1], _STATISTICS)
 
 
-def _specs(**given: Any) -> dict[str, list[RunSpec]]:
-    return {
-        name: [resolve("digits", {"algorithm": name, "seed": k, **given}, {}) for k in range(2)]
-        for name in ("fed_avg", "agnostic_fed_avg")
-    }
-
-
-def _claim(path: Path, spec: RunSpec) -> None:
-    folder = RunFolder(path)
-    with folder.locked():
-        folder.write_config(spec, {}, {})
-
-
 def test_rows_have_labels_or_their_names(comparison):
     labelled = dataclasses.replace(comparison, labels={"fed_avg": "FedAvg"})
     assert [labelled.label(row) for row in labelled.trials] == ["agnostic_fed_avg", "FedAvg"]
-
-
-def _error(folder: Path, resume: bool, **given: Any) -> str:
-    before = sorted(folder.rglob("*"))
-    found = golden.refusal(lambda: check_folder(_specs(**given), folder, resume))
-    assert sorted(folder.rglob("*")) == before
-    return found
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_new_folder_is_free(tmp_path, resume):
-    check_folder(_specs(), tmp_path, resume)
-    check_folder(_specs(), tmp_path / "new", resume)
-
-
-def test_a_comparison_is_resumed_only_on_request(tmp_path):
-    (tmp_path / "comparison.json").write_text('{"format": 1, "rows": ["fed_avg"], "labels": {}}')
-    _claim(tmp_path / "fed_avg" / "trial_00", _specs()["fed_avg"][0])
-    # Whatever else somebody may have put there.
-    (tmp_path / "notes.txt").write_text("")
-    check_folder(_specs(), tmp_path, resume=True)
-    assert _error(tmp_path, resume=False) == (
-        f"--output_dir: {tmp_path} holds a comparison already: add --resume to go on with it, or "
-        "choose another folder"
-    )
-
-
-@pytest.mark.parametrize("content", ["{}", '{"format": 2, "rows": []}', '{"format": 1}'])
-def test_a_comparison_of_another_format_is_told(tmp_path, content):
-    (tmp_path / "comparison.json").write_text(content)
-    assert _error(tmp_path, resume=True) == (
-        f"{tmp_path / 'comparison.json'}: expected a comparison of format 1, found something else"
-    )
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_the_folder_of_a_single_run_is_left_alone(tmp_path, resume):
-    _claim(tmp_path, _specs()["fed_avg"][0])
-    assert _error(tmp_path, resume) == (
-        "--output_dir: expected a new or empty folder or that of a comparison, found config.json "
-        f"in {tmp_path}"
-    )
-
-
-def test_a_file_is_left_alone(tmp_path):
-    (tmp_path / "notes").write_text("")
-    message = _error(tmp_path / "notes", resume=True)
-    assert message.startswith("--output_dir: expected a new or empty folder or that of a compar")
-
-
-def test_other_trials_are_noticed_before_the_first_one_runs(tmp_path):
-    # The last of all trials.
-    _claim(
-        tmp_path / "agnostic_fed_avg" / "trial_01",
-        _specs(client_batch_size=3)["agnostic_fed_avg"][1],
-    )
-    message = _error(tmp_path, resume=True, client_batch_size=4)
-    assert message.endswith("holds another run: --client_batch_size is 3 there and 4 here")
-    assert "agnostic_fed_avg/trial_01" in message

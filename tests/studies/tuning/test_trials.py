@@ -15,7 +15,6 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.reports.figures import save
 from tff_agnostic.program.runs.heldout import heldout_options
-from tff_agnostic.program.studies.comparison import LoadedTasks
 from tff_agnostic.program.studies.optuna_studies import (
     ENDED,
     SAME_AS,
@@ -33,6 +32,7 @@ from tff_agnostic.program.studies.search_space import (
     searchable,
 )
 from tff_agnostic.program.studies.searched_method import SearchedArm
+from tff_agnostic.program.studies.trainer import LoadedTasks
 from tff_agnostic.program.studies.tuning_report import (
     importance_figure,
     importances,

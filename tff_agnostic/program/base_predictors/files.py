@@ -406,16 +406,18 @@ def _predictors_in(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, Ba
     """Returns the predictors in files and folders, by name."""
     runs, architectures = _RunPredictors(mixing), dict[str, Architecture]()
     predictors: dict[str, BasePredictor] = {}
-    names = [path.name for path in paths]
-    for path in paths:
+    # Runs of a study differ above their last folder.
+    shown = [*paths]
+    while len({*shown}) == len(shown) > 1 == len({path.name for path in shown}):
+        shown = [path.parent for path in shown]
+    names = [path.name for path in shown]
+    for path, at in zip(paths, shown):
         if path.suffix in KERAS_FILES and path.is_file():
             predictor = _keras_predictor(path, mixing, architectures)
             architectures[predictor.key] = predictor.architecture
             read = {f"{path.parent.name}/{path.stem}": predictor}
         else:
-            # Trials of a comparison have the same names in different folders.
-            is_one = names.count(path.name) == 1
-            name = path.name if is_one else f"{path.parent.name}/{path.name}"
+            name = at.name if names.count(at.name) == 1 else f"{at.parent.name}/{at.name}"
             read = _read(path, name, mixing.task, runs)
         for name, predictor in read.items():
             if name in predictors:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 from tff_agnostic.base.errors import UserError, counted
-from tff_agnostic.base.files import is_new_or_empty, make_folder, read_json, write_json, write_text
+from tff_agnostic.base.files import make_folder, write_json, write_text
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.program.commands.command_line import (
     DataOptions,
@@ -23,8 +22,7 @@ from tff_agnostic.program.commands.command_line import (
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import page as pages
 from tff_agnostic.program.experiments.experiment import (
-    PREDICTORS_NAME,
-    STORE_NAME,
+    ArmsAsPredictors,
     Experiment,
     data_lines,
     prepare,
@@ -34,17 +32,12 @@ from tff_agnostic.program.experiments.experiment import (
 from tff_agnostic.program.options.flags import REPEATED
 from tff_agnostic.program.reports.figures import save
 from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere, resolve
-from tff_agnostic.program.studies.comparison import (
-    MAX_TRIALS,
-    Comparison,
-    check_folder,
-    run_trials,
-    trial_folder,
-)
+from tff_agnostic.program.studies.comparison import MAX_TRIALS, Comparison, trial_folder
 from tff_agnostic.program.studies.methods import overrides
+from tff_agnostic.program.studies.rows import train_rows
+from tff_agnostic.program.studies.runset import RunSet
+from tff_agnostic.program.studies.trainer import RunTrainer
 
-# What stands in the folder beside a comparison's own files.
-_OTHER_FILES = (STORE_NAME, PREDICTORS_NAME, "page.md", "images", "seconds.json")
 # Set by the experiment and its arms, none of which begins with a file of others.
 _NOT_FLAGS = ("algorithm", "target_domain", "trust")
 # Evaluations in the course of a run: enough for a curve.
@@ -98,31 +91,33 @@ def _reproduce(given: GivenRun, experiment: Experiment, at: Session) -> None:
     trials = own.trials or experiment.trials
     store = store_path(experiment, own.data_dir, own.data, folder)
     specs = trial_specs(given, experiment, trials, store, folder)
-    # Before anything is imported: what is wrong with a flag or the folder is better found now.
-    check_folder(specs, folder, own.resume, _OTHER_FILES)
-    print(f"{own.experiment}, {counted(trials, 'trial')} of {', '.join(experiment.arms)}: {folder}")
-    prepare(experiment, own.data_dir, store)
     runtime_name = next(iter(specs.values()))[0].config.runtime
-    started = time.monotonic()
-    with at.running(runtime_name) as (runtime, stop):
+    identity = {"study": "reproduce", "experiment": own.experiment}
+    labels = {arm: row.label for arm, row in experiment.arms.items()}
+    with (
+        at.running(runtime_name) as (runtime, stop),
+        RunSet(folder, identity, trainer := RunTrainer(runtime, stop), own.resume, stop) as runs,
+    ):
+        arms = ", ".join(experiment.arms)
+        print(f"{own.experiment}, {counted(trials, 'trial')} of {arms}: {folder}")
+        prepare(experiment, own.data_dir, store)
         prepare_predictors(experiment, next(iter(specs.values())), runtime, folder)
-        try:
-            # The folder was checked, and may hold the store by now: that is nothing to refuse.
-            comparison = run_trials(
-                specs,
-                folder,
-                runtime,
-                resume=True,
-                stop=stop,
-                labels={arm: row.label for arm, row in experiment.arms.items()},
-                other_files=_OTHER_FILES,
-                show_progress=given.show_progress,
-                command="reproduce",
+        # Another process may share the runs: predictors are complete before an arm mixes them.
+        for part in [*_predictors(experiment, specs), specs]:
+            comparison = train_rows(
+                runs, trainer.load_task, part, {}, labels, "reproduce", given.show_progress
             )
-        finally:
-            seconds = _add_seconds(folder, time.monotonic() - started)
+    if missing := [arm for arm in specs if arm not in comparison.trials]:
+        raise UserError(f"{', '.join(missing)}: expected a result of every trial, found none")
     targets = [folder / "page.md", *([own.page] if own.page is not None else [])]
-    _report(experiment, comparison, specs, targets, store, seconds, given)
+    _report(experiment, comparison, specs, targets, store, runs.seconds(), given)
+
+
+def _predictors(
+    experiment: Experiment, specs: Mapping[str, Sequence[RunSpec]]
+) -> Iterator[Mapping[str, Sequence[RunSpec]]]:
+    if isinstance(experiment.base_predictors, ArmsAsPredictors):
+        yield {arm: specs[arm] for arm in experiment.base_predictors.arms}
 
 
 def trial_specs(
@@ -215,19 +210,6 @@ def _shortened(experiment: Experiment, settings: Mapping[str, Any], scale: float
     full = resolve(experiment.task, dict(settings), experiment.task_options).config.rounds
     rounds = max(1, round(full * scale))
     return {"rounds": rounds, "evaluate_every": max(1, rounds // _EVALUATIONS)}
-
-
-def _add_seconds(folder: Path, seconds: float) -> float:
-    """Adds to the time that earlier sessions of the same trials took."""
-    path = folder / "seconds.json"
-    if is_new_or_empty(folder):
-        return seconds
-    before = read_json(path).get("seconds") if path.exists() else 0.0
-    if not isinstance(before, (int, float)):
-        raise UserError(f"{path}: expected the seconds of earlier trials, found something else")
-    total = seconds + before
-    write_json(path, {"seconds": total})
-    return total
 
 
 REPRODUCE = RunCommand(

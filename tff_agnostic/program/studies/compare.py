@@ -16,10 +16,13 @@ from tff_agnostic.program.reports.run_page import with_results_kept
 from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.spec import RunSpec
 from tff_agnostic.program.studies import comparison_report
-from tff_agnostic.program.studies.comparison import MADE_FIRST, Comparison, check_folder, run_trials
+from tff_agnostic.program.studies.comparison import Comparison
 from tff_agnostic.program.studies.methods import TrialOptions, given_arms, trial_specs
 from tff_agnostic.program.studies.report import write_comparison_report
-from tff_agnostic.program.studies.stages import begun, staged
+from tff_agnostic.program.studies.rows import train_rows
+from tff_agnostic.program.studies.runset import RunSet
+from tff_agnostic.program.studies.stages import staged
+from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.verdict import POOLED, harmed, verdicts
 from tff_agnostic.runtimes.runtime import Runtime
 
@@ -77,27 +80,23 @@ def compare(given: GivenRun) -> ComparedRuns:
     arms = given_arms(given)
     specs = trial_specs(given, arms)
     stages = staged(given, arms, specs)
-    # One for all rows.
+    # All rows share the runtime.
     runtime_name = next(iter(specs.values()))[0].config.runtime
+    identity = {"study": "compare", "task": own.task}
     with session(given, f"compare-{own.task}") as at:
-        with at.running(runtime_name) as (runtime, stop):
-            if not own.resume:
-                # Before references and first stages are trained.
-                check_folder(specs, at.path, False)
+        with (
+            at.running(runtime_name) as (runtime, stop),
+            RunSet(
+                at.path, identity, trainer := RunTrainer(runtime, stop), own.resume, stop
+            ) as runs,
+        ):
             specs = _with_baselines(specs, at.path, runtime, stop, given.show_progress)
-            specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)
             print(f"{', '.join(specs)} on {own.task}, {counted(own.trials, 'trial')}: {at.path}")
-            comparison = run_trials(
-                specs,
-                at.path,
-                runtime,
-                own.resume,
-                stop,
-                labels={name: arm.label for name, arm in arms.items()},
-                other_files=MADE_FIRST,
-                show_progress=given.show_progress,
-                remarks=remarks,
+            labels = {name: arm.label for name, arm in arms.items()}
+            comparison = train_rows(
+                runs, trainer.load_task, specs, stages, labels, "compare", given.show_progress
             )
+        specs = {row: specs[row] for row in comparison.trials}
         write_json(at.path / "compare.json", comparison.to_json())
         title = f"Comparison on {own.task}"
         harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})

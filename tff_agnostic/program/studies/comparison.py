@@ -2,64 +2,38 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
-import time
-import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import (
-    finite_or_none,
-    is_new_or_empty,
-    is_temporary,
-    make_folder,
-    read_json,
-    write_errors,
-    write_json,
-)
-from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.base.files import finite_or_none, read_json
 from tff_agnostic.metrics.by_group import ByGroup
 from tff_agnostic.metrics.evaluation_report import (
     ClientValues,
     client_values_from_json,
     domains_below,
-    statistic_names,
 )
 from tff_agnostic.metrics.intervals import Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.models.model import Measure, main_measure, measures_of
-from tff_agnostic.program.options.process import StopRequest
-from tff_agnostic.program.progress import LongWork
-from tff_agnostic.program.runs.baseline_files import BASELINES
+from tff_agnostic.models.model import Measure, main_measure
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.observers import RoundCount
-from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.program.runs.training import TrainingRun, has_result_of
-from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.tasks.task import TEST_SPLIT, Task
+from tff_agnostic.program.studies.runset import run_folder
+from tff_agnostic.tasks.task import TEST_SPLIT
 
 # Where the distribution over clients stands beside the domains in JSON.
 OVER_CLIENTS = "(over clients)"
-# One for each seed of a comparison; more are loaded anew.
-_MAX_KEPT = 16
-_FORMAT = 1
-# By this file a comparison's folder is known.
+# File with the labels and remarks of the rows.
 COMPARISON_FILE = "comparison.json"
-# In it: what tables call the rows.
 LABELS = "labels"
 REMARKS = "remarks"
-_ROWS = "rows"
-# The folder of what rows of two stages begin with.
+# First part of the names of first stages.
 FIRST_STAGES = "first_stages"
-# What commands make before the first row.
-MADE_FIRST = (BASELINES, FIRST_STAGES)
-# The settings of every trial are made before the first one runs.
+# All settings exist before the first trial runs.
 MAX_TRIALS = 10_000
 # Rows of a comparison that are not a domain; parentheses keep them apart from domains' names.
 OVERALL = "(overall)"
@@ -225,100 +199,6 @@ class Comparison:
         }
 
 
-def run_trials(
-    specs: Mapping[str, Sequence[RunSpec]],
-    folder: Path,
-    runtime: Runtime,
-    resume: bool,
-    stop: StopRequest,
-    labels: Mapping[str, str] = types.MappingProxyType({}),
-    other_files: Collection[str] = (),
-    after_first: Optional[Callable[[float], None]] = None,
-    show_progress: bool = True,
-    remarks: Mapping[str, str] = types.MappingProxyType({}),
-    command: str = "compare",
-) -> Comparison:
-    """Runs every trial of every row, in folder/ROW/trial_K, and collects the results.
-
-    Args:
-        specs: The trials of each row, by its name.
-        runtime: Executes the rounds; entered by the caller.
-        resume: Keep the trials that are complete, and go on with one that is not.
-        labels: See `Comparison`.
-        other_files: See `check_folder`.
-        after_first: Called with the seconds that the first trial took, of those that were not
-            complete already, before another one begins; what it raises ends the rest.
-        show_progress: Whether to show how many trials are done, and the time left.
-        remarks: See `Comparison`.
-        command: What runs them, for the progress.
-
-    Raises:
-        Interrupted: If a signal asked to stop; what was done is saved.
-    """
-    check_folder(specs, folder, resume, other_files)
-    trials: dict[str, Trials] = {}
-    said: set[str] = set()
-    has_run = False
-    load_task = LoadedTasks()
-    comparison = Comparison((), {}, trials, labels, remarks=remarks)
-    count, done = sum(map(len, specs.values())), 0
-    there = count - count_open(specs, folder) if resume else 0
-    with LongWork(command, count, "trials", there, visible=show_progress) as work:
-        for row, row_specs in specs.items():
-            folders, fewest = [], []
-            for k, spec in enumerate(row_specs):
-                work.say(f"{row}, trial {k + 1}")
-                started = time.monotonic()
-                run_folder = trial_folder(folder, row, k)
-                run = TrainingRun(spec, run_folder, runtime, resume, load_task)
-                # Now that a run can be made: what is refused leaves nothing behind.
-                claim(folder, specs, labels, remarks)
-                if k == 0:
-                    _say_once((remark.text for remark in run.parts.remarks), said, work)
-                is_complete = resume and run.is_complete()
-                if not is_complete:
-                    try:
-                        run.run(stop, False, [RoundCount(work.within)])
-                    except UserError as e:
-                        raise UserError(f"{row}, trial {k + 1}: {e}") from e
-                    _say_once((f"{row}: {line}" for line in run.left_out), said, work)
-                    harm = (f"{row}, trial {k + 1}: {remark.text}" for remark in run.harm)
-                    _say_once(harm, said, work)
-                    work.update()
-                folders.append(run_folder)
-                fewest.append(run.spec.config.worst_min_examples)
-                comparison = dataclasses.replace(
-                    comparison,
-                    domain_names=run.parts.task.domain_names,
-                    measures=measures_of(run.parts.task.model),
-                    split=run.parts.task.test_split,
-                    worst_min_examples=max(comparison.worst_min_examples, fewest[-1]),
-                )
-                done += 1
-                if done < count:
-                    stop.check(f"trial {k + 1} of {row}")
-                if not (is_complete or has_run):
-                    has_run = True
-                    if after_first is not None:
-                        after_first(time.monotonic() - started)
-            trials[row] = collect(
-                folders,
-                comparison.domain_names,
-                comparison.measures,
-                fewest,
-                statistic_names(run.spec.config.client_percentiles),
-            )
-    return comparison
-
-
-def _say_once(notes: Iterable[str], said: set[str], work: LongWork) -> None:
-    """Prints what is to be known above the bar, and no line twice."""
-    for text in dict.fromkeys(notes):
-        if text not in said:
-            said.add(text)
-            work.note(f"note: {text}")
-
-
 def _each_to_json(by_name: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
     return {
         name: {
@@ -333,141 +213,19 @@ def _each_to_json(by_name: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, 
     }
 
 
-class LoadedTasks:
-    """Loads the tasks of runs, and keeps those of the last ones.
-
-    A model of a user's file is built anew by every load, and where it is not of Keras' own layers
-    what a runtime traced for one serves no other. Where only algorithms differ, one is enough.
-    """
-
-    def __init__(self) -> None:
-        self._kept: collections.deque[tuple[Any, Task]] = collections.deque(maxlen=_MAX_KEPT)
-
-    def __call__(self, spec: RunSpec) -> Task:
-        """Returns the task of a run."""
-        wanted = (
-            (spec.task, spec.task_options, spec.data_dir, spec.data),
-            (spec.config.seed, spec.config.precision, spec.config.max_examples),
-            (spec.config.frozen_layers, spec.config.domain_input),
-            _mixed(spec),
-        )
-        for kept, task in self._kept:
-            if kept == wanted:
-                return task
-        task = spec.load_task()
-        self._kept.append((wanted, task))
-        return task
-
-
-def _mixed(spec: RunSpec) -> Any:
-    """Returns what the model depends on beside the task, where it is an ensemble."""
-    options = spec.algorithm
-    if not isinstance(options, EnsembleOptions):
-        return None
-    return options.base_predictors
-
-
-def check_folder(
-    specs: Mapping[str, Sequence[RunSpec]],
-    folder: Path,
-    resume: bool,
-    other_files: Collection[str] = (),
-) -> None:
-    """Checks that a comparison may use the folder; writes nothing.
-
-    Args:
-        specs: The trials of each row, by its name.
-        resume: Whether to go on with the trials there.
-        other_files: Names of what the caller puts beside the runs.
-    """
-    with write_errors(folder):
-        if not (is_new_or_empty(folder) or _has_what_comes_first_only(folder)):
-            stranger = _stranger(folder, {*specs, *other_files})
-            if stranger is not None:
-                raise UserError(
-                    "--output_dir: expected a new or empty folder or that of a comparison, found "
-                    f"{stranger} in {folder}"
-                )
-            if not resume:
-                raise UserError(
-                    f"--output_dir: {folder} holds a comparison already: add --resume to go on "
-                    "with it, or choose another folder"
-                )
-    for row, row_specs in specs.items():
-        for k, spec in enumerate(row_specs):
-            trial_folder(folder, row, k).check(spec, resume)
-
-
-def _has_what_comes_first_only(folder: Path) -> bool:
-    # It is there before the comparison begins.
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= set(MADE_FIRST)
-
-
-def claim(
-    folder: Path,
-    rows: Collection[str],
-    labels: Mapping[str, str] = types.MappingProxyType({}),
-    remarks: Mapping[str, str] = types.MappingProxyType({}),
-) -> None:
-    """Makes the folder that of a comparison of these rows, beside those that are there.
-
-    Args:
-        rows: Names of the rows.
-        labels: What tables call them, where that is something else.
-        remarks: What is to be known of some of them.
-    """
-    make_folder(folder)
-    there = _content(folder)
-    all_rows = list(dict.fromkeys([*there.get(_ROWS, []), *rows]))
-    all_labels = {**there.get(LABELS, {}), **labels}
-    content = {"format": _FORMAT, _ROWS: all_rows, LABELS: all_labels}
-    all_remarks = {**there.get(REMARKS, {}), **remarks}
-    if all_remarks:
-        content[REMARKS] = all_remarks
-    write_json(folder / COMPARISON_FILE, content)
-
-
-def count_open(specs: Mapping[str, Sequence[RunSpec]], folder: Path) -> int:
-    """Returns how many of the trials have no result in the folder, or one of other settings."""
-    return sum(
-        not has_result_of(trial_folder(folder, row, k).result, spec.config)
-        for row, row_specs in specs.items()
-        for k, spec in enumerate(row_specs)
-    )
+def trial_name(row: str, trial: int) -> str:
+    """Returns the name of the run of a trial, counted from 0."""
+    return f"{row}/trial_{trial:02d}"
 
 
 def trial_folder(folder: Path, row: str, trial: int) -> RunFolder:
-    """Returns the folder of a trial of a row, counted from 0."""
-    return RunFolder(folder / row / f"trial_{trial:02d}")
+    """Returns the run folder of a trial, counted from 0, in the folder of a study."""
+    return RunFolder(run_folder(folder, trial_name(row, trial)))
 
 
-def _stranger(folder: Path, own: Collection[str]) -> Optional[str]:
-    """Returns the name of something that no comparison puts into its folder, if there is any."""
-    if not folder.is_dir():
-        return folder.name
-    if (folder / COMPARISON_FILE).exists():
-        _content(folder)
-        return None
-    for path in sorted(folder.iterdir()):
-        if path.name not in own and not is_temporary(path):
-            return path.name
-    return None
-
-
-def _content(folder: Path) -> dict[str, Any]:
-    path = folder / COMPARISON_FILE
-    if not path.exists():
-        return {}
-    content = read_json(path)
-    is_whole = (
-        content.get("format") == _FORMAT
-        and isinstance(content.get(_ROWS), list)
-        and isinstance(content.get(LABELS), dict)
-        and isinstance(content.get(REMARKS, {}), dict)
-    )
-    if not is_whole:
-        raise UserError(f"{path}: expected a comparison of format {_FORMAT}, found something else")
-    return content
+def first_stage_folder(folder: Path, row: str, trial: int) -> RunFolder:
+    """Returns the run folder of a trial's first stage."""
+    return trial_folder(folder, f"{FIRST_STAGES}/{row}", trial)
 
 
 def collect(

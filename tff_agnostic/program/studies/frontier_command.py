@@ -23,18 +23,15 @@ from tff_agnostic.program.reports.run_page import REPORT
 from tff_agnostic.program.runs.build import training_examples
 from tff_agnostic.program.runs.spec import RunSpec
 from tff_agnostic.program.studies import frontier_report as reports
-from tff_agnostic.program.studies.comparison import (
-    MADE_FIRST,
-    MAX_TRIALS,
-    check_folder,
-    count_open,
-    run_trials,
-)
+from tff_agnostic.program.studies.comparison import MAX_TRIALS
 from tff_agnostic.program.studies.comparison_report import notes, title_of
 from tff_agnostic.program.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
 from tff_agnostic.program.studies.frontier_report import usual_title, write_frontier_report
 from tff_agnostic.program.studies.methods import Arm, TrialOptions, given_arms, trial_specs
-from tff_agnostic.program.studies.stages import begun, staged
+from tff_agnostic.program.studies.rows import train_rows
+from tff_agnostic.program.studies.runset import RunSet
+from tff_agnostic.program.studies.stages import staged
+from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.verdict import harmed
 from tff_agnostic.tasks.task import Task
 
@@ -92,38 +89,37 @@ def draw_frontier(given: GivenRun) -> None:
     _check_not_private(specs)
     stages = staged(given, rows, specs)
     runtime_name = next(iter(specs.values()))[0].config.runtime
+    identity = {"study": "frontier", "task": own.task}
     with (
         session(given, f"frontier-{own.task}") as at,
         at.running(runtime_name) as (runtime, stop),
+        RunSet(at.path, identity, trainer := RunTrainer(runtime, stop), own.resume, stop) as runs,
     ):
-        if not own.resume:
-            # Before first stages are trained.
-            check_folder(specs, at.path, False)
         print(
             f"{counted(len(rows) * own.trials, 'run')} on {own.task}: "
             f"{counted(len(points), 'mixture')} and {', '.join(arms)}, "
             f"{counted(own.trials, 'trial')} of each; fewer with smaller --grid_points or "
             f"--trials: {at.path}"
         )
-        specs, remarks = begun(specs, stages, at.path, runtime, stop, given.show_progress)
 
-        def check_time_left(seconds: float) -> None:
+        def check_time_left(seconds: float, others: int) -> None:
             if own.max_hours is not None:
-                check_time(own.max_hours, seconds, count_open(specs, at.path))
+                check_time(own.max_hours, seconds, others)
 
-        comparison = run_trials(
+        comparison = train_rows(
+            runs,
+            trainer.load_task,
             specs,
-            at.path,
-            runtime,
-            own.resume,
-            stop,
-            labels={row: arm.label for row, arm in rows.items()},
-            other_files=MADE_FIRST,
-            after_first=check_time_left,
-            show_progress=given.show_progress,
-            remarks=remarks,
-            command="frontier",
+            stages,
+            {row: arm.label for row, arm in rows.items()},
+            "frontier",
+            given.show_progress,
+            check_time_left,
         )
+    if points[0].name not in comparison.trials:
+        raise UserError(f"{points[0].name}: expected a result, with which mixtures are compared")
+    points = [point for point in points if point.name in comparison.trials]
+    specs = {row: specs[row] for row in comparison.trials}
     harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
     _report(Frontier(comparison, points, measure), own, at.path, given.typed, harm)
 

@@ -25,9 +25,14 @@ from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.spec import RunSpec
 from tff_agnostic.program.runs.training import TrainingRun
-from tff_agnostic.program.studies.comparison import FIRST_STAGES, Comparison, collect, trial_folder
+from tff_agnostic.program.studies.comparison import (
+    Comparison,
+    collect,
+    first_stage_folder,
+    trial_folder,
+)
 from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER
-from tff_agnostic.program.studies.stages import going_on
+from tff_agnostic.program.studies.stages import second_stage_settings
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.divergence import Diverged
@@ -211,9 +216,9 @@ class Runs:
         self.stop.check(f"{run.row}, trial {run.trial + 1}")
 
     def _after_first(self, first: RunSpec, run: Run) -> RunSpec:
-        folder = trial_folder(self.folder / FIRST_STAGES, run.row, run.trial)
+        folder = first_stage_folder(self.folder, run.row, run.trial)
         model = self._train(first, folder).parts.task.model
-        return going_on(run.spec, folder, last_layer(model))
+        return second_stage_settings(run.spec, folder.path, last_layer(model))
 
     def _train(self, spec: RunSpec, folder: RunFolder) -> TrainingRun:
         training = TrainingRun(spec, folder, self.runtime, True, self.load_task, draws=False)

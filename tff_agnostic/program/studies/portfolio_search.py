@@ -29,7 +29,7 @@ from tff_agnostic.program.runs.baseline_files import BASELINES, FILE_NAME
 from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.spec import RunSpec
 from tff_agnostic.program.studies.choice import Judged, attained, hopeless, judged, promising, worse
-from tff_agnostic.program.studies.comparison import MADE_FIRST, Comparison, run_trials
+from tff_agnostic.program.studies.comparison import Comparison
 from tff_agnostic.program.studies.comparison_record import COMPARE
 from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, Arm
 from tff_agnostic.program.studies.portfolio import (
@@ -44,8 +44,11 @@ from tff_agnostic.program.studies.portfolio import (
     timed,
 )
 from tff_agnostic.program.studies.recommendation import FINAL, WORSE, Found
+from tff_agnostic.program.studies.rows import train_rows
+from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.search_space import Objective
-from tff_agnostic.program.studies.stages import Stages, begun, halves
+from tff_agnostic.program.studies.stages import Stages, split_into_stages
+from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.validation_clients import ValidationClients
 from tff_agnostic.runtimes.runtime import Runtime
 
@@ -107,7 +110,7 @@ class Rows:
         spec = self.spec(row, changes, trial, is_final)
         if row != LAST_LAYER:
             return None, spec
-        return halves(self.spec(BASELINE, changes, trial, is_final), spec)
+        return split_into_stages(self.spec(BASELINE, changes, trial, is_final), spec)
 
     def without(self, names: Collection[str]) -> Rows:
         """Returns the other rows; where none needs references, all validation clients judge."""
@@ -343,19 +346,11 @@ class Search:
         of_two = {row: of for row, of in stages.items() if row == LAST_LAYER}
         labels = {row: self.rows.arms[row].label for row in stages}
         path = self.folder / FINAL
-        make_folder(path)
-        with folder_lock(path, wait=True):
-            specs, remarks = begun(specs, of_two, path, self.runtime, self.stop, self.show_progress)
-            comparison = run_trials(
-                specs,
-                path,
-                self.runtime,
-                True,
-                self.stop,
-                labels,
-                other_files=MADE_FIRST,
-                show_progress=self.show_progress,
-                remarks=remarks,
+        identity = {"study": "recommend"}
+        trainer = RunTrainer(self.runtime, self.stop)
+        with RunSet(path, identity, trainer, True, self.stop) as runs:
+            comparison = train_rows(
+                runs, trainer.load_task, specs, of_two, labels, "final runs", self.show_progress
             )
             write_json(path / COMPARE, comparison.to_json())
         return comparison

@@ -25,7 +25,11 @@ from tff_agnostic.program.reports.page import (
 )
 from tff_agnostic.program.reports.run_page import REPORT, command_blocks, typed_blocks
 from tff_agnostic.program.studies.choice import Judged, attained, judged
-from tff_agnostic.program.studies.comparison import FIRST_STAGES, Comparison, trial_folder
+from tff_agnostic.program.studies.comparison import (
+    Comparison,
+    first_stage_folder,
+    trial_folder,
+)
 from tff_agnostic.program.studies.gains import Gain
 from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.program.studies.portfolio import Schedule
@@ -237,7 +241,7 @@ def _command(final: Path, row: str, seeds: Sequence[int]) -> list[str]:
     runs = [trial_folder(final, row, k).spec() for k in range(len(seeds))]
     if row != LAST_LAYER:
         return train_command(runs[0])
-    firsts = [trial_folder(final / FIRST_STAGES, row, k).spec() for k in range(len(seeds))]
+    firsts = [first_stage_folder(final, row, k).spec() for k in range(len(seeds))]
     whole = [joined(first, second) for first, second in zip(firsts, runs)]
     return compare_command({row: whole}, {row: (row, WORDS[row].settings)})
 

@@ -18,7 +18,7 @@ from tff_agnostic.program.reports.run_page import REPORT as REPORT_FILE
 from tff_agnostic.program.reports.run_page import run_page, write_run_report
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.studies import frontier_report, tuning_page
-from tff_agnostic.program.studies.comparison import FIRST_STAGES, trial_folder
+from tff_agnostic.program.studies.comparison import first_stage_folder, trial_folder
 from tff_agnostic.program.studies.comparison_page import comparison_page, usual_title
 from tff_agnostic.program.studies.comparison_record import COMPARE, read_comparison
 from tff_agnostic.program.studies.frontier_report import (
@@ -49,7 +49,7 @@ def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
     given_up = harmed(record.comparison, {row: runs[0] for row, runs in specs.items()})
     words = {}
     for row, runs in specs.items():
-        first = trial_folder(folder / FIRST_STAGES, row, 0)
+        first = first_stage_folder(folder, row, 0)
         if first.config.exists():
             specs[row] = [joined(first.spec(), run) for run in runs]
             words[row] = (LAST_LAYER, WORDS[LAST_LAYER].settings)

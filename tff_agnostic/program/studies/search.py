@@ -39,7 +39,7 @@ from tff_agnostic.program.studies.optuna_studies import (
 )
 from tff_agnostic.program.studies.search_space import Distribution, Objective
 from tff_agnostic.program.studies.searched_method import SearchedArm, check_run
-from tff_agnostic.program.studies.stages import going_on
+from tff_agnostic.program.studies.stages import second_stage_settings
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.divergence import Diverged
@@ -134,7 +134,7 @@ class TrialRunner:
             run = TrainingRun(first, folder, self.runtime, True, self.load_task)
             if not run.is_complete():
                 run.run(stop, show_progress=False)
-            return going_on(second, folder, last_layer(run.parts.task.model))
+            return second_stage_settings(second, folder.path, last_layer(run.parts.task.model))
 
 
 @dataclasses.dataclass(frozen=True)

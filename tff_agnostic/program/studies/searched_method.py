@@ -35,7 +35,7 @@ from tff_agnostic.program.runs.spec import (
 from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.program.studies.optuna_studies import Method
 from tff_agnostic.program.studies.search_space import Dimension, task_settings
-from tff_agnostic.program.studies.stages import halves
+from tff_agnostic.program.studies.stages import split_into_stages
 from tff_agnostic.tasks.task import DATA, Task
 
 _FORMAT = 1
@@ -109,7 +109,7 @@ class SearchedArm:
             self.data,
             shared=self.shared,
         )
-        return halves(first, spec)
+        return split_into_stages(first, spec)
 
     def start(self, seed: int) -> tuple[dict[str, Any], list[str]]:
         """Returns Optuna's values of what is given without the search, as a first trial.

@@ -1,9 +1,8 @@
-"""Rows of two stages: FedAvg, and from its model the last layer, where all domains weigh alike.
+"""Two-stage training: FedAvg, then its last layer retrained with equal domain weights.
 
 Kang et al. 2020, "Decoupling Representation and Classifier for Long-Tailed Recognition", section 4
 (cRT), and Kirichenko et al. 2023, "Last Layer Re-Training is Sufficient for Robustness to Spurious
-Correlations": what FedAvg learns to see is kept, and what follows from it is learned anew. The
-stages share the rounds that a row has: its budget is that of the others.
+Correlations". The stages share the rounds of the row, whose budget is that of the other rows.
 """
 
 from __future__ import annotations
@@ -11,26 +10,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.models.keras import LastLayer, last_layer
 from tff_agnostic.program.commands.command_line import GivenRun
-from tff_agnostic.program.options.process import StopRequest
-from tff_agnostic.program.progress import LongWork
-from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.observers import RoundCount
 from tff_agnostic.program.runs.options import initial_file
 from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.program.studies.comparison import (
     FIRST_STAGES,
-    LoadedTasks,
-    count_open,
+    first_stage_folder,
     trial_folder,
+    trial_name,
 )
 from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, Arm
-from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.program.studies.runset import Job
+from tff_agnostic.tasks.task import Task
 
 _MIN_ROUNDS = 2
 _POOLED = (
@@ -43,32 +38,20 @@ class Stages(NamedTuple):
     """The two stages of a row.
 
     Attributes:
-        first: FedAvg, the run of each trial.
-        second: What goes on from it; what it starts from, and what it freezes, is not known yet.
+        first: FedAvg, one run per trial.
+        second: The runs that start from FedAvg's models, without these models.
     """
 
     first: Sequence[RunSpec]
     second: Sequence[RunSpec]
 
 
-class Begun(NamedTuple):
-    """Rows whose first stages are complete.
-
-    Attributes:
-        specs: The runs of each row; of a row of two stages the second one.
-        remarks: What is to be known of such rows, and of pooled ones, by their names.
-    """
-
-    specs: dict[str, list[RunSpec]]
-    remarks: dict[str, str]
-
-
 def staged(
     given: GivenRun, arms: Mapping[str, Arm], specs: Mapping[str, Sequence[RunSpec]]
 ) -> dict[str, Stages]:
-    """Returns the stages of the rows that have two; each has half of the rounds.
+    """Returns the stages of the rows with two; each stage has half of the rounds.
 
-    The first one is that of the first row of FedAvg, or FedAvg with what was given for all rows.
+    The first stage is the first row of FedAvg, or FedAvg with the settings of all rows.
 
     Args:
         arms: The rows, by their names.
@@ -76,13 +59,15 @@ def staged(
     """
     rows = [row for row, arm in arms.items() if arm.word == LAST_LAYER]
     plain = next((specs[row] for row, arm in arms.items() if _is_plain(arm)), None)
-    found = {}
+    stages = {}
     for row in rows:
         first = plain or [
             given.spec_of({"algorithm": BASELINE, "seed": spec.config.seed}) for spec in specs[row]
         ]
-        found[row] = Stages(*zip(*(halves(one, whole) for one, whole in zip(first, specs[row]))))
-    return found
+        stages[row] = Stages(
+            *zip(*(split_into_stages(one, whole) for one, whole in zip(first, specs[row])))
+        )
+    return stages
 
 
 def _is_plain(arm: Arm) -> bool:
@@ -90,11 +75,11 @@ def _is_plain(arm: Arm) -> bool:
     return not arm.word and arm.settings["algorithm"] == BASELINE and is_federated
 
 
-def halves(first: RunSpec, whole: RunSpec) -> tuple[RunSpec, RunSpec]:
-    """Returns the two stages of a run, which share its rounds; an odd one is the first stage's.
+def split_into_stages(first: RunSpec, whole: RunSpec) -> tuple[RunSpec, RunSpec]:
+    """Returns the two stages of a run, which share its rounds; the first one takes an odd round.
 
     Args:
-        first: What the first stage is, but for its rounds.
+        first: The first stage, with any number of rounds.
         whole: The run, with all its rounds.
     """
     rounds = whole.config.rounds
@@ -113,7 +98,7 @@ def halves(first: RunSpec, whole: RunSpec) -> tuple[RunSpec, RunSpec]:
 
 
 def joined(first: RunSpec, second: RunSpec) -> RunSpec:
-    """Returns the run whose stages these are: the inverse of `halves` and of `going_on`."""
+    """Returns the run of two stages: the inverse of the other functions."""
     return _with(
         second,
         rounds=first.config.rounds + second.config.rounds,
@@ -126,69 +111,78 @@ def _with(spec: RunSpec, **changes: Any) -> RunSpec:
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, **changes))
 
 
-def begun(
+def stage_jobs(
+    folder: Path, row: str, stages: Stages, load_task: Callable[[RunSpec], Task]
+) -> list[Job[RunSpec]]:
+    """Returns the trials of a row with two stages.
+
+    Args:
+        folder: Folder of the study.
+    """
+    for k, (first, second) in enumerate(zip(stages.first, stages.second)):
+        _check_same_rounds(folder, row, k, first, second)
+    return [
+        stage_job(trial_name(row, k), f"{FIRST_STAGES}/{trial_name(row, k)}", *pair, load_task)
+        for k, pair in enumerate(zip(stages.first, stages.second))
+    ]
+
+
+def stage_job(
+    name: str,
+    first_name: str,
+    first: RunSpec,
+    second: RunSpec,
+    load_task: Callable[[RunSpec], Task],
+) -> Job[RunSpec]:
+    """Returns a run of two stages.
+
+    Args:
+        name: Name of the second stage.
+        first_name: Name of the first stage.
+    """
+    return Job(
+        name,
+        second,
+        Job(first_name, first),
+        lambda spec, path: second_stage_settings(spec, path, last_layer(load_task(first).model)),
+    )
+
+
+def stage_remarks(
     specs: Mapping[str, Sequence[RunSpec]],
     stages: Mapping[str, Stages],
-    folder: Path,
-    runtime: Runtime,
-    stop: StopRequest,
-    show_progress: bool,
-) -> Begun:
-    """Trains the first stages, or goes on with them, in the folder `FIRST_STAGES`.
-
-    Args:
-        specs: The runs of each row.
-        stages: Of the rows that have two, by their names.
-        folder: That of the comparison.
-    """
-    found = {row: list(of_row) for row, of_row in specs.items()}
+    load_task: Callable[[RunSpec], Task],
+) -> dict[str, str]:
+    """Returns explanations of pooled rows and of rows with two stages, by their names."""
     remarks = {row: _POOLED for row, (run, *_) in specs.items() if run.config.pooled}
-    load_task = LoadedTasks()
-    for row, of_row in stages.items():
-        _check_same_rounds(folder, row, of_row)
-    firsts = {row: of_row.first for row, of_row in stages.items()}
-    count, left = sum(map(len, firsts.values())), count_open(firsts, folder / FIRST_STAGES)
-    with LongWork("first stages", count, "runs", count - left, visible=show_progress) as work:
-        for row, of_row in stages.items():
-            found[row] = []
-            for k, (first, second) in enumerate(zip(of_row.first, of_row.second)):
-                path = trial_folder(folder / FIRST_STAGES, row, k)
-                run = TrainingRun(first, path, runtime, resume=True, load_task=load_task)
-                if k == 0:
-                    remarks[row] = _remark(first, second, last_layer(run.parts.task.model))
-                    work.note(f"{row}: {remarks[row]}")
-                if not run.is_complete():
-                    run.run(stop, show_progress=False, observers=[RoundCount(work.within)])
-                    work.update()
-                found[row].append(going_on(second, path, last_layer(run.parts.task.model)))
-    return Begun(found, remarks)
+    for row, ((first, *_), (second, *_)) in stages.items():
+        remarks[row] = _remark(first, second, last_layer(load_task(first).model))
+    return remarks
 
 
-def going_on(second: RunSpec, first: RunFolder, layer: LastLayer) -> RunSpec:
-    """Returns the second stage of a run, with what it starts from and what it freezes.
+def second_stage_settings(second: RunSpec, first: Path, layer: LastLayer) -> RunSpec:
+    """Returns the second stage of a run with its initial model and its frozen layers.
 
     Args:
-        first: The folder of the first stage, which is complete.
+        first: Folder of the first stage, which is complete.
     """
     return _with(
         second,
-        initial_model=initial_file(first.path),
+        initial_model=initial_file(first),
         frozen_layers=(*second.config.frozen_layers, *layer.others),
     )
 
 
-def _check_same_rounds(folder: Path, row: str, stages: Stages) -> None:
-    paths = (folder / FIRST_STAGES, folder)
-    for of_stage, path in zip(stages, paths):
-        for k, spec in enumerate(of_stage):
-            saved = trial_folder(path, row, k).read()
-            if saved is not None and saved.flags["rounds"] != spec.config.rounds:
-                first, second = (runs[0].config.rounds for runs in stages)
-                raise UserError(
-                    f"--rounds: expected the same as before for {row}, whose second stage starts "
-                    f"from the first, found {first} and {second} for its stages, and "
-                    f"{saved.flags['rounds']} in {saved.folder.path}"
-                )
+def _check_same_rounds(folder: Path, row: str, trial: int, first: RunSpec, second: RunSpec) -> None:
+    folders = (first_stage_folder(folder, row, trial), trial_folder(folder, row, trial))
+    for spec, run_folder in zip((first, second), folders):
+        saved = run_folder.read()
+        if saved is not None and saved.flags["rounds"] != spec.config.rounds:
+            raise UserError(
+                f"--rounds: expected the same as before for {row}, whose second stage starts from "
+                f"the first, found {first.config.rounds} and {second.config.rounds} for its "
+                f"stages, and {saved.flags['rounds']} in {run_folder.path}"
+            )
 
 
 def _remark(first: RunSpec, second: RunSpec, layer: LastLayer) -> str:

@@ -22,7 +22,7 @@ from tff_agnostic.program.reports.page import rendered, title_of
 from tff_agnostic.program.reports.run_page import REPORT
 from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_options
 from tff_agnostic.program.runs.spec import check_given_somewhere
-from tff_agnostic.program.studies.comparison import MAX_TRIALS, LoadedTasks
+from tff_agnostic.program.studies.comparison import MAX_TRIALS
 from tff_agnostic.program.studies.methods import LAST_LAYER, ArmOptions, given_arms, overrides
 from tff_agnostic.program.studies.optuna_studies import (
     FINISHED,
@@ -46,6 +46,7 @@ from tff_agnostic.program.studies.searched_method import (
     claim_folder,
     identity,
 )
+from tff_agnostic.program.studies.trainer import LoadedTasks
 from tff_agnostic.program.studies.tuning_page import RESULT, found_by, tuning_page, usual_title
 from tff_agnostic.program.studies.tuning_report import (
     Trials,

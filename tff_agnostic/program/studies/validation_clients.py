@@ -21,7 +21,7 @@ from tff_agnostic.data.store import Store
 from tff_agnostic.metrics.intervals import LEAST_CLIENTS, has_enough
 from tff_agnostic.program.runs.heldout import heldout_defaults, heldout_options
 from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.program.studies.comparison import LoadedTasks
+from tff_agnostic.program.studies.trainer import LoadedTasks
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
 
 # Of the training clients, where a task has no others to judge with: one in five.

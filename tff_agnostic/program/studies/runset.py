@@ -1,0 +1,357 @@
+"""The runs of a study in one folder, which several processes may share; a kill loses no run.
+
+    FOLDER/study.json              identity of the study, which must be equal on resume
+    FOLDER/runs/NAME/run/          a run, as `train` writes it
+    FOLDER/runs/NAME/ended.json    reason of a run without a result: it diverged or was pruned
+    FOLDER/runs/NAME/seconds.json  duration of the run over all processes and restarts
+
+A run is done if it has a result or an end. The kernel unlocks the runs of a process that dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Generic, Optional, Protocol, TypeVar
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import (
+    folder_lock,
+    is_new_or_empty,
+    make_folder,
+    read_json,
+    write_errors,
+    write_json,
+)
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.progress import LongWork
+from tff_agnostic.training.divergence import Diverged
+from tff_agnostic.training.loop import FinishedRound, Observer
+
+STUDY = "study.json"
+_RUNS, _RUN, _ENDED, _SECONDS = "runs", "run", "ended.json", "seconds.json"
+# Longest training, in seconds, that a kill removes from seconds.json, up to a round.
+_CLOCK_SECONDS = 5.0
+
+Settings = TypeVar("Settings")
+_Settings = TypeVar("_Settings", contravariant=True)
+
+
+class Pruned(Exception):
+    """A run is not worth more rounds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job(Generic[Settings]):
+    """A run of a study.
+
+    Attributes:
+        name: Name of its folder, which may have several parts: "fed_avg/trial_00".
+        settings: Settings of the run.
+        after: The run that is made first, once for all jobs that name it; None without one.
+        second_stage: Called with the settings and the folder of the first run; returns the settings
+            of a run that starts from its model.
+        observers: Further observers of the rounds; `Pruned` of theirs ends the run.
+    """
+
+    name: str
+    settings: Settings
+    after: Optional[Job[Settings]] = None
+    second_stage: Callable[[Settings, Path], Settings] = lambda settings, first: settings
+    observers: Sequence[Observer] = ()
+
+
+class Trainer(Protocol[_Settings]):
+    """Trains runs in their folders."""
+
+    def is_complete(self, settings: _Settings, folder: Path) -> bool:
+        """Whether a folder holds the result of a run.
+
+        Raises:
+            UserError: If it holds another run.
+        """
+        ...
+
+    def train(
+        self, settings: _Settings, folder: Path, observers: Sequence[Observer]
+    ) -> Sequence[str]:
+        """Trains a run, or resumes it; returns warnings about its result."""
+        ...
+
+
+class Outcome:
+    """The end of a run.
+
+    Attributes:
+        path: Folder of the run.
+        reason: Reason of an end without a result; None of a run with a result.
+    """
+
+    def __init__(self, path: Path, reason: Optional[str]) -> None:
+        self.path = path
+        self.reason = reason
+
+
+class RunSet(Generic[Settings]):
+    """The runs of a study, as a context manager.
+
+    Args:
+        folder: Folder of the study.
+        identity: Facts by which the study is recognized, such as its task.
+        trainer: Trains the runs.
+        resume: Whether the folder may hold runs of the study.
+        stop: Requests to stop.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: Mapping[str, Any],
+        trainer: Trainer[Settings],
+        resume: bool,
+        stop: StopRequest,
+    ) -> None:
+        self.folder = folder
+        self._trainer = trainer
+        self._stop = stop
+        self._held: set[str] = set()
+        self._noted: set[str] = set()
+        self._had_folder = folder.exists()
+        # Two processes may begin together: the second one joins the first one's study.
+        make_folder(folder)
+        with folder_lock(folder, wait=True):
+            self._is_new = not (folder / _RUNS).exists()
+            check_study(folder, identity, resume)
+            write_json(folder / STUDY, dict(identity))
+
+    def __enter__(self) -> RunSet[Settings]:
+        """Returns the runs."""
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], *error: object) -> None:
+        """Removes a new study whose first run was refused: the next try may be another study."""
+        runs = self.folder / _RUNS
+        if kind is None or not self._is_new or any(p.name != _SECONDS for p in runs.rglob("*.*")):
+            return
+        shutil.rmtree(runs, ignore_errors=True)
+        (self.folder / STUDY).unlink()
+        if not self._had_folder:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
+    def make(self, jobs: Sequence[Job[Settings]], work: LongWork) -> list[Outcome]:
+        """Makes the missing runs, and waits for those that other processes make.
+
+        Raises:
+            Interrupted: If a signal asked to stop; finished rounds are saved.
+        """
+        remaining = self.open(jobs)
+        while remaining:
+            is_idle = True
+            for k, job in enumerate(remaining):
+                with self.hold(job.name) as is_ours:
+                    is_idle &= not is_ours
+                    if not is_ours or self.outcome(job) is not None:
+                        continue
+                    self._make(job, work)
+                work.update()
+                if k + 1 < len(remaining):
+                    self._stop.check(job.name)
+            remaining = self.open(remaining)
+            if remaining and is_idle:
+                work.say(f"another process makes {remaining[0].name}")
+                with self.hold(remaining[0].name, wait=True):
+                    pass
+        return [outcome for job in jobs if (outcome := self.outcome(job)) is not None]
+
+    def open(self, jobs: Sequence[Job[Settings]]) -> list[Job[Settings]]:
+        """Returns the runs that are not done."""
+        return [job for job in jobs if self.outcome(job) is None]
+
+    def outcome(self, job: Job[Settings]) -> Optional[Outcome]:
+        """Returns the end of a run; None if it is not done.
+
+        Raises:
+            UserError: If its folder holds another run.
+        """
+        path, ended = self.run_folder(job), self._path(job.name) / _ENDED
+        if ended.exists():
+            return Outcome(path, str(read_json(ended)["reason"]))
+        if job.after is not None:
+            first = self.outcome(job.after)
+            if first is None or first.reason is not None:
+                return first and Outcome(path, first.reason)
+        if not path.exists() or not self._trainer.is_complete(self._settings(job), path):
+            return None
+        return Outcome(path, None)
+
+    def run_folder(self, job: Job[Settings]) -> Path:
+        """Returns the folder of a run."""
+        return run_folder(self.folder, job.name)
+
+    def end(self, job: Job[Settings], reason: str) -> None:
+        """Ends a run without a result."""
+        make_folder(self._path(job.name))
+        write_json(self._path(job.name) / _ENDED, {"reason": reason})
+
+    def seconds(self, *names: str) -> float:
+        """Returns the duration of runs over all processes and restarts.
+
+        Args:
+            *names: Names, or first parts of names, of runs; all runs if none is given.
+        """
+        folders = [self._path(name) for name in names] or [self.folder / _RUNS]
+        return sum(_seconds(file) for path in folders for file in path.rglob(_SECONDS))
+
+    @contextlib.contextmanager
+    def hold(self, name: str, wait: bool = False) -> Iterator[bool]:
+        """Keeps other processes from a run while entered; may be nested.
+
+        Args:
+            name: Name of a run, or another name without a run.
+            wait: Whether to wait for another process.
+
+        Yields:
+            Whether this process has the lock.
+        """
+        if name in self._held:
+            yield True
+            return
+        make_folder(self._path(name))
+        with folder_lock(self._path(name), wait=wait) as is_ours:
+            if is_ours:
+                self._held.add(name)
+            try:
+                yield is_ours
+            finally:
+                if is_ours:
+                    self._held.discard(name)
+
+    def _make(self, job: Job[Settings], work: LongWork) -> None:
+        if job.after is not None:
+            with self.hold(job.after.name, wait=True):
+                if self.outcome(job.after) is None:
+                    self._make(job.after, work)
+            if self.outcome(job) is not None:
+                return
+        work.say(job.name)
+        path = self.run_folder(job)
+        try:
+            with _Clock(self._path(job.name) / _SECONDS) as clock:
+                observers = [*job.observers, clock]
+                for line in self._trainer.train(self._settings(job), path, observers):
+                    self._note(f"note: {job.name}: {line}", work)
+        except Pruned as e:
+            self.end(job, str(e))
+        except Diverged as e:
+            self.end(job, f"diverged: {e}")
+            self._note(f"note: {job.name} diverged: {e}", work)
+        except UserError as e:
+            raise UserError(f"{job.name}: {e}") from e
+
+    def _note(self, line: str, work: LongWork) -> None:
+        if line not in self._noted:
+            self._noted.add(line)
+            work.note(line)
+
+    def _settings(self, job: Job[Settings]) -> Settings:
+        if job.after is None:
+            return job.settings
+        return job.second_stage(job.settings, self.run_folder(job.after))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / _RUNS / name
+
+
+class _Clock(Observer):
+    """Adds the time for which it is entered to a file, which no other process writes meanwhile."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seconds = _seconds(file)
+        self._since = time.monotonic()
+
+    def __enter__(self) -> _Clock:
+        """Starts."""
+        self._since = time.monotonic()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stops."""
+        self._write()
+
+    def after_round(self, finished: FinishedRound) -> None:
+        """Writes the time now and then, for a process that is killed."""
+        if time.monotonic() - self._since >= _CLOCK_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        now = time.monotonic()
+        self._seconds += now - self._since
+        self._since = now
+        write_json(self._file, {"seconds": self._seconds})
+
+
+def run_folder(folder: Path, name: str) -> Path:
+    """Returns the folder of a run.
+
+    Args:
+        folder: Folder of the study.
+        name: Name of the run; see `Job`.
+    """
+    return folder / _RUNS / name / _RUN
+
+
+def check_study(folder: Path, identity: Mapping[str, Any], resume: bool) -> None:
+    """Checks that a study may use a folder; writes nothing.
+
+    Args:
+        folder: The folder, which may be missing.
+        identity: See `RunSet`.
+        resume: See `RunSet`.
+    """
+    file = folder / STUDY
+    with write_errors(folder):
+        if is_new_or_empty(folder):
+            return
+    if not file.exists():
+        raise UserError(
+            f"--output_dir: expected a new or empty folder or that of a study, found {folder} "
+            "with other content"
+        )
+    if not (folder / _RUNS).exists():
+        return
+    difference = _difference(read_json(file), json.loads(json.dumps(identity)))
+    if difference is not None:
+        raise UserError(f"--output_dir: {folder} holds another study: {difference}")
+    if not resume:
+        raise UserError(
+            f"--output_dir: {folder} holds this study already: add --resume to resume it or to "
+            "share its runs, or choose another folder"
+        )
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Optional[str]:
+    """Returns the first different key with both values; None if there is no difference."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    key = next((k for k in {**new, **old} if old.get(k) != new.get(k)), None)
+    if key is None:
+        return None
+    return f"{key} was {old.get(key)!r:.100} there, and is {new.get(key)!r:.100} here"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}: ")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _seconds(file: Path) -> float:
+    return float(read_json(file)["seconds"]) if file.exists() else 0.0

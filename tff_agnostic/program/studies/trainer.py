@@ -1,0 +1,100 @@
+"""Training of a study's runs in run folders, with tasks that several runs share."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.progress import tqdm
+from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.training import TrainingRun
+from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.tasks.task import Task
+from tff_agnostic.training.loop import Observer
+
+# Number of kept tasks: one for each seed of a comparison.
+_MAX_KEPT = 16
+
+
+class LoadedTasks:
+    """Loads the tasks of runs, and keeps the last ones.
+
+    Each load builds the model of a user's file again, and a runtime traces each of these models.
+    """
+
+    def __init__(self) -> None:
+        self._kept: collections.deque[tuple[Any, Task]] = collections.deque(maxlen=_MAX_KEPT)
+
+    def __call__(self, spec: RunSpec) -> Task:
+        """Returns the task of a run."""
+        options = spec.algorithm
+        key = (
+            (spec.task, spec.task_options, spec.data_dir, spec.data),
+            (spec.config.seed, spec.config.precision, spec.config.max_examples),
+            (spec.config.frozen_layers, spec.config.domain_input),
+            options.base_predictors if isinstance(options, EnsembleOptions) else None,
+        )
+        for kept, task in self._kept:
+            if kept == key:
+                return task
+        task = spec.load_task()
+        self._kept.append((key, task))
+        return task
+
+
+class RunTrainer:
+    """Trains runs in their folders; see `runset.Trainer`.
+
+    Args:
+        runtime: Executes the rounds; entered by the caller.
+        stop: Requests to stop.
+        load_task: Returns the task of a run; `LoadedTasks` if not given.
+        draws: Whether runs draw figures, which may take longer than short training.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        stop: StopRequest,
+        load_task: Optional[Callable[[RunSpec], Task]] = None,
+        draws: bool = True,
+    ) -> None:
+        self.load_task = load_task or LoadedTasks()
+        self._runtime = runtime
+        self._stop = stop
+        self._draws = draws
+        self._complete: dict[Path, RunSpec] = {}
+        self._remarks: set[str] = set()
+
+    def is_complete(self, settings: RunSpec, folder: Path) -> bool:
+        """See `runset.Trainer`."""
+        if self._complete.get(folder) != settings:
+            if (
+                not RunFolder(folder).config.exists()
+                or not self._run(settings, folder).is_complete()
+            ):
+                return False
+            self._complete[folder] = settings
+        return True
+
+    def train(
+        self, settings: RunSpec, folder: Path, observers: Sequence[Observer]
+    ) -> Sequence[str]:
+        """See `runset.Trainer`."""
+        run = self._run(settings, folder)
+        for text in dict.fromkeys(remark.text for remark in run.parts.remarks):
+            if text not in self._remarks:
+                self._remarks.add(text)
+                tqdm.tqdm.write(f"note: {text}")
+        run.run(self._stop, show_progress=False, observers=observers)
+        self._complete[folder] = settings
+        return [*run.left_out, *(remark.text for remark in run.harm)]
+
+    def _run(self, settings: RunSpec, folder: Path) -> TrainingRun:
+        run_folder = RunFolder(folder)
+        return TrainingRun(settings, run_folder, self._runtime, True, self.load_task, self._draws)
