@@ -42,8 +42,9 @@ from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import attained, chosen
 from tff_agnostic.program.studies.gains import Gain
 from tff_agnostic.program.studies.methods import BASELINE
-from tff_agnostic.program.studies.recommend import RECOMMEND, Asked, ask
+from tff_agnostic.program.studies.recommend import RECOMMEND, RecommendRequest, parse_request
 from tff_agnostic.program.studies.recommendation import Found
+from tff_agnostic.program.studies.runset import RunSet
 
 KINDS = ("rare", "hard", "noisy", "both", "nothing")
 DOMAINS = ("a", "b", "c")
@@ -209,16 +210,18 @@ def validated(gain: Gain) -> dict[str, Any]:
     return {name: finite_or_none(value) for name, value in {"mean": gain.mean, **spread}.items()}
 
 
-def _searched(given: GivenRun, folder: Path) -> tuple[Asked, Found]:
+def _searched(given: GivenRun, folder: Path) -> tuple[RecommendRequest, Found]:
     """Returns what `recommend` chooses from: all but the last runs, which look at test clients.
 
     These have the seeds and the training clients of the search, and so its models.
     """
-    asked = ask(given)
-    options = given.runtime_options(asked.first.config.runtime)
-    with StopRequest() as stop, started(asked.first.config.runtime, options) as runtime:
-        search, _ = asked.search(folder, runtime, stop)
-        return asked, search.run(given.own.budget)
+    request = parse_request(given)
+    name = request.first.config.runtime
+    with StopRequest() as stop, started(name, given.runtime_options(name)) as runtime:
+        trainer = request.trainer(runtime, stop)
+        with RunSet(folder, request.identity, trainer, True, stop) as runs:
+            search, _ = request.search(runs, trainer, runtime, stop)
+            return request, search.run(given.own.budget)
 
 
 def _accuracies_of(
@@ -227,7 +230,7 @@ def _accuracies_of(
     """Returns the accuracies [trials, domains, clients] of a row's models at its best setting."""
     settings = {name: value for name, value in tried.items() if name.rpartition("-")[0] == row}
     best = max(settings, key=lambda name: settings[name])
-    paths = sorted((folder / "search" / best).glob("trial_*/model/model.keras"))
+    paths = sorted((folder / "runs" / "search" / best).glob("trial_*/run/model/model.keras"))
     models = [tf.keras.models.load_model(path) for path in paths]
     weights = [model.get_weights() for model in models]
     return np.array([accuracies(kernel, bias, fresh) for kernel, bias in weights])

@@ -21,7 +21,6 @@ from typing import Any, Callable, Optional
 from tabulate import tabulate
 
 from benchmarks.hard_domains.digits import DIGITS_HEADER, DIGITS_MODEL, PIXELS, hard_digits
-from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import atomic_file, csv_field_limit, make_folder, write_text
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.importing.importer import FORMATS, checked_import
@@ -37,8 +36,8 @@ from tff_agnostic.program.studies.choice import chosen, near
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
 from tff_agnostic.program.studies.gains import gain, worst_of
 from tff_agnostic.program.studies.methods import BASELINE
-from tff_agnostic.program.studies.recommend import RECOMMEND, ask
-from tff_agnostic.training.divergence import Diverged
+from tff_agnostic.program.studies.recommend import RECOMMEND, parse_request
+from tff_agnostic.program.studies.runset import RunSet
 
 # Files in a data set's folder: an imported table, and the user's model.
 _TABLE, _MODEL = "table.csv", "model.py"
@@ -359,25 +358,17 @@ class Board:
 
 def run(data: DataSet, given: GivenRun, folder: Path) -> Board:
     """Makes the missing runs of a data set, and returns the results."""
-    asked = ask(given)
-    runtime_name = asked.first.config.runtime
+    request = parse_request(given)
+    runtime_name = request.first.config.runtime
     options = given.runtime_options(runtime_name)
-    missing: dict[str, str] = {}
     with StopRequest() as stop, started(runtime_name, options) as runtime:
-        asked.claim(folder, resume=True)
-        search, left_out = asked.search(folder, runtime, stop)
-        found = search.run(given.own.budget, all_anew=True)
-        rows = []
-        for row in found.changes:
-            try:
-                search.train_anew([row], found)
-                rows.append(row)
-            except UserError as e:
-                if row == BASELINE or not isinstance(e.__cause__, Diverged):
-                    raise
-                missing[row] = f"diverged: {e.__cause__}"
-        final = search.train_anew(rows, found)
-    return Board(data, final, chosen(found.judged) or BASELINE, {**left_out, **missing})
+        trainer = request.trainer(runtime, stop)
+        with RunSet(folder, request.identity, trainer, True, stop) as runs:
+            search, excluded = request.search(runs, trainer, runtime, stop)
+            found = search.run(given.own.budget, all_final=True)
+            final = search.train_final(found.changes, found)
+    missing = {row: "its final runs diverged" for row in found.changes if row not in final.trials}
+    return Board(data, final, chosen(found.judged) or BASELINE, {**excluded, **missing})
 
 
 def arguments_of(data: DataSet, read: Mapping[str, Any], shared: Mapping[str, Any]) -> GivenRun:

@@ -1,6 +1,5 @@
 """How much is tried: equal numbers of settings, and what fits into a time."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from tff_agnostic.program.studies.portfolio import (
     settings_of,
 )
 from tff_agnostic.program.studies.portfolio_search import Budget, Search
+from tff_agnostic.program.studies.runset import RunSet
 
 _MOST = Schedule(8, 5)
 
@@ -52,33 +52,34 @@ def test_as_much_as_fits(seconds, found):
     assert schedule_within(seconds, 70.0, by_row, _MOST) == found
 
 
-def test_where_all_rows_are_trained_anew_their_runs_are_in_the_time():
+def test_final_runs_of_all_methods_are_in_the_time():
     by_row = {"fed_avg": 10.0, "uniform": 20.0, "frozen": 20.0, "excess_own": 20.0}
     # At the end one run of each, 70 s a trial.
-    assert schedule_within(70 + 70, 70.0, by_row, _MOST, anew=3) == (1, 1)
-    assert schedule_within(70 + 4 * 50 + 5 * 70, 70.0, by_row, _MOST, anew=3) == (1, 5)
+    assert schedule_within(70 + 70, 70.0, by_row, _MOST, final=3) == (1, 1)
+    assert schedule_within(70 + 4 * 50 + 5 * 70, 70.0, by_row, _MOST, final=3) == (1, 5)
     with pytest.raises(UserError, match="and 4 at the end"):
-        schedule_within(70 + 70 - 1, 70.0, by_row, _MOST, anew=3)
+        schedule_within(70 + 70 - 1, 70.0, by_row, _MOST, final=3)
 
 
-def test_references_of_a_row_that_was_left_out_are_in_the_time(tmp_path):
+def test_references_of_excluded_methods_are_in_the_time(tmp_path):
     """As on digits, where ten references are trained before their losses are found to be 0."""
-    for file, seconds in {
-        "search/fed_avg-1/seconds_00.json": 10.0,
-        "search/uniform-1/seconds_00.json": 20.0,
-        "excess_own/seconds.json": 150.0,
-    }.items():
-        (tmp_path / file).parent.mkdir(parents=True)
-        write_json(tmp_path / file, {"seconds": seconds})
-    rows: Any = SimpleNamespace(clients=SimpleNamespace(judging=None))
     nothing: Any = None
-    search = Search(rows, {}, nothing, tmp_path, nothing, nothing, False)
+    runs: Any = RunSet(tmp_path, {}, nothing, False, nothing)
+    for name, seconds in {
+        "search/fed_avg-1/trial_00": 10.0,
+        "search/uniform-1/trial_00": 15.0,
+        "first_stages/search/uniform-1/trial_00": 5.0,
+        "references/excess_own": 150.0,
+    }.items():
+        runs.path(name).mkdir(parents=True)
+        write_json(runs.path(name) / "seconds.json", {"seconds": seconds})
+    search = Search(nothing, {}, nothing, runs, nothing, nothing)
     # 30 s a setting and a further trial, and as many a trial at the end.
-    for seconds, found in ((180 + 5 * 60 - 30, (1, 5)), (180 + 30, (1, 1))):
+    for seconds, expected in ((180 + 5 * 60 - 30, (1, 5)), (180 + 30, (1, 1))):
         budget = Budget(None, 5, seconds / 3600)
-        assert search._schedule(budget, ["fed_avg", "uniform"], all_anew=False) == found
+        assert search._schedule(budget, ["fed_avg", "uniform"], all_final=False) == expected
     with pytest.raises(UserError, match=r"^--hours: expected 0\.06 or more"):
-        search._schedule(Budget(None, 5, 179 / 3600), ["fed_avg", "uniform"], all_anew=False)
+        search._schedule(Budget(None, 5, 179 / 3600), ["fed_avg", "uniform"], all_final=False)
 
 
 def test_no_time_is_told_with_what_is_needed():

@@ -485,13 +485,15 @@ def _user_files(named: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(str(name) for name in names if name and is_user_file(str(name))))
 
 
-def train_command(spec: RunSpec) -> list[str]:
-    """Returns the shortest command line that trains a run again, where its files are at hand.
+def train_command(spec: RunSpec, keeps_folders: bool = False) -> list[str]:
+    """Returns the shortest command line that trains a run again, without default values.
 
-    It has what is not the default of the task or of the setting. Files have their names only.
+    Args:
+        keeps_folders: Whether files have their folders, which a page to be shared does not show.
     """
     # A file of the user's keeps its suffix, by which it is known for one.
     shown = {**flags_without_folders(spec), "algorithm": Path(spec.config.algorithm).name}
+    shown = spec.flags() if keeps_folders else shown
     own = {name: shown[name] for name in own_flags(spec)}
     return ["./run", "train", f"--task={spec.task}", *_flag_texts(own)]
 
@@ -539,15 +541,17 @@ def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
 def compare_command(
     rows: Mapping[str, Sequence[RunSpec]],
     words: Mapping[str, tuple[str, Container[str]]] = types.MappingProxyType({}),
+    keeps_folders: bool = False,
 ) -> list[str]:
     """Returns the shortest command line that makes a comparison again; see `train_command`.
 
     Args:
         rows: The trials of each row, by the names of their folders; trials differ in their seeds.
         words: The words that stand for some of them, each with the flags that it sets.
+        keeps_folders: See `train_command`.
     """
     first = {row: specs[0] for row, specs in rows.items()}
-    own = {row: _of_row(spec) for row, spec in first.items()}
+    own = {row: _of_row(spec, keeps_folders) for row, spec in first.items()}
     for row, (_, flags) in words.items():
         own[row] = {name: value for name, value in own[row].items() if name not in flags}
     one, *others = own.values()
@@ -568,8 +572,8 @@ def compare_command(
     ]
 
 
-def _of_row(spec: RunSpec) -> dict[str, Any]:
-    shown = flags_without_folders(spec)
+def _of_row(spec: RunSpec, keeps_folders: bool) -> dict[str, Any]:
+    shown = spec.flags() if keeps_folders else flags_without_folders(spec)
     return {n: shown[n] for n in own_flags(spec) if n not in ("algorithm", "seed")}
 
 

@@ -92,6 +92,9 @@ def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Esti
     """Returns what the domain that is furthest from the best has more, or less, than it."""
     counted = [n for n in best if n not in trials.not_counted and not math.isnan(best[n])]
     each = [estimates(trials, tuple(best), name, measure) for name in counted]
+    if not each:
+        nothing = np.full(len(trials.seeds), math.nan)
+        return Estimates(nothing, None, math.nan, tuple(trials.seeds), is_smooth=False)
     pick = np.min if measure.higher_is_better else np.max
     values = np.array([of.values - best[name] for name, of in zip(counted, each)])
     drawn = [

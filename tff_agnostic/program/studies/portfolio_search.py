@@ -1,11 +1,6 @@
-"""The search of `recommend`: rows of a portfolio train, the worse are given up, the best confirmed.
+"""The search of `recommend`: methods of the portfolio at several settings, on validation clients.
 
-1. Each row of the portfolio trains once at each of its settings; what is shown to be clearly worse
-   than FedAvg gets no more settings.
-2. The best setting of FedAvg, and of the two rows that look best, trains with more seeds.
-
-How much is tried with --hours follows from the seconds of the first settings, which are kept: a
-search that was killed, or that several processes share, ends alike.
+Every method gets one run at each setting. FedAvg and the methods that look best get more seeds.
 """
 
 from __future__ import annotations
@@ -14,11 +9,12 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
+import numpy as np
+
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import folder_lock, make_folder, write_json
+from tff_agnostic.base.files import write_json
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.domain_weights.excess import OWN
 from tff_agnostic.models.keras import last_layer
@@ -29,44 +25,40 @@ from tff_agnostic.program.runs.baseline_files import BASELINES, FILE_NAME
 from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.spec import RunSpec
 from tff_agnostic.program.studies.choice import Judged, attained, hopeless, judged, promising, worse
-from tff_agnostic.program.studies.comparison import Comparison
+from tff_agnostic.program.studies.comparison import FIRST_STAGES, Comparison, trial_name
 from tff_agnostic.program.studies.comparison_record import COMPARE
 from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, Arm
 from tff_agnostic.program.studies.portfolio import (
     FACTORS,
     FINALISTS,
-    Run,
-    Runs,
     Schedule,
     schedule_within,
-    seconds_of,
     settings_of,
-    timed,
 )
 from tff_agnostic.program.studies.recommendation import FINAL, WORSE, Found
-from tff_agnostic.program.studies.rows import train_rows
-from tff_agnostic.program.studies.runset import RunSet
+from tff_agnostic.program.studies.rows import results, train_rows
+from tff_agnostic.program.studies.runset import Job, RunSet
 from tff_agnostic.program.studies.search_space import Objective
-from tff_agnostic.program.studies.stages import Stages, split_into_stages
+from tff_agnostic.program.studies.stages import Stages, split_into_stages, stage_job
 from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.validation_clients import ValidationClients
 from tff_agnostic.runtimes.runtime import Runtime
 
-# Settings of each row that are tried if nobody says how many.
+# Settings of each method without --tries and --hours.
 TRIES = 3
-# In the folder of a row: how long its references took.
-_SECONDS = "seconds.json"
-_SEARCH = "search"
+# First parts of the names of the search's runs, and of references.
+_SEARCH, _REFERENCES = "search", "references"
 _SECONDS_PER_HOUR = 3600.0
+_EQUAL = "equal to FedAvg in one trial"
 
 
 class Budget(NamedTuple):
-    """How much may be tried.
+    """The requested number of runs.
 
     Attributes:
-        tries: Settings of each row; None for `TRIES`, or with hours as many as fit.
-        trials: Of each finalist, and of the choice.
-        hours: Of training, of all processes and sessions; None for no limit.
+        tries: Settings of each method; None for `TRIES`, or as many as fit into the hours.
+        trials: Seeds of finalists, and of the final runs.
+        hours: Hours of training over all processes and restarts; None for no limit.
     """
 
     tries: Optional[int]
@@ -76,12 +68,12 @@ class Budget(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The runs of the portfolio's rows.
+    """The settings of the portfolio's runs.
 
     Attributes:
-        given: What the command was given.
-        arms: The rows by their names.
-        clients: Who judges them.
+        given: The user's request.
+        arms: The methods by their names.
+        clients: The validation clients.
     """
 
     given: GivenRun
@@ -91,12 +83,12 @@ class Rows:
     def spec(
         self, row: str, changes: Mapping[str, Any], trial: int, is_final: bool = False
     ) -> RunSpec:
-        """Returns a run of a row.
+        """Returns a run of a method.
 
         Args:
-            changes: What it has of its own, by flag.
-            trial: From 0.
-            is_final: Whether it trains on all training clients, and is evaluated on test clients.
+            changes: Settings of this run, by flag.
+            trial: Number of the trial, from 0.
+            is_final: Whether the run has all training clients, and is evaluated on test clients.
         """
         given, seed = self.given, self.given.settings.get("seed", 0) + trial
         options = given.task_options(given.own.task)
@@ -106,16 +98,16 @@ class Rows:
     def stages(
         self, row: str, changes: Mapping[str, Any], trial: int, is_final: bool = False
     ) -> tuple[Optional[RunSpec], RunSpec]:
-        """Returns a run's first stage, if it has two, and the one that is evaluated; see `spec`."""
+        """Returns the first stage of a run, if it has one, and the evaluated stage; see `spec`."""
         spec = self.spec(row, changes, trial, is_final)
         if row != LAST_LAYER:
             return None, spec
         return split_into_stages(self.spec(BASELINE, changes, trial, is_final), spec)
 
     def without(self, names: Collection[str]) -> Rows:
-        """Returns the other rows; where none needs references, all validation clients judge."""
+        """Returns the other methods; without references all validation clients validate."""
         arms = {row: arm for row, arm in self.arms.items() if row not in names}
-        # Also a row that has them by what was given for all.
+        # A method may also have references by a setting for all methods.
         options = [self.spec(row, {}, 0).algorithm for row in arms]
         need = any(isinstance(o, LambdaOptions) and o.lambda_.baselines == OWN for o in options)
         clients = dataclasses.replace(self.clients, is_halved=need)
@@ -123,49 +115,41 @@ class Rows:
 
 
 def prepared(
-    rows: Rows, folder: Path, runtime: Runtime, stop: StopRequest
+    rows: Rows, runs: RunSet[RunSpec], runtime: Runtime, stop: StopRequest
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Returns what each row has at all its settings, by flag, and why others are left out."""
+    """Makes references; returns each method's fixed settings by flag, and reasons of exclusions."""
     fixed: dict[str, dict[str, Any]] = {}
-    left_out = {}
+    excluded = {}
     for row in rows.arms:
-        found = _fixed(rows, row, folder, runtime, stop)
-        if isinstance(found, str):
-            left_out[row] = found
-            print(f"note: {row} is left out: {found}")
+        settings = _fixed(rows, row, runs, runtime, stop)
+        if isinstance(settings, str):
+            excluded[row] = settings
+            print(f"note: {row} is excluded: {settings}")
         else:
-            fixed[row] = found
-    return fixed, left_out
+            fixed[row] = settings
+    return fixed, excluded
 
 
 def _fixed(
-    rows: Rows, row: str, folder: Path, runtime: Runtime, stop: StopRequest
+    rows: Rows, row: str, runs: RunSet[RunSpec], runtime: Runtime, stop: StopRequest
 ) -> Union[dict[str, Any], str]:
-    """Returns what a row has at all its settings, by flag, or why it is left out."""
     spec = rows.spec(row, {}, 0)
     if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
         return "its model has one layer, with which it is almost uniform weights"
     options = spec.algorithm
     if not isinstance(options, LambdaOptions) or options.lambda_.baselines is None:
         return {}
-    path = folder / row
-    make_folder(path)
-    # Once they are there, a session adds nothing to the time that they took.
-    are_made = (path / BASELINES / FILE_NAME).exists()
+    name = f"{_REFERENCES}/{row}"
+    folder, show = runs.path(name), rows.given.show_progress
     try:
-        with folder_lock(path, wait=True):
-            timing = contextlib.nullcontext() if are_made else timed(path / _SECONDS)
-            with timing:
-                (made,) = with_baselines(
-                    [spec],
-                    path,
-                    runtime,
-                    stop,
-                    rows.clients.stopping,
-                    show_progress=rows.given.show_progress,
-                )
+        with runs.hold(name, wait=True):
+            # Complete references take no further time.
+            is_made = (folder / BASELINES / FILE_NAME).exists()
+            with contextlib.nullcontext() if is_made else runs.timed(name):
+                stopping = rows.clients.stopping
+                (made,) = with_baselines([spec], folder, runtime, stop, stopping, show)
     except UserError as e:
-        # Such as that of a task whose trivial predictors nobody knows.
+        # The task may have no trivial predictors.
         if str(e).startswith("--lambda_baselines"):
             return str(e)
         raise
@@ -177,84 +161,107 @@ def _fixed(
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The search of a folder.
+    """The search for a recommendation.
 
     Attributes:
-        rows: What is tried.
-        fixed: What each row has at all its settings, by flag.
-        objective: What is to be good.
-        folder: Where it is.
+        rows: The settings of the runs.
+        fixed: Settings of each method at all its settings, by flag.
+        objective: The objective.
+        runs: The runs on validation clients.
         runtime: Executes the rounds; entered by the caller.
-        stop: Says when to stop.
-        show_progress: Whether to show it.
-        may_lose: How much of the average may be lost; see `choice.chosen`.
+        stop: Requests to stop.
+        may_lose: Largest loss of the average; see `choice.chosen`.
     """
 
     rows: Rows
     fixed: Mapping[str, Mapping[str, Any]]
     objective: Objective
-    folder: Path
+    runs: RunSet[RunSpec]
     runtime: Runtime
     stop: StopRequest
-    show_progress: bool
     may_lose: Optional[float] = None
 
-    @property
-    def _runs(self) -> Runs:
-        judging = self.rows.clients.judging
-        return Runs(self.folder / _SEARCH, self.runtime, judging, self.stop)
-
-    def run(self, budget: Budget, all_anew: bool = False) -> Found:
-        """Makes what is missing of the search, and returns what it found.
+    def run(self, budget: Budget, all_final: bool = False) -> Found:
+        """Makes the missing runs, and returns the results.
 
         Args:
-            all_anew: Whether every row is trained anew at the end, and not only FedAvg and the
-                choice: --hours has these runs in it.
+            all_final: Whether --hours includes final runs of every method, and not only of FedAvg
+                and the choice.
         """
         tries = {
             row: [
-                {**of_row, **changes}
-                for changes in settings_of(row, self.rows.spec(row, of_row, 0), len(FACTORS))
+                {**fixed, **changes}
+                for changes in settings_of(row, self.rows.spec(row, fixed, 0), len(FACTORS))
             ]
-            for row, of_row in self.fixed.items()
+            for row, fixed in self.fixed.items()
         }
         self._make(tries, list(tries), 0, [0], "the first settings")
-        schedule = self._schedule(budget, list(tries), all_anew)
+        schedule = self._schedule(budget, list(tries), all_final)
         given_up: dict[str, str] = {}
         for k in range(1, schedule.tries):
-            found = self._beside_fed_avg(*self._best(tries, k))
-            given_up |= dict.fromkeys(hopeless(found, self.objective.unit), WORSE)
+            standings = self._compare_best_settings(*self._best(tries, k))
+            given_up |= dict.fromkeys(hopeless(standings, self.objective.unit), WORSE)
             live = [row for row in tries if row not in given_up]
             self._make(tries, live, k, [0], f"setting {k + 1} of {schedule.tries}")
         best, tried = self._best(tries, schedule.tries)
-        found = self._beside_fed_avg(best, tried)
-        given_up |= dict.fromkeys(worse(found), WORSE)
-        others = {row: of for row, of in found.items() if row not in given_up}
-        live = [BASELINE, *promising(others, FINALISTS, self.may_lose)]
+        standings = self._compare_best_settings(best, tried)
+        given_up |= dict.fromkeys(_equal_rows(tried, best), _EQUAL)
+        given_up |= dict.fromkeys(worse(standings), WORSE)
+        others = {row: of for row, of in standings.items() if row not in given_up}
+        finalists = promising(others, FINALISTS, self.may_lose)
+        for row in (row for row in others if row not in finalists):
+            for rival in finalists:
+                if others[row].gain.mean == others[rival].gain.mean:
+                    given_up[row] = f"as good as {rival} in one trial, which has more trials"
+        live = [BASELINE, *finalists]
         for row in live:
-            k, trials = best[row], range(1, schedule.trials)
-            self._make(tries, [row], k, trials, f"more trials of {row}")
-        of_best = {}
+            self._make(tries, [row], best[row], range(1, schedule.trials), f"more trials of {row}")
+        confirmed = {}
         for row in live:
-            name, trials = _folder(row, best[row]), range(schedule.trials)
-            ends = [self._runs.ended(name, t) for t in trials if not self._runs.has(name, t)]
-            if not ends:
-                of_best[name] = [self.rows.spec(row, tries[row][best[row]], t) for t in trials]
+            jobs = [self._job(tries, row, best[row], k) for k in range(schedule.trials)]
+            reason = next((r for job in jobs if (r := self._reason(job)) is not None), None)
+            if reason is None:
+                confirmed[row] = jobs
             elif row == BASELINE:
-                raise UserError(_nothing(ends[0]))
+                raise UserError(_nothing(reason))
             else:
-                given_up[row] = str(ends[0])
+                given_up[row] = reason
         for row, why in given_up.items():
             print(f"note: {row} is given up: {why}")
-        confirmed = _by_row(self._runs.comparison(of_best), self.rows.arms)
+        comparison = self._comparison(confirmed)
         return Found(
-            confirmed,
-            judged(confirmed, self.objective, BASELINE),
+            comparison,
+            judged(comparison, self.objective, BASELINE),
             tried,
             {row: tries[row][k] for row, k in best.items()},
             given_up,
             schedule,
         )
+
+    def train_final(self, rows: Iterable[str], found: Found) -> Comparison:
+        """Trains methods on all training clients at their best settings; uses the test clients."""
+        stages = {
+            row: [
+                self.rows.stages(row, found.changes[row], k, is_final=True)
+                for k in range(found.schedule.trials)
+            ]
+            for row in rows
+        }
+        specs = {row: [second for _, second in pairs] for row, pairs in stages.items()}
+        of_two = {
+            row: Stages([first for first, _ in pairs if first is not None], specs[row])
+            for row, pairs in stages.items()
+            if row == LAST_LAYER
+        }
+        labels = {row: self.rows.arms[row].label for row in stages}
+        path, trainer = self.runs.folder / FINAL, RunTrainer(self.runtime, self.stop)
+        with RunSet(path, {"study": FINAL}, trainer, True, self.stop) as runs:
+            show = self.rows.given.show_progress
+            comparison = train_rows(
+                runs, trainer.load_task, specs, of_two, labels, "final runs", show
+            )
+            write_json(path / COMPARE, comparison.to_json())
+        return comparison
 
     def _make(
         self,
@@ -264,107 +271,99 @@ class Search:
         trials: Iterable[int],
         what: str,
     ) -> None:
-        """Makes trials of some rows at one setting."""
-        runs = []
-        for row in rows:
-            for trial in trials:
-                first, spec = self.rows.stages(row, tries[row][setting], trial)
-                runs.append(Run(_folder(row, setting), trial, spec, first))
-        with LongWork(what, len(runs), "runs", visible=self.show_progress) as work:
-            self._runs.make(runs, work)
+        jobs = [self._job(tries, row, setting, trial) for row in rows for trial in trials]
+        show = self.rows.given.show_progress
+        with LongWork(what, len(jobs), "runs", visible=show) as work:
+            self.runs.make(jobs, work)
+        if self.runs.open(jobs):
+            raise AssertionError(f"{what}: runs are not done")
+        self.stop.check(what)
 
-    def _schedule(self, budget: Budget, rows: Sequence[str], all_anew: bool) -> Schedule:
-        """Returns how much is tried, after the first setting of each row."""
+    def _job(
+        self,
+        tries: Mapping[str, Sequence[Mapping[str, Any]]],
+        row: str,
+        setting: int,
+        trial: int,
+    ) -> Job[RunSpec]:
+        first, spec = self.rows.stages(row, tries[row][setting], trial)
+        name = f"{_SEARCH}/{trial_name(_folder(row, setting), trial)}"
+        if first is None:
+            return Job(name, spec)
+        return stage_job(name, f"{FIRST_STAGES}/{name}", first, spec, self.rows.clients.judging)
+
+    def _reason(self, job: Job[RunSpec]) -> Optional[str]:
+        outcome = self.runs.outcome(job)
+        return None if outcome is None else outcome.reason
+
+    def _comparison(self, jobs: Mapping[str, Sequence[Job[RunSpec]]]) -> Comparison:
+        labels = {row: arm.label for row, arm in self.rows.arms.items()}
+        return results(self.runs, jobs, self.rows.clients.judging, labels, {})
+
+    def _schedule(self, budget: Budget, rows: Sequence[str], all_final: bool) -> Schedule:
+        """Returns the schedule after the first setting of each method."""
         if budget.hours is None:
             return Schedule(budget.tries or TRIES, budget.trials)
-        one = {row: self._runs.seconds(_folder(row, 0)) for row in rows}
-        # References also of rows that were then left out.
-        references = map(seconds_of, self.folder.glob(f"*/{_SECONDS}"))
-        used = sum(one.values()) + sum(references)
+        names = {row: f"{_SEARCH}/{trial_name(_folder(row, 0), 0)}" for row in rows}
+        one = {row: self.runs.seconds(n, f"{FIRST_STAGES}/{n}") for row, n in names.items()}
+        # References of excluded methods took their time, too.
+        used = sum(one.values()) + self.runs.seconds(_REFERENCES)
         most = Schedule(budget.tries or len(FACTORS), budget.trials)
-        anew = max(1, len(rows) - 1) if all_anew else 1
-        return schedule_within(budget.hours * _SECONDS_PER_HOUR, used, one, most, anew)
+        final = max(1, len(rows) - 1) if all_final else 1
+        return schedule_within(budget.hours * _SECONDS_PER_HOUR, used, one, most, final)
 
     def _best(
         self, tries: Mapping[str, Sequence[Mapping[str, Any]]], number: int
     ) -> tuple[dict[str, int], Comparison]:
-        """Returns the best setting of each row, of so many, and the first trial of all of them."""
-        specs = {
-            (row, k): self.rows.spec(row, changes, 0)
-            for row, of_row in tries.items()
-            for k, changes in enumerate(of_row[:number])
-            if self._runs.has(_folder(row, k))
+        """Returns the best of several settings of each method, and the first trial of all."""
+        jobs = {
+            (row, k): self._job(tries, row, k, 0)
+            for row, settings in tries.items()
+            for k in range(min(number, len(settings)))
         }
-        if not any(row == BASELINE for row, _ in specs):
-            raise UserError(_nothing(self._runs.ended(_folder(BASELINE, 0))))
-        tried = self._runs.comparison({_folder(*of): [spec] for of, spec in specs.items()})
+        done = {key: job for key, job in jobs.items() if not self.runs.open([job])}
+        complete = {key: job for key, job in done.items() if self._reason(job) is None}
+        if not any(row == BASELINE for row, _ in complete):
+            raise UserError(_nothing(self._reason(jobs[BASELINE, 0])))
+        tried = self._comparison({_folder(*key): [job] for key, job in complete.items()})
         sign = 1.0 if self.objective.higher_is_better else -1.0
         values = {
-            of: sign * float(attained(tried, _folder(*of), self.objective).values[0])
-            for of in specs
+            key: sign * float(attained(tried, _folder(*key), self.objective).values[0])
+            for key in complete
         }
-        finite = {of: value for of, value in values.items() if math.isfinite(value)}
+        finite = {key: value for key, value in values.items() if math.isfinite(value)}
         if not any(row == BASELINE for row, _ in finite):
             raise UserError(
                 f"--objective={self.objective.name}: expected a number of FedAvg on the "
-                f"{tried.split} clients that judge, found none"
+                f"{tried.split} clients, found none"
             )
         return {
             row: max((k for r, k in finite if r == row), key=lambda k: finite[row, k])
             for row in dict.fromkeys(row for row, _ in finite)
         }, tried
 
-    def _beside_fed_avg(self, best: Mapping[str, int], tried: Comparison) -> dict[str, Judged]:
-        """Returns each other row beside FedAvg by one trial, each at its best setting."""
-        found = judged(tried, self.objective, _folder(BASELINE, best[BASELINE]))
-        return {row: found[_folder(row, k)] for row, k in best.items() if row != BASELINE}
+    def _compare_best_settings(
+        self, best: Mapping[str, int], tried: Comparison
+    ) -> dict[str, Judged]:
+        """Returns the standing of each other method by one trial, each at its best setting."""
+        standings = judged(tried, self.objective, _folder(BASELINE, best[BASELINE]))
+        return {row: standings[_folder(row, k)] for row, k in best.items() if row != BASELINE}
 
-    def seconds(self, row: str) -> float:
-        """Returns how long the runs of a row took, with its references."""
-        folders = (self.folder / _SEARCH).glob(f"{row}-*")
-        files = [file for folder in folders for file in folder.glob("seconds_*.json")]
-        return sum(map(seconds_of, [*files, self.folder / row / _SECONDS]))
 
-    def num_tried(self, row: str) -> int:
-        """Returns at how many settings a row has trained."""
-        return len(list((self.folder / _SEARCH).glob(f"{row}-*")))
+def _equal_rows(tried: Comparison, best: Mapping[str, int]) -> list[str]:
+    """Returns the methods whose trial has FedAvg's numbers, all of them."""
 
-    def train_anew(self, rows: Iterable[str], found: Found) -> Comparison:
-        """Trains rows on all training clients at their best settings; looks at the test clients."""
-        stages = {
-            row: Stages(
-                *zip(
-                    *(
-                        self.rows.stages(row, found.changes[row], k, is_final=True)
-                        for k in range(found.schedule.trials)
-                    )
-                )
-            )
-            for row in rows
-        }
-        specs = {row: list(of.second) for row, of in stages.items()}
-        of_two = {row: of for row, of in stages.items() if row == LAST_LAYER}
-        labels = {row: self.rows.arms[row].label for row in stages}
-        path = self.folder / FINAL
-        identity = {"study": "recommend"}
-        trainer = RunTrainer(self.runtime, self.stop)
-        with RunSet(path, identity, trainer, True, self.stop) as runs:
-            comparison = train_rows(
-                runs, trainer.load_task, specs, of_two, labels, "final runs", self.show_progress
-            )
-            write_json(path / COMPARE, comparison.to_json())
-        return comparison
+    def numbers(row: str) -> np.ndarray:
+        values = tried.trials[_folder(row, best[row])].values
+        return np.array([values[d][m] for d in tried.domain_names for m in tried.measures])
+
+    ours = numbers(BASELINE)
+    others = (row for row in best if row != BASELINE)
+    return [row for row in others if np.array_equal(numbers(row), ours, equal_nan=True)]
 
 
 def _folder(row: str, setting: int) -> str:
     return f"{row}-{setting + 1}"
-
-
-def _by_row(comparison: Comparison, arms: Mapping[str, Arm]) -> Comparison:
-    """Returns a comparison whose rows, each at one setting, have the names of the rows."""
-    trials = {name.rpartition("-")[0]: of for name, of in comparison.trials.items()}
-    labels = {row: arm.label for row, arm in arms.items()}
-    return dataclasses.replace(comparison, trials=trials, labels=labels)
 
 
 def _nothing(why: Optional[str]) -> str:

@@ -1,46 +1,53 @@
 """Recommending as a command: the right training for a user's data, chosen on validation clients.
 
-1. `portfolio_search` trains each row of the portfolio, and confirms FedAvg and the rows that look
-   best with more seeds.
-2. `choice.chosen` takes the row whose gain over FedAvg is surest, or FedAvg.
-3. The choice, and FedAvg beside it, train anew on all training clients; the test clients are looked
-   at once, after everything was chosen.
+1. `portfolio_search` trains each method of the portfolio, and confirms FedAvg and the methods that
+   look best with more seeds.
+2. `choice.chosen` takes the method whose gain over FedAvg is surest, or FedAvg.
+3. The choice and FedAvg train on all training clients. The test clients are used once, after the
+   choice.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
+import numpy as np
+
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import is_new_or_empty, make_folder, read_json, write_json
 from tff_agnostic.base.options import OneOf, Within
-from tff_agnostic.models.model import measures_of
+from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.data.clients import client_domain_counts
+from tff_agnostic.metrics.formatting import cell
+from tff_agnostic.models.model import Measure, measures_of
 from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions, session
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere
 from tff_agnostic.program.studies.choice import REGRET, chosen, share_of
+from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
+from tff_agnostic.program.studies.gains import worst_of
 from tff_agnostic.program.studies.methods import BASELINE, Arm, arms_of_algorithms
 from tff_agnostic.program.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
 from tff_agnostic.program.studies.portfolio_search import Budget, Rows, Search, prepared
 from tff_agnostic.program.studies.recommendation import Recommended, shown, write_recommendation
 from tff_agnostic.program.studies.report import write_recommendation_report
+from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.search_space import Objective, parse_objective
+from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.validation_clients import ValidationClients, check_judges
 from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.tasks.task import Task
 
 _TRIALS, _MAX_TRIALS = 5, 100
-# In the folder: what is recommended for what.
-_OWN_FILE = "recommend.json"
+_DECIMALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class RecommendOptions(TaskOptions):
-    """What is to be good, and how much may be tried.
+    """The objective, and the number of runs.
 
     Attributes:
         portfolio: What to choose from, FedAvg always among it: words of fed_avg, uniform, frozen,
@@ -77,17 +84,25 @@ class RecommendOptions(TaskOptions):
 
 
 def recommend(given: GivenRun) -> Recommended:
-    """Trains the portfolio, chooses, trains the choice anew, and writes what was found."""
-    own, asked = given.own, ask(given)
-    objective, (first, rows) = asked.objective, (asked.first, asked.rows)
+    """Trains the portfolio, chooses, trains the choice on all clients, and writes the results."""
+    own, request = given.own, parse_request(given)
+    objective, first = request.objective, request.first
     with session(given, f"recommend-{own.task}") as at:
-        with at.running(first.config.runtime) as (runtime, stop):
-            asked.claim(at.path, own.resume)
-            print(f"{', '.join(rows.arms)} on {own.task}, by {objective.name}: {at.path}")
-            search, left_out = asked.search(at.path, runtime, stop)
+        with (
+            at.running(first.config.runtime) as (runtime, stop),
+            RunSet(
+                at.path,
+                request.identity,
+                trainer := request.trainer(runtime, stop),
+                own.resume,
+                stop,
+            ) as runs,
+        ):
+            print(f"{', '.join(request.rows.arms)} on {own.task}, by {objective.name}: {at.path}")
+            search, excluded = request.search(runs, trainer, runtime, stop)
             found = search.run(own.budget)
-            choice = chosen(found.judged, asked.may_lose)
-            final = search.train_anew(dict.fromkeys([BASELINE, choice or BASELINE]), found)
+            choice = chosen(found.judged, request.may_lose)
+            final = search.train_final(dict.fromkeys([BASELINE, choice or BASELINE]), found)
         task = search.rows.clients.judging(first)
         facts = {
             "task": own.task,
@@ -96,25 +111,25 @@ def recommend(given: GivenRun) -> Recommended:
             "average_may_lose": own.average_may_lose,
             "judges": search.rows.clients.described(task),
             "split": task.test_split,
-            "left_out": left_out,
+            "left_out": excluded,
             "schedule": found.schedule._asdict(),
             "called": given.typed,
+            "attained": attained_lines(final, choice),
         }
-        recommended = write_recommendation(
-            at.path, found, objective, choice, asked.may_lose, final, facts
+        return write_recommendation(
+            at.path, found, objective, choice, request.may_lose, final, facts
         )
-    return recommended
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """What is to be chosen, and by what.
+class RecommendRequest:
+    """A request for a recommendation.
 
     Attributes:
-        rows: What to choose from, before any is left out.
+        rows: The methods, before any is excluded.
         first: FedAvg at its first setting.
-        objective: What is to be good.
-        may_lose: How much of the average may be lost for it; see `choice.chosen`.
+        objective: The objective.
+        may_lose: Largest loss of the average; see `choice.chosen`.
     """
 
     rows: Rows
@@ -122,34 +137,38 @@ class Asked:
     objective: Objective
     may_lose: Optional[float]
 
-    def claim(self, folder: Path, resume: bool) -> None:
-        """Makes a folder that of this choice, or checks that it is."""
-        wanted = {
-            "format": 1,
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The identity of the study; see `RunSet`."""
+        return {
+            "study": "recommend",
             "objective": self.objective.name,
             "average_may_lose": self.rows.given.own.average_may_lose,
             "portfolio": list(self.rows.arms),
             "settings": {row: self.rows.spec(row, {}, 0).flags() for row in self.rows.arms},
         }
-        claim(folder / _OWN_FILE, wanted, resume, "recommend", "recommendation")
+
+    def trainer(self, runtime: Runtime, stop: StopRequest) -> RunTrainer:
+        """Returns the trainer of the search's runs."""
+        return RunTrainer(runtime, stop, self.rows.clients.judging, draws=False)
 
     def search(
-        self, folder: Path, runtime: Runtime, stop: StopRequest
+        self, runs: RunSet[RunSpec], trainer: RunTrainer, runtime: Runtime, stop: StopRequest
     ) -> tuple[Search, dict[str, str]]:
-        """Makes the references, says who judges, and returns the search and what it leaves out."""
-        fixed, left_out = prepared(self.rows, folder, runtime, stop)
-        rows = self.rows.without(left_out)
+        """Makes the references; returns the search, and the reasons of excluded methods."""
+        fixed, excluded = prepared(self.rows, runs, runtime, stop)
+        rows = self.rows.without(excluded)
         task = rows.clients.judging(self.first)
         print(rows.clients.described(task))
         for name in check_judges(task):
             print(f"note: {name} has too few validation clients for a claim of its own")
-        shows = rows.given.show_progress
-        search = Search(rows, fixed, self.objective, folder, runtime, stop, shows, self.may_lose)
-        return search, left_out
+        # Without references all validation clients validate.
+        trainer.load_task = rows.clients.judging
+        return Search(rows, fixed, self.objective, runs, runtime, stop, self.may_lose), excluded
 
 
-def ask(given: GivenRun) -> Asked:
-    """Returns what is to be chosen, after what can be checked before anything is trained."""
+def parse_request(given: GivenRun) -> RecommendRequest:
+    """Returns a request, after every check that needs no training."""
     own, text = given.own, given.own.average_may_lose
     may_lose = None if text is None else share_of("--average_may_lose", text)
     arms, seed = _portfolio(own.portfolio), given.settings.get("seed", 0)
@@ -161,18 +180,19 @@ def ask(given: GivenRun) -> Asked:
     task = rows.clients.judging(first)
     check_judges(task)
     if rows.clients.are_heldout:
-        # Data without test clients would be refused by the runs at the end alone.
+        # Otherwise only the final runs would refuse data without test clients.
         rows.spec(BASELINE, {}, 0, is_final=True).load_task()
     objective = parse_objective(
         own.objective, measures_of(task.model), task.domain_names, (REGRET,)
     )
-    return Asked(rows, first, objective, may_lose)
+    _check_defined(objective, task, first.config.worst_min_examples)
+    return RecommendRequest(rows, first, objective, may_lose)
 
 
 def _portfolio(words: Sequence[str]) -> dict[str, Arm]:
-    strange = next((word for word in words if word not in PORTFOLIO), None)
-    if strange is not None:
-        raise UserError(f"--portfolio: expected words of {', '.join(PORTFOLIO)}, found {strange!r}")
+    unknown = next((word for word in words if word not in PORTFOLIO), None)
+    if unknown is not None:
+        raise UserError(f"--portfolio: expected words of {', '.join(PORTFOLIO)}, found {unknown!r}")
     if len(set(words)) < len(words):
         raise UserError(f"--portfolio: expected different words, found {','.join(words)!r}")
     return arms_of_algorithms([BASELINE, *(word for word in words if word != BASELINE)])
@@ -187,51 +207,41 @@ def _check_private(spec: RunSpec) -> None:
         )
 
 
-def claim(path: Path, wanted: Mapping[str, Any], resume: bool, command: str, what: str) -> None:
-    """Makes a folder that of one command, or checks that it is.
-
-    Args:
-        path: The file in it that says what it is of.
-        wanted: What the file is to hold.
-        resume: Whether the folder may be there already.
-        command: Whose folders these are.
-        what: What is in one of them.
-    """
-    folder = path.parent
-    if not path.exists():
-        if not is_new_or_empty(folder):
-            raise UserError(
-                f"--output_dir: expected a new or empty folder or one of {command}, found {folder} "
-                "with other content"
-            )
-        make_folder(folder)
-        write_json(path, dict(wanted))
-        return
-    different = _first_difference(read_json(path), wanted)
-    if different is not None:
-        raise UserError(f"--output_dir: {folder} is of another {what}: {different}")
-    if not resume:
+def _check_defined(objective: Objective, task: Task, least: int) -> None:
+    """Checks that a domain can be the worst one, where the objective needs one."""
+    counts = client_domain_counts(task.test, task.num_domains).sum(axis=0)
+    needs_domain = any(term.statistic in (REGRET, "worst") for term in objective.terms)
+    if needs_domain and not np.any(counts >= least):
         raise UserError(
-            f"--output_dir: {folder} holds this {what} already: add --resume to go on with it or "
-            "to join in, or choose another folder"
+            f"--objective={objective.name}: expected a domain with --worst_min_examples={least} "
+            f"or more examples of validation clients, found {int(counts.max())} at most: give a "
+            "smaller --worst_min_examples"
         )
 
 
-def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> Optional[str]:
-    """Returns the first of two folders' settings that differs, with both values; None if none."""
-    for name in {**here, **there}:
-        a, b = there.get(name), here.get(name)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            inner = _first_difference(a, b)
-            if inner is not None:
-                return inner
-        elif a != b:
-            return f"--{name} is {flag_text(a)} there and {flag_text(b)} here"
-    return None
+def attained_lines(final: Comparison, choice: Optional[str]) -> list[str]:
+    """Returns the main measure of the choice and of FedAvg on the test clients."""
+    measure, names = final.main_measure, final.domain_names
+    lines = []
+    for row in dict.fromkeys([choice or BASELINE, BASELINE]):
+        trials = final.trials[row]
+        overall, worst = (
+            _text(trials.mean(group, measure.name), measure) for group in (OVERALL, WORST)
+        )
+        lines.append(
+            f"On the {final.split} clients {final.label(row)} has {measure.name} {overall} over "
+            f"all examples and {worst} in the worst domain ({worst_of(trials, names, measure)})."
+        )
+    return lines
+
+
+def _text(value: float, measure: Measure) -> str:
+    return f"{cell(value, measure.unit, _DECIMALS)}{'%' if measure.unit is Unit.SHARE else ''}"
 
 
 def _show(recommended: Recommended) -> None:
-    for line in shown(recommended):
+    choice = None if recommended.choice == BASELINE else recommended.choice
+    for line in (*attained_lines(recommended.comparison, choice), *shown(recommended)):
         print(f"\n{line}")
 
 

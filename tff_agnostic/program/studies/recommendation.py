@@ -240,10 +240,10 @@ def _command(final: Path, row: str, seeds: Sequence[int]) -> list[str]:
     """Returns the command that trains the choice again; of two stages it is a comparison's."""
     runs = [trial_folder(final, row, k).spec() for k in range(len(seeds))]
     if row != LAST_LAYER:
-        return train_command(runs[0])
+        return train_command(runs[0], keeps_folders=True)
     firsts = [first_stage_folder(final, row, k).spec() for k in range(len(seeds))]
     whole = [joined(first, second) for first, second in zip(firsts, runs)]
-    return compare_command({row: whole}, {row: (row, WORDS[row].settings)})
+    return compare_command({row: whole}, {row: (row, WORDS[row].settings)}, keeps_folders=True)
 
 
 def _row_json(found: Found, row: str, objective: Objective) -> dict[str, Any]:

@@ -179,7 +179,7 @@ class RunSet(Generic[Settings]):
         Raises:
             UserError: If its folder holds another run.
         """
-        path, ended = self.run_folder(job), self._path(job.name) / _ENDED
+        path, ended = self.run_folder(job), self.path(job.name) / _ENDED
         if ended.exists():
             return Outcome(path, str(read_json(ended)["reason"]))
         if job.after is not None:
@@ -196,8 +196,8 @@ class RunSet(Generic[Settings]):
 
     def end(self, job: Job[Settings], reason: str) -> None:
         """Ends a run without a result."""
-        make_folder(self._path(job.name))
-        write_json(self._path(job.name) / _ENDED, {"reason": reason})
+        make_folder(self.path(job.name))
+        write_json(self.path(job.name) / _ENDED, {"reason": reason})
 
     def seconds(self, *names: str) -> float:
         """Returns the duration of runs over all processes and restarts.
@@ -205,8 +205,13 @@ class RunSet(Generic[Settings]):
         Args:
             *names: Names, or first parts of names, of runs; all runs if none is given.
         """
-        folders = [self._path(name) for name in names] or [self.folder / _RUNS]
+        folders = [self.path(name) for name in names] or [self.folder / _RUNS]
         return sum(_seconds(file) for path in folders for file in path.rglob(_SECONDS))
+
+    def timed(self, name: str) -> contextlib.AbstractContextManager[Observer]:
+        """Adds the time for which it is entered to the seconds of a name."""
+        make_folder(self.path(name))
+        return _Clock(self.path(name) / _SECONDS)
 
     @contextlib.contextmanager
     def hold(self, name: str, wait: bool = False) -> Iterator[bool]:
@@ -222,8 +227,8 @@ class RunSet(Generic[Settings]):
         if name in self._held:
             yield True
             return
-        make_folder(self._path(name))
-        with folder_lock(self._path(name), wait=wait) as is_ours:
+        make_folder(self.path(name))
+        with folder_lock(self.path(name), wait=wait) as is_ours:
             if is_ours:
                 self._held.add(name)
             try:
@@ -242,7 +247,7 @@ class RunSet(Generic[Settings]):
         work.say(job.name)
         path = self.run_folder(job)
         try:
-            with _Clock(self._path(job.name) / _SECONDS) as clock:
+            with self.timed(job.name) as clock:
                 observers = [*job.observers, clock]
                 for line in self._trainer.train(self._settings(job), path, observers):
                     self._note(f"note: {job.name}: {line}", work)
@@ -264,7 +269,8 @@ class RunSet(Generic[Settings]):
             return job.settings
         return job.second_stage(job.settings, self.run_folder(job.after))
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
+        """Returns the folder of a name, with the run's folder if it is the name of a run."""
         return self.folder / _RUNS / name
 
 
