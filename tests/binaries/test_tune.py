@@ -20,6 +20,7 @@ from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program import progress
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.studies import tuning_page
+from tff_agnostic.program.studies.optuna_studies import FILE, Method, Studies
 
 _DATA = ("--task=digits", "--num_clients=4", "--num_test_clients=2")
 # What is searched changes nothing that clients do: they are traced once.
@@ -44,14 +45,14 @@ def searched(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     path = tmp_path_factory.mktemp("searched") / "search"
     first = call(tune, *_FLAGS, "--trials=2", f"--output_dir={path}")
     assert first.status == 0, first
-    before = tree(path / "fed_avg")
+    before = tree(path / "runs")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
         outcome = call(tune, *_FLAGS, "--trials=3", f"--output_dir={path}", "--resume")
-    assert "tune: 2 of 3 trials, " in outcome.err
+    assert "tune: 2 of 3 runs, " in outcome.err
     assert outcome.status == 0, outcome
     # The first two are not run again.
-    assert before.items() - tree(path / "fed_avg").items() <= {("best.flags", before["best.flags"])}
+    assert before.items() <= tree(path / "runs").items()
     return path, outcome.out
 
 
@@ -61,9 +62,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _result(path: Path, trial: int) -> dict:
-    return json.loads(
-        (path / "fed_avg" / f"trial_{trial:03d}" / "seed_7" / "result.json").read_text()
-    )
+    return json.loads((path / f"runs/fed_avg/trial_{trial:03d}/seed_7/run/result.json").read_text())
 
 
 _OBJECTIVE = "0.5*worst:accuracy+0.5*overall:accuracy"
@@ -80,7 +79,9 @@ def test_the_table_of_trials_is_what_the_runs_found(searched):
         expected = (result["worst"]["accuracy"]["value"] + result["overall"]["accuracy"]) / 2
         assert float(row[_OBJECTIVE]) == pytest.approx(expected, abs=1e-12)
         assert (row["algorithm"], row["state"], row["step"]) == ("fed_avg", "complete", "2")
-        config = json.loads((path / f"fed_avg/trial_{k:03d}/seed_7/config.json").read_text())
+        config = json.loads(
+            (path / f"runs/fed_avg/trial_{k:03d}/seed_7/run/config.json").read_text()
+        )
         assert float(row["server_learning_rate"]) == config["server_learning_rate"]
         # What is searched comes before the preset, what is not after it.
         assert row["server_optimizer"] == config["server_optimizer"]
@@ -96,7 +97,7 @@ def test_the_table_of_trials_is_what_the_runs_found(searched):
 def test_evaluations_between_rounds_are_reported(searched):
     path, _ = searched
     reported = tuned_trials(path)[1].intermediate_values
-    history = read_history(path / "fed_avg/trial_001/seed_7/metrics.csv")
+    history = read_history(path / "runs/fed_avg/trial_001/seed_7/run/metrics.csv")
     worst = [min(history[f"heldout/accuracy/{d}"][k] for d in "0123456789") for k in range(2)]
     expected = [(w + all_) / 2 for w, all_ in zip(worst, history["heldout/accuracy"])]
     assert list(reported) == [1, 2]
@@ -104,10 +105,8 @@ def test_evaluations_between_rounds_are_reported(searched):
 
 
 def tuned_trials(path: Path) -> list:
-    import optuna
-
-    storage = f"sqlite:///{path / 'studies.sqlite'}"
-    return optuna.load_study(study_name="fed_avg", storage=storage).trials
+    method = Method(True, seed=7, sampler="tpe", pruner="median", warm_up=1)
+    return Studies(path, method).trials("fed_avg")
 
 
 @pytest.mark.nightly
@@ -172,14 +171,11 @@ def test_its_report_is_made_again_byte_for_byte(call, folder, searched):
     for flags in (["--title=Digits & <b>"], []):
         assert call(report, "--run=search", *flags).status == 0
         assert "<h1>Digits &amp; &lt;b&gt;</h1>" in (folder / "search/report.html").read_text()
-    (folder / "search" / "studies.sqlite").unlink()
+    (folder / "search" / FILE).unlink()
     message = call.refused(folder, report, "--run=search")
-    assert message == (
-        "search/studies.sqlite: expected the trials of the search, found no such file"
-    )
-    shutil.copy(searched[0] / "studies.sqlite", folder / "search")
-    for path in (folder / "search" / "fed_avg").glob("trial_*"):
-        shutil.rmtree(path)
+    assert message == (f"search/{FILE}: expected the trials of the search, found no such file")
+    shutil.copy(searched[0] / FILE, folder / "search" / FILE)
+    shutil.rmtree(folder / "search" / "runs" / "fed_avg")
     message = call.refused(folder, report, "--run=search")
     assert message.startswith("search: expected the runs of a complete trial, found none")
 
@@ -190,12 +186,12 @@ def test_of_two_stages_the_second_is_searched_and_the_first_is_trained_once(call
     search = ("--search=server_learning_rate=choice:0.1,1", "--trials=2", "--output_dir=search")
     outcome = call(tune, *_FLAGS, *further, *search)
     assert outcome.status == 0, outcome
-    first = folder / "search" / "first_stages" / "last_layer" / "seed_7" / "run"
+    first = folder / "search/runs/first_stages/last_layer/seed_7/run"
     config = json.loads((first / "config.json").read_text())
     assert (config["algorithm"], config["rounds"], config["seed"]) == ("fed_avg", 2, 7)
     trained = (first / "checkpoints" / "round_00000002.npz").read_bytes()
     for row in _rows(folder / "search"):
-        second = folder / "search" / "last_layer" / f"trial_00{row['trial']}" / "seed_7"
+        second = folder / f"search/runs/last_layer/trial_00{row['trial']}/seed_7/run"
         config = json.loads((second / "config.json").read_text())
         assert (config["lambda_update"], config["rounds"]) == ("fixed", 1)
         assert config["server_learning_rate"] == float(row["server_learning_rate"])
@@ -218,14 +214,14 @@ def test_the_plots_are_images(searched):
 @pytest.mark.nightly
 def test_a_complete_search_runs_nothing_again(call, folder, searched, monkeypatch):
     shutil.copytree(searched[0], folder / "search")
-    before = tree(folder / "search" / "fed_avg")
+    before = tree(folder / "search" / "runs")
     judged = []
     monkeypatch.setattr(
         tuning_page, "harmed", lambda *what: judged.append(what) or ["fed_avg gave up somebody"]
     )
     outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
     assert outcome.status == 0, outcome
-    assert tree(folder / "search" / "fed_avg") == before
+    assert tree(folder / "search" / "runs") == before
     # Of the best trial of each algorithm, as `compare` says it.
     assert "note: fed_avg gave up somebody\n" in outcome.out
     ((compared, specs),) = judged
@@ -262,7 +258,7 @@ def test_another_search_does_not_go_on_there(call, folder, searched, further, fo
         (folder / name).write_text(_ADULT * 60)
     flags = [f for f in _FLAGS if further[0] != "--task=adult" or "digits" not in f]
     message = call.refused(folder, tune, *flags, "--output_dir=search", "--resume", *further)
-    assert message.startswith(f"--output_dir: search holds another search: {found}")
+    assert message.startswith(f"--output_dir: search holds another study: {found}")
 
 
 @pytest.mark.nightly
@@ -328,7 +324,7 @@ def test_a_trial_that_diverges_ends_early_and_equal_settings_run_once(call, fold
     best = json.loads((folder / "search" / "tuned.json").read_text())["algorithms"]["fed_avg"]
     assert best["best"]["settings"] == {"client_learning_rate": "0.1"}
     # The same settings are the same run.
-    assert len(list((folder / "search" / "fed_avg").glob("trial_*/seed_7"))) == 2
+    assert len(list((folder / "search/runs/fed_avg").glob("trial_*/seed_7/run"))) == 2
 
 
 @pytest.mark.nightly
@@ -382,7 +378,7 @@ def test_kill_9_costs_nothing(call, folder):
         further = ["--resume"] if trial else []
         command = python_module("tune", *_LONGER, "--output_dir=killed", *further)
         with Process(command, folder) as process:
-            rows = folder / "killed" / "fed_avg" / f"trial_{trial:03d}" / "seed_7" / "metrics.csv"
+            rows = folder / f"killed/runs/fed_avg/trial_{trial:03d}/seed_7/run/metrics.csv"
             process.wait_for_rows(rows, 12)
             process.send(signal.SIGKILL)
             process.outcome()
@@ -397,13 +393,14 @@ def test_two_processes_share_the_trials(folder):
     search = folder / "search"
     flags = (*_FLAGS, "--trials=5", f"--output_dir={search}")
     with Process(python_module("tune", *flags), folder) as first:
-        wait_until((search / "studies.sqlite").exists)
+        asking = search / "runs" / ".ask"
+        wait_until(asking.exists)
         joined = python_module("tune", *flags, "--resume")
         with Process(joined, folder / "second") as second:
             # Nobody takes a trial until both want one.
-            with folder_lock(search, wait=True):
+            with folder_lock(asking, wait=True):
                 wait_until(
-                    lambda: all(_has_open(process.pid, search) for process in (first, second))
+                    lambda: all(_has_open(process.pid, asking) for process in (first, second))
                 )
             outcomes = [first.outcome(), second.outcome()]
     assert [outcome.status for outcome in outcomes] == [0, 0], outcomes

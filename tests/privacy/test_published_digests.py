@@ -131,7 +131,7 @@ def test_digests_of_public_runs_are_found(call, stores, digests, tmp_path, monke
         "run/model/model_card.json",
         "plan/manifest.json",
         "compared/runs/agnostic_fed_avg/trial_00/run/fingerprint.json",
-        "search/tuning.json",
+        "search/study.json",
     } <= {*places}
 
 
@@ -151,7 +151,7 @@ def _entries(folder: Path) -> dict[str, Any]:
         "manifest": manifest["fingerprint"],
         "made-up clients": {n: of for n, of in manifest["files"].items() if made_up in n},
         "compared": read("compared/runs/agnostic_fed_avg/trial_00/run/fingerprint.json"),
-        "search": read("search/tuning.json")["fingerprint"],
+        "search": read("search/study.json")["fingerprint"],
     }
 
 
@@ -224,7 +224,7 @@ _REFUSED = (
             "compared", f"compared/runs/agnostic_fed_avg/trial_00/run: {_REFUSED}", id="compared"
         ),
         pytest.param(
-            "search", "--output_dir: search holds another search: of other examples", id="search"
+            "search", "--output_dir: search holds another study: of other examples", id="search"
         ),
     ],
 )

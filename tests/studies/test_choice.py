@@ -13,10 +13,10 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.program.studies.choice import (
     Judged,
     attained,
+    best_looking,
     chosen,
-    hopeless,
+    clearly_worse,
     judged,
-    promising,
     share_of,
     worse,
 )
@@ -145,7 +145,7 @@ def test_rows_are_hopeless_where_they_are_shown_not_to_be_near(unit, before, mos
         "unknown": Judged(Gain("", before, 0.0, before, None, math.nan), 0.0),
     }
     assert worse(rows) == {"hardly", "perhaps", "far", "beyond"}
-    assert hopeless(rows, unit) == {"far", "beyond"}
+    assert clearly_worse(rows, unit) == {"far", "beyond"}
 
 
 def test_rows_that_may_not_be_chosen_take_no_place_of_others():
@@ -155,9 +155,9 @@ def test_rows_that_may_not_be_chosen_take_no_place_of_others():
         "small": _judged(0.01, 0.2, loss=0.05),
         "better": _judged(0.02, 0.2, loss=-0.01),
     }
-    assert promising(rows, 2) == ["costly", "unknown"]
-    assert promising(rows, 3, 0.05) == ["better", "small", "costly"]
-    assert promising({}, 2, 0.0) == []
+    assert best_looking(rows, 2) == ["costly", "unknown"]
+    assert best_looking(rows, 3, 0.05) == ["better", "small", "costly"]
+    assert best_looking({}, 2, 0.0) == []
 
 
 def _found(rows):

@@ -15,7 +15,7 @@ from tff_agnostic.program.studies.portfolio import (
     schedule_within,
     settings_of,
 )
-from tff_agnostic.program.studies.portfolio_search import Budget, Search
+from tff_agnostic.program.studies.portfolio_search import Budget, PortfolioSearch
 from tff_agnostic.program.studies.runset import RunSet
 
 _MOST = Schedule(8, 5)
@@ -73,7 +73,7 @@ def test_references_of_excluded_methods_are_in_the_time(tmp_path):
     }.items():
         runs.path(name).mkdir(parents=True)
         write_json(runs.path(name) / "seconds.json", {"seconds": seconds})
-    search = Search(nothing, {}, nothing, runs, nothing, nothing)
+    search = PortfolioSearch(nothing, {}, nothing, runs, nothing, nothing)
     # 30 s a setting and a further trial, and as many a trial at the end.
     for seconds, expected in ((180 + 5 * 60 - 30, (1, 5)), (180 + 30, (1, 1))):
         budget = Budget(None, 5, seconds / 3600)

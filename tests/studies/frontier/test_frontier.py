@@ -15,7 +15,7 @@ from tff_agnostic.program.reports.figures import save
 from tff_agnostic.program.studies.comparison import SUMMARIES, Comparison, Trials
 from tff_agnostic.program.studies.frontier import (
     Frontier,
-    Outcome,
+    FrontierOutcome,
     check_time,
     judge,
     mixtures,
@@ -268,7 +268,7 @@ def _said(verdict, measure="accuracy", split="test", best="b only"):
 
 def test_one_helps_and_the_algorithm_found_it():
     verdict = _judge([0.6, 0.7, 0.8], fed_avg=0.61, agnostic=0.79)
-    assert (verdict.outcome, verdict.best) == (Outcome.FOUND, "m2")
+    assert (verdict.outcome, verdict.best) == (FrontierOutcome.FOUND, "m2")
     assert verdict.gain == pytest.approx(0.2)
     assert verdict.best_end.spread == pytest.approx(0.02)
     assert (verdict.found_by, verdict.missed_by) == (("agnostic_fed_avg",), ("fed_avg",))
@@ -284,7 +284,7 @@ def test_one_helps_and_the_algorithm_found_it():
 def test_no_mixture_helps():
     # By less than can be told.
     verdict = _judge([0.6, 0.615, 0.5], fed_avg=0.6, agnostic=0.55)
-    assert (verdict.outcome, verdict.best) == (Outcome.NONE_HELPS, "m1")
+    assert (verdict.outcome, verdict.best) == (FrontierOutcome.NONE_HELPS, "m1")
     assert (verdict.found_by, verdict.missed_by) == ((), ("agnostic_fed_avg",))
     assert _said(verdict, best="25% of the way to b") == (
         "No mixture is shown to help: accuracy of the worst domain on the test clients is 61.5% "
@@ -297,19 +297,19 @@ def test_no_mixture_helps():
 def test_an_algorithm_in_between_neither_found_it_nor_missed_it():
     # It is told from neither end.
     verdict = _judge([0.6, 0.7], fed_avg=0.6, agnostic=0.65, margin=0.06)
-    assert (verdict.outcome, verdict.found_by) == (Outcome.OPEN, ())
+    assert (verdict.outcome, verdict.found_by) == (FrontierOutcome.OPEN, ())
     assert verdict.missed_by == ("fed_avg",)
     said = _said(verdict)
     assert said.startswith("A mixture helps, and whether it was found cannot be told: accuracy ")
     assert said.endswith("; AgnosticFedAvg ended at 65.0% (2.0).")
     missed = _judge([0.6, 0.7], fed_avg=0.6, agnostic=0.65)
-    assert missed.outcome is Outcome.MISSED
+    assert missed.outcome is FrontierOutcome.MISSED
     assert _said(missed).startswith("A mixture helps, and it was missed: ")
 
 
 def test_the_training_mixture_is_itself_the_best():
     verdict = _judge([0.7, 0.6, 0.7], fed_avg=0.7, agnostic=0.6)
-    assert (verdict.outcome, verdict.best, verdict.gain) == (Outcome.NONE_HELPS, "m0", 0)
+    assert (verdict.outcome, verdict.best, verdict.gain) == (FrontierOutcome.NONE_HELPS, "m0", 0)
     assert _said(verdict) == (
         "No mixture helps: accuracy of the worst domain on the test clients is 70.0% (2.0) with "
         "the training mixture, the best of 3; FedAvg ended at 70.0% (2.0); AgnosticFedAvg ended "
@@ -318,7 +318,8 @@ def test_the_training_mixture_is_itself_the_best():
 
 
 @pytest.mark.parametrize(
-    ("means", "outcome"), [([0.6, 0.7], Outcome.FOUND), ([0.7, 0.6], Outcome.NONE_HELPS)]
+    ("means", "outcome"),
+    [([0.6, 0.7], FrontierOutcome.FOUND), ([0.7, 0.6], FrontierOutcome.NONE_HELPS)],
 )
 def test_an_algorithm_may_be_better_than_the_grid(means, outcome):
     verdict = _judge(means, fed_avg=0.65, agnostic=0.8)
@@ -346,7 +347,7 @@ def test_of_losses_the_lowest_is_best():
     algorithms = {"fed_avg": _around(1.0), "agnostic_fed_avg": _around(0.71)}
     told = _by_margin(mixtures, algorithms, 0.02, sign=-1)
     verdict = judge(mixtures, algorithms, False, told)
-    assert (verdict.outcome, verdict.best) == (Outcome.FOUND, "m1")
+    assert (verdict.outcome, verdict.best) == (FrontierOutcome.FOUND, "m1")
     assert verdict.gain == pytest.approx(0.3)
     assert verdict.gaps == pytest.approx({"fed_avg": 0.3, "agnostic_fed_avg": 0.01})
     assert "is 0.700 (0.020) with the best of 3 mixtures (b only)" in _said(verdict, "loss")
@@ -356,7 +357,7 @@ def test_of_losses_the_lowest_is_best():
 def test_without_an_interval_nothing_is_shown():
     mixtures = {"m0": np.array([0.6]), "m1": np.array([0.61])}
     verdict = judge(mixtures, {"fed_avg": np.array([0.605])}, True, lambda row, other: 0)
-    assert (verdict.outcome, verdict.best) == (Outcome.NONE_HELPS, "m1")
+    assert (verdict.outcome, verdict.best) == (FrontierOutcome.NONE_HELPS, "m1")
     assert math.isnan(verdict.best_end.spread)
     said = sentence(verdict, "b only", 2, {"fed_avg": "FedAvg"}, MEASURES["accuracy"], "test")
     assert said.startswith("No mixture is shown to help: ")
@@ -371,7 +372,7 @@ def test_mixtures_without_a_counted_domain_are_not_the_best():
     assert judge(mixtures, {}, True, lambda row, other: 1).best == "m2"
     nothing = {**mixtures, "m0": np.array([np.nan])}
     verdict = judge(nothing, {"fed_avg": np.array([0.6])}, True, lambda row, other: 0)
-    assert (verdict.outcome, verdict.best) == (Outcome.UNKNOWN, "m0")
+    assert (verdict.outcome, verdict.best) == (FrontierOutcome.UNKNOWN, "m0")
     assert _said(verdict, split="heldout") == (
         "Nothing is known of the worst domain: no domain has enough heldout examples in every "
         "trial."
@@ -383,7 +384,11 @@ def test_what_has_become_infinite_is_worst():
     means = {name: np.array(values) for name, values in mixtures.items()}
     verdict = judge(means, {"fed_avg": np.array([np.inf, np.inf])}, False, lambda row, other: 0)
     # Nothing is told of what is infinite.
-    assert (verdict.outcome, verdict.best, verdict.gain) == (Outcome.NONE_HELPS, "m1", math.inf)
+    assert (verdict.outcome, verdict.best, verdict.gain) == (
+        FrontierOutcome.NONE_HELPS,
+        "m1",
+        math.inf,
+    )
 
 
 def test_a_grid_that_takes_too_long():

@@ -1,15 +1,15 @@
 """Trials that are taken once, whoever asks and however processes end."""
 
 import dataclasses
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
-import optuna
 import pytest
 from optuna.trial import TrialState
 
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import write_json
+from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.studies.optuna_studies import (
-    COUNTED,
     FILE,
     NOTHING_NEW,
     SECONDS,
@@ -20,9 +20,11 @@ from tff_agnostic.program.studies.optuna_studies import (
     finds_nothing_new,
     sampler_seed,
 )
+from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.search_space import dimension, searchable
 
 _SETTINGS = searchable("digits")
+_NO_TRAINER: Any = None
 _DIMENSIONS = tuple(
     dimension(_SETTINGS[flag], text)
     for flag, text in (("client_learning_rate", "log:0.01..1"), ("window", "5..20"))
@@ -32,8 +34,21 @@ _METHOD = Method(higher_is_better=True, seed=3, sampler="tpe", pruner="median", 
 _FIRST = {"client_learning_rate": 0.5, "window": 7}
 
 
+def _opened(folder, method=_METHOD, kind=Studies) -> Studies:
+    runs: RunSet = RunSet(folder, {"study": "tune"}, _NO_TRAINER, True, StopRequest())
+    return kind(folder, method, runs)
+
+
+def _train(studies: Studies, claim: Claim, seconds: float) -> None:
+    """Writes the time of a trial's run."""
+    path = studies._runs.path(f"{claim.run_name}/seed_0")
+    path.mkdir(parents=True)
+    write_json(path / "seconds.json", {"seconds": seconds})
+    claim.trial.set_user_attr(SECONDS, seconds)
+
+
 def _studies(folder, first=_FIRST) -> Studies:
-    studies = Studies(folder, _METHOD)
+    studies = _opened(folder)
     for name in _SPACES:
         studies.add(name, first)
     return studies
@@ -101,7 +116,6 @@ def test_a_process_that_dies_leaves_its_trial_to_the_next(tmp_path):
     again = second.taken(_SPACES, budget)
     assert (again.name, again.trial.number) == ("one", 1)
     assert again.trial.params == claims[2].trial.params
-    assert again.folder == claims[2].folder
     assert again.reported() == {1: 0.25}
     assert second.taken(_SPACES, budget) is None
     for claim in (claims[0], claims[1], claims[3], again):
@@ -127,7 +141,7 @@ class _SlowToLook(Studies):
 
 @pytest.mark.nightly
 def test_a_trial_that_ends_while_another_process_looks_is_not_taken_again(tmp_path):
-    first, second = _studies(tmp_path), _SlowToLook(tmp_path, _METHOD)
+    first, second = _studies(tmp_path), _opened(tmp_path, kind=_SlowToLook)
     spaces, budget = {"one": _DIMENSIONS}, Budget(2, None)
     claim = first.taken(spaces, budget)
     second.meanwhile = lambda: (_finish(first, claim), None)[1]
@@ -139,9 +153,7 @@ def test_a_trial_that_ends_while_another_process_looks_is_not_taken_again(tmp_pa
 @pytest.mark.nightly
 def test_what_is_given_is_tried_whatever_happened_before(tmp_path):
     """A process died between the study and its first trial; then that trial failed."""
-    Studies(tmp_path, _METHOD)
-    storage = f"sqlite:///{tmp_path / FILE}"
-    optuna.create_study(storage=storage, study_name="one", direction="maximize")
+    _opened(tmp_path).add("one", {})
     spaces, budget = {"one": _DIMENSIONS}, Budget(3, None)
     tried = []
     for _ in range(2):
@@ -166,7 +178,7 @@ def test_a_death_between_two_draws_changes_no_value(tmp_path, sampler):
         folder = tmp_path / name
         folder.mkdir()
         for count in parts:
-            studies = Studies(folder, dataclasses.replace(_METHOD, sampler=sampler))
+            studies = _opened(folder, dataclasses.replace(_METHOD, sampler=sampler))
             studies.add("one", {})
             claim = studies.taken({"one": _DIMENSIONS[:count]}, Budget(1, None))
             claim.held.close()
@@ -178,12 +190,12 @@ def test_a_death_between_two_draws_changes_no_value(tmp_path, sampler):
 def test_a_budget_of_time_ends_where_nothing_is_new(tmp_path):
     """Of two choices there are two trainings, and time for a million."""
     spaces = {"one": (dimension(_SETTINGS["server_optimizer"], "choice:sgd,adam"),)}
-    studies = Studies(tmp_path, _METHOD)
+    studies = _opened(tmp_path)
     studies.add("one", {})
     seen: list = []
     while (claim := studies.taken(spaces, Budget(None, 1e6))) is not None:
         if claim.trial.params not in seen:
-            claim.trial.set_user_attr(SECONDS, 1.0)
+            _train(studies, claim, 1.0)
             seen.append(claim.trial.params)
         studies.tell(claim, TrialState.COMPLETE, 1.0)
         claim.held.close()
@@ -192,7 +204,7 @@ def test_a_budget_of_time_ends_where_nothing_is_new(tmp_path):
     assert not finds_nothing_new(trials[: NOTHING_NEW - 1])
     assert all(SECONDS not in trial.user_attrs for trial in trials[-NOTHING_NEW:])
     # A count is met all the same.
-    assert Budget(len(trials) + 1, None).is_left(trials, 1)
+    assert studies.with_budget(["one"], Budget(len(trials) + 1, None)) == ["one"]
 
 
 @pytest.mark.nightly
@@ -216,13 +228,12 @@ def test_a_budget_of_time_is_shared_evenly(tmp_path):
     budget = Budget(None, 60.0)
     while (claim := studies.taken(_SPACES, budget)) is not None:
         order.append(claim.name)
-        claim.trial.set_user_attr(SECONDS, seconds[claim.name][claim.trial.number])
+        _train(studies, claim, seconds[claim.name][claim.trial.number])
         _finish(studies, claim)
     # Whoever has had less time is next; nobody begins a trial after half of it.
     assert order == ["one", "two", "two", "two"]
-    both = Budget(2, 60.0)
-    assert not both.is_left(studies.trials("two", COUNTED), 2)
-    assert dataclasses.replace(both, trials=4, seconds=100.0).is_left(studies.trials("two"), 2)
+    assert studies.with_budget(_SPACES, Budget(1, 1000.0)) == []
+    assert studies.with_budget(_SPACES, Budget(4, 100.0)) == ["one", "two"]
 
 
 def test_every_trial_has_a_seed_of_its_own():
@@ -230,14 +241,23 @@ def test_every_trial_has_a_seed_of_its_own():
     assert len(seeds) == 2000 and all(0 <= seed < 2**32 for seed in seeds)
 
 
-def test_a_file_that_is_no_database_is_told(tmp_path):
-    (tmp_path / FILE).write_text("something else, as long as a header of a database\n" * 9)
-    with pytest.raises(UserError, match=f"{FILE}: expected a database of this search"):
-        Studies(tmp_path, _METHOD)
+def test_file_that_is_no_journal_is_refused(tmp_path):
+    studies = _opened(tmp_path)
+    (tmp_path / FILE).write_text("something else\n" * 9)
+    with pytest.raises(UserError, match=f"{FILE}: expected the journal of this search"):
+        Studies(studies._runs.folder, _METHOD)
+
+
+def test_line_of_dead_process_is_removed_from_journal(tmp_path):
+    _search(tmp_path, trials=1)
+    with open(tmp_path / FILE, "a") as journal:
+        journal.write('{"op_code": 4, "worker_id": "dead')
+    found = _search(tmp_path, trials=2)
+    assert [(name, number) for name, number, _ in found] == [("one", 1), ("two", 1)]
 
 
 def test_of_a_first_trial_the_rest_is_drawn(tmp_path):
-    studies = Studies(tmp_path, _METHOD)
+    studies = _opened(tmp_path)
     studies.add("one", {"window": 7})
     claims = [studies.taken({"one": _DIMENSIONS}, Budget(2, None)) for _ in range(2)]
     rates, windows = (

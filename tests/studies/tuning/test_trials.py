@@ -5,6 +5,8 @@ import dataclasses
 import io
 import json
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import optuna
 import pytest
@@ -13,6 +15,7 @@ from optuna.trial import TrialState
 from tests.run.harness import is_png, make_evaluation, measures
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.reports.figures import save
 from tff_agnostic.program.runs.heldout import heldout_options
 from tff_agnostic.program.studies.optuna_studies import (
@@ -24,7 +27,8 @@ from tff_agnostic.program.studies.optuna_studies import (
     Method,
     Studies,
 )
-from tff_agnostic.program.studies.search import Pruned, TrialRunner, Watch, best, described
+from tff_agnostic.program.studies.runset import Pruned, RunSet
+from tff_agnostic.program.studies.search import TrialRunner, Watch, best, check_defined, described
 from tff_agnostic.program.studies.search_space import (
     dimension,
     parse_objective,
@@ -32,7 +36,7 @@ from tff_agnostic.program.studies.search_space import (
     searchable,
 )
 from tff_agnostic.program.studies.searched_method import SearchedArm
-from tff_agnostic.program.studies.trainer import LoadedTasks
+from tff_agnostic.program.studies.trainer import LoadedTasks, RunTrainer
 from tff_agnostic.program.studies.tuning_report import (
     importance_figure,
     importances,
@@ -44,6 +48,7 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
 
 _SETTINGS = searchable("digits")
+_NO_TRAINER: Any = None
 _DIMENSIONS = {
     flag: dimension(_SETTINGS[flag], text)
     for flag, text in {
@@ -161,7 +166,9 @@ _SPACES = {"mine": (dimension(searchable("digits")["q"], "0.1..5"),)}
 
 @pytest.fixture
 def studies(tmp_path) -> Studies:
-    found = Studies(tmp_path, Method(False, seed=0, sampler="random", pruner="median", warm_up=4))
+    method = Method(False, seed=0, sampler="random", pruner="median", warm_up=4)
+    runs: RunSet = RunSet(tmp_path, {"study": "tune"}, _NO_TRAINER, True, StopRequest())
+    found = Studies(tmp_path, method, runs)
     found.add("mine", {})
     return found
 
@@ -172,8 +179,8 @@ def _next(studies: Studies) -> Claim:
     return claim
 
 
-def _watch(claim: Claim, runs: int = 1) -> Watch:
-    return Watch(claim, _OBJECTIVE_OF_TRIALS, rounds=8, num_runs=runs)
+def _watch(claim: Claim, runs: int = 1, values: Sequence[float] = ()) -> Watch:
+    return Watch(claim, _OBJECTIVE_OF_TRIALS, rounds=8, num_runs=runs, values=values)
 
 
 def _evaluation(loss: float):
@@ -186,17 +193,13 @@ def test_later_runs_of_a_trial_report_the_mean_with_the_earlier_ones(studies):
     watch = _watch(claim, runs=2)
     watch.report(4, _evaluation(3.0))
     watch.report(8, _evaluation(1.0))
-    watch.end_run(_evaluation(1.0), "heldout")
+    watch = _watch(claim, runs=2, values=[1.0])
     watch.report(4, _evaluation(2.0))
     watch.report(8, _evaluation(0.5))
-    watch.end_run(_evaluation(0.5), "heldout")
     assert claim.reported() == {4: 3.0, 8: 1.0, 12: 1.5, 16: 0.75}
-    assert watch.mean() == 0.75
-    # A run that goes on evaluates some rounds again.
-    again = _watch(claim, runs=2)
-    again.report(8, _evaluation(1.0))
+    # A resumed run evaluates some rounds again.
+    _watch(claim, runs=2).report(8, _evaluation(1.0))
     assert len(claim.reported()) == 4
-    assert claim.trial.user_attrs[SECONDS] >= 0
 
 
 @pytest.mark.nightly
@@ -219,19 +222,35 @@ def test_the_median_of_the_others_ends_a_trial_from_the_warm_up_on(studies):
     assert studies.trials("mine", (TrialState.PRUNED,))[0].value == 3.5
 
 
-def test_what_is_undefined_between_rounds_is_left_out_and_refused_at_the_end(studies):
+def test_undefined_evaluation_is_not_reported(studies):
     claim = _next(studies)
-    watch = _watch(claim)
-    watch.report(4, _evaluation(math.inf))
+    _watch(claim).report(4, _evaluation(math.inf))
     assert claim.reported() == {}
-    with pytest.raises(Pruned, match="diverged"):
-        watch.end_run(_evaluation(math.inf), "heldout")
-    worst = Watch(claim, parse_objective("worst", measures("loss", "accuracy")), 8, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["worst", "overall:loss", "superquantile", "client_mean:loss", "domain(b)+worst:accuracy"],
+)
+def test_objective_of_result_equals_that_of_report(text):
+    report = make_evaluation({"a": 1.0 / 3, "b": 2.0 / 7})
+    objective = parse_objective(text, measures("loss", "accuracy"), ("a", "b"))
+    result = json.loads(json.dumps(report.to_json()))
+    assert objective.of_result(result) == objective(report)
+
+
+def test_undefined_result_is_refused_unless_it_diverged():
+    def check(text: str, report) -> None:
+        objective = parse_objective(text, measures("loss", "accuracy"), ("a", "b"))
+        result = json.loads(json.dumps(report.to_json()))
+        assert objective.of_result(result) is None
+        check_defined(objective, result, "heldout")
+
+    check("overall:loss", _evaluation(math.inf))
     with pytest.raises(UserError, match="none: of the heldout clients' domains a, b have fewer"):
-        worst.end_run(dataclasses.replace(_evaluation(1.0), worst_min_examples=5), "heldout")
-    absent = parse_objective("domain(b):loss+overall:loss", measures("loss"), ("a", "b"))
+        check("worst", dataclasses.replace(_evaluation(1.0), worst_min_examples=5))
     with pytest.raises(UserError, match=r"no examples of b$"):
-        Watch(claim, absent, 8, 1).end_run(make_evaluation({"a": 1.0, "b": math.nan}), "heldout")
+        check("domain(b):loss+overall:loss", make_evaluation({"a": 1.0, "b": math.nan}))
 
 
 def _arm(search: str, algorithm: str, **given) -> SearchedArm:
@@ -250,14 +269,17 @@ def _arm(search: str, algorithm: str, **given) -> SearchedArm:
 
 
 def _outcome(arm: SearchedArm, folder, first):
-    """Of a trial with these values, up to its first round, which is not reached."""
-    studies = Studies(folder, Method(False, seed=0, sampler="random", pruner="none", warm_up=1))
+    """Returns the end of a trial with these values, up to its first round."""
+    method = Method(False, seed=0, sampler="random", pruner="none", warm_up=1)
+    load_task, stop = LoadedTasks(), StopRequest()
+    trainer = RunTrainer(CohortRuntime(CohortOptions()), stop, load_task)
+    runs: RunSet = RunSet(folder / "search", {"study": "tune"}, trainer, True, stop)
+    studies = Studies(runs.folder, method, runs)
     studies.add(arm.name, first)
     claim = studies.taken({arm.name: tuple(arm.dimensions.values())}, Budget(20, None))
-    runtime = CohortRuntime(CohortOptions())
-    runner = TrialRunner(_OBJECTIVE_OF_TRIALS, (0,), runtime, LoadedTasks(), folder)
-    with claim.held, StopRequest() as stop:
-        return runner(arm, claim, stop, lambda *_: None)
+    runner = TrialRunner(_OBJECTIVE_OF_TRIALS, (0,), load_task, runs)
+    with claim.held, LongWork("tune", 1, "runs", visible=False) as work:
+        return runner(arm, claim, work)
 
 
 def test_values_that_do_not_go_together_end_their_trial(tmp_path):

@@ -144,7 +144,7 @@ def chosen(rows: Mapping[str, Judged], may_lose: Optional[float] = None) -> Opti
     return max(sure, key=lambda row: sure[row]) if sure else None
 
 
-def promising(
+def best_looking(
     rows: Mapping[str, Judged], number: int, may_lose: Optional[float] = None
 ) -> list[str]:
     """Returns so many rows that look best: first those that may be chosen, then by their gains.
@@ -178,7 +178,7 @@ def worse(rows: Mapping[str, Judged]) -> frozenset[str]:
     return frozenset(row for row, of in rows.items() if of.gain.told() < 0)
 
 
-def hopeless(rows: Mapping[str, Judged], unit: Unit) -> frozenset[str]:
+def clearly_worse(rows: Mapping[str, Judged], unit: Unit) -> frozenset[str]:
     """Returns the rows that are shown not to be near FedAvg: other settings of them are wasted.
 
     A row that is hardly worse may be the best one at another setting. Many clients show even a

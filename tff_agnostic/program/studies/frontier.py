@@ -52,7 +52,7 @@ class Mixture:
     way: float = 0.0
 
 
-class Outcome(enum.Enum):
+class FrontierOutcome(enum.Enum):
     """What is attainable, and what was attained."""
 
     NONE_HELPS = "none_helps"
@@ -63,7 +63,7 @@ class Outcome(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
+class TrialMean:
     """Where trials ended.
 
     Attributes:
@@ -99,11 +99,11 @@ class Verdict:
         beyond: Those that are told to be better than it.
     """
 
-    outcome: Outcome
+    outcome: FrontierOutcome
     best: str
-    training_end: End
-    best_end: End
-    ends: Mapping[str, End]
+    training_end: TrialMean
+    best_end: TrialMean
+    ends: Mapping[str, TrialMean]
     gain: float
     gaps: Mapping[str, float]
     found_by: tuple[str, ...]
@@ -168,7 +168,7 @@ class Frontier:
     def sentences(self) -> list[str]:
         """The verdict, whom the best mixture serves better and worse, and what to do next."""
         best, training = self.best.name, self.training_mixture.name
-        if best == training or self.verdict.outcome is Outcome.UNKNOWN:
+        if best == training or self.verdict.outcome is FrontierOutcome.UNKNOWN:
             return [self.sentence, *self._next]
         told = of_row(self.comparison, best, training, self.measure)
         return [self.sentence, *told, *self._next]
@@ -176,13 +176,13 @@ class Frontier:
     @property
     def _next(self) -> list[str]:
         outcome = self.verdict.outcome
-        if outcome is Outcome.NONE_HELPS:
+        if outcome is FrontierOutcome.NONE_HELPS:
             return [
                 "Next: where no weights of the domains help, another model, other features or more "
                 "data of the worst domain may; --lambda_baselines follows excess losses, so that a "
                 "domain that is hard whatever its weight does not take all of it."
             ]
-        if outcome in (Outcome.MISSED, Outcome.OPEN):
+        if outcome in (FrontierOutcome.MISSED, FrontierOutcome.OPEN):
             return [
                 "Next: `./run tune` looks for settings that get there; the best mixture itself is "
                 "--lambda_update=fixed with its weights in --lambda_initial."
@@ -222,7 +222,7 @@ def lines(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterator[Mix
                 _tuple(weights),
             )
             if way == 1:
-                point = only(int(domain), names)
+                point = vertex(int(domain), names)
             yield dataclasses.replace(point, line=int(domain), way=float(way))
 
 
@@ -246,7 +246,7 @@ def simplex(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterator[M
             continue
         positive = [int(i) for i in np.flatnonzero(weights)]
         if len(positive) == 1:
-            yield only(positive[0], names)
+            yield vertex(positive[0], names)
             continue
         yield Mixture(
             "lambda_" + "_".join(f"{i}-{weights[i]:.6g}" for i in positive),
@@ -292,7 +292,7 @@ def mixtures(
     return found
 
 
-def only(domain: int, names: Sequence[str]) -> Mixture:
+def vertex(domain: int, names: Sequence[str]) -> Mixture:
     """Returns a vertex of the simplex: nothing but one domain."""
     weights = np.eye(len(names))[domain]
     return Mixture(f"only_{domain}", f"{names[domain]} only", _tuple(weights))
@@ -323,22 +323,24 @@ def judge(
     if not math.isnan(goodness[training]):
         # Of equal ones the first.
         best = max(mixtures, key=lambda name: np.nan_to_num(goodness[name], nan=-np.inf))
-    best_end = end_of(mixtures[best])
-    ends = {name: end_of(values) for name, values in algorithms.items()}
+    best_end = mean_and_spread(mixtures[best])
+    ends = {name: mean_and_spread(values) for name, values in algorithms.items()}
     missed_by = tuple(name for name in algorithms if told(name, best) < 0)
     found_by = tuple(n for n in algorithms if n not in missed_by and told(n, training) > 0)
     if math.isnan(goodness[training]):
-        outcome = Outcome.UNKNOWN
+        outcome = FrontierOutcome.UNKNOWN
     elif best == training or told(best, training) < 1:
-        outcome, found_by = Outcome.NONE_HELPS, ()
+        outcome, found_by = FrontierOutcome.NONE_HELPS, ()
     elif found_by:
-        outcome = Outcome.FOUND
+        outcome = FrontierOutcome.FOUND
     else:
-        outcome = Outcome.MISSED if len(missed_by) == len(algorithms) else Outcome.OPEN
+        outcome = (
+            FrontierOutcome.MISSED if len(missed_by) == len(algorithms) else FrontierOutcome.OPEN
+        )
     return Verdict(
         outcome,
         best,
-        end_of(mixtures[training]),
+        mean_and_spread(mixtures[training]),
         best_end,
         ends,
         0.0 if best == training else goodness[best] - goodness[training],
@@ -349,10 +351,12 @@ def judge(
     )
 
 
-def end_of(values: np.ndarray) -> End:
+def mean_and_spread(values: np.ndarray) -> TrialMean:
     """Returns the mean and the spread of trials, [trials]."""
     is_known = len(values) > 1 and bool(np.all(np.isfinite(values)))
-    return End(float(np.mean(values)), float(np.std(values, ddof=1)) if is_known else math.nan)
+    return TrialMean(
+        float(np.mean(values)), float(np.std(values, ddof=1)) if is_known else math.nan
+    )
 
 
 def sentence(
@@ -371,18 +375,18 @@ def sentence(
         algorithms: What each algorithm of the verdict is called, by its name.
         split: Whose clients were evaluated.
     """
-    if verdict.outcome is Outcome.UNKNOWN:
+    if verdict.outcome is FrontierOutcome.UNKNOWN:
         return (
             f"Nothing is known of the worst domain: no domain has enough {split} examples in every "
             "trial."
         )
-    unit, training_end = measure.unit, shown_end(verdict.training_end, measure.unit)
+    unit, training_end = measure.unit, format_mean(verdict.training_end, measure.unit)
     worst = f"{measure.name.replace('_', ' ')} of the worst domain on the {split} clients"
     if verdict.gain == 0:
         ends = f"{training_end} with the training mixture, the best of {num_mixtures}"
     else:
         ends = (
-            f"{shown_end(verdict.best_end, unit)} with the best of {num_mixtures} mixtures "
+            f"{format_mean(verdict.best_end, unit)} with the best of {num_mixtures} mixtures "
             f"({best}), against {training_end} with the training mixture"
         )
     algorithm_ends = (_ended(verdict, name, algorithms[name], unit) for name in verdict.ends)
@@ -392,7 +396,7 @@ def sentence(
     return f"{'; '.join([f'{answer}: {worst} is {ends}', *algorithm_ends])}{noise}."
 
 
-def shown_end(end: End, unit: Unit) -> str:
+def format_mean(end: TrialMean, unit: Unit) -> str:
     """Returns where trials ended, as text: "81.3% (5.2)"."""
     spread = "" if math.isnan(end.spread) else f" ({cell(end.spread, unit, _DECIMALS)})"
     return f"{cell(end.mean, unit, _DECIMALS)}{'%' if unit is Unit.SHARE else ''}{spread}"
@@ -404,11 +408,11 @@ def shown_difference(difference: float, unit: Unit) -> str:
 
 
 def _answer(verdict: Verdict, algorithms: Mapping[str, str]) -> str:
-    if verdict.outcome is Outcome.FOUND:
+    if verdict.outcome is FrontierOutcome.FOUND:
         return f"A mixture helps, and {_list([algorithms[n] for n in verdict.found_by])} found it"
-    if verdict.outcome is Outcome.MISSED:
+    if verdict.outcome is FrontierOutcome.MISSED:
         return "A mixture helps, and it was missed"
-    if verdict.outcome is Outcome.OPEN:
+    if verdict.outcome is FrontierOutcome.OPEN:
         return "A mixture helps, and whether it was found cannot be told"
     helps = "helps" if verdict.gain == 0 else "is shown to help"
     better = [algorithms[name] for name in verdict.beyond]
@@ -424,13 +428,13 @@ def _answer(verdict: Verdict, algorithms: Mapping[str, str]) -> str:
 
 def _ended(verdict: Verdict, name: str, label: str, unit: Unit) -> str:
     gap = verdict.gaps[name]
-    ended = f"{label} ended at {shown_end(verdict.ends[name], unit)}"
+    ended = f"{label} ended at {format_mean(verdict.ends[name], unit)}"
     difference = shown_difference(abs(gap), unit)
     if name in verdict.beyond:
         return f"{ended}, better than any mixture by {difference}"
     if math.isnan(gap) or name not in verdict.missed_by:
         return ended
-    if verdict.outcome is Outcome.NONE_HELPS:
+    if verdict.outcome is FrontierOutcome.NONE_HELPS:
         return f"{ended}, worse than the best by {difference}"
     return f"{ended} and missed it by {difference}"
 

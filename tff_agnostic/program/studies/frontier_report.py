@@ -73,7 +73,7 @@ from tff_agnostic.program.studies.comparison_report import (
     notes,
     title_of,
 )
-from tff_agnostic.program.studies.frontier import TRAINING_MIXTURE, End, Frontier, Mixture
+from tff_agnostic.program.studies.frontier import TRAINING_MIXTURE, Frontier, Mixture, TrialMean
 
 FRONTIER = "frontier.json"
 # More panels than these are too small to read: those of the domains that are worst off are drawn.
@@ -405,7 +405,7 @@ def worst_domain(frontier: Frontier, row: str) -> Optional[str]:
     return choose(known, key=lambda name: frontier.mean(row, name)) if known else None
 
 
-def _end_json(end: End) -> dict[str, Any]:
+def _end_json(end: TrialMean) -> dict[str, Any]:
     return {"mean": finite_or_none(end.mean), "std": finite_or_none(end.spread)}
 
 

@@ -27,14 +27,9 @@ from tff_agnostic.tasks.domain_input import EMBEDDING
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
 # Options that all rows of a comparison share, or it would compare something else.
 OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
-# Becomes the name of a folder, beside what a comparison has there itself.
+# Names of folders: of runs, and of the best flags of a search next to other folders.
 _NAME = re.compile(r"[\w][\w .+-]*")
-_TAKEN = (
-    *("plots", "images", "compare.json", "compare.md", "comparison.json"),
-    *("frontier.json", "frontier.csv", "frontier.md", "frontier.png"),
-    *("baselines", "first_stages"),
-    *("tuning.json", "studies.sqlite", "trials.csv", "tuned.json", "compare.flags"),
-)
+_TAKEN = ("plots", "images", "runs", "trials", "baselines", "first_stages")
 # The algorithm of the row that others are compared with.
 BASELINE = "fed_avg"
 # The word for rows of two stages; see `studies.stages`.
@@ -154,7 +149,7 @@ def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
     return arms
 
 
-def arms_of_settings(
+def rows_from_settings(
     by_name: Mapping[str, Mapping[str, Any]], checked: Callable[[str, Any], Any]
 ) -> dict[str, Arm]:
     """Returns the arms that a program describes, by the names of their folders.
@@ -281,7 +276,7 @@ def given_arms(given: GivenRun) -> dict[str, Arm]:
         raise UserError("--arms and --algorithms: expected one of them, found both")
     if isinstance(own.arms, str):
         return parsed_arms(own.arms, lambda flag, text: options[flag].parsed(text))
-    return arms_of_settings(own.arms, lambda flag, value: options[flag].checked(value))
+    return rows_from_settings(own.arms, lambda flag, value: options[flag].checked(value))
 
 
 def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:

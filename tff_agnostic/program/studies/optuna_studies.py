@@ -1,19 +1,17 @@
-"""The trials of a search, in a database that several processes share.
+"""Optuna's studies of a search, one per method, in a journal that several processes share.
 
-Whoever runs a trial has the lock of its folder. The kernel takes it away when the process ends,
-however it ends: a trial that runs on paper and has no lock is one whose process died, and the next
-one to look goes on with it. Trials are taken while the search's own folder is locked.
+The process that runs a trial has its lock (see `runset.RunSet.hold`): a running trial without a
+lock belongs to a dead process, and the next process resumes it. Trials are taken one at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
-import sqlite3
+import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -21,30 +19,31 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.storages import RDBStorage
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import folder_lock, make_folder
 from tff_agnostic.base.registry import Registry
+from tff_agnostic.program.studies.runset import RunSet, run_folder
 from tff_agnostic.program.studies.search_space import Dimension
 
-FILE = "studies.sqlite"
-# Another process writes for milliseconds.
-_TIMEOUT_SECONDS = 120.0
-# What a trial says of itself.
+# The journal of the trials, in the folder of the search.
+FILE = "trials/journal.log"
+# Attributes of trials.
 SECONDS, ENDED, SAME_AS = "seconds", "ended", "same as"
-# Trials that took a part of the budget; one that failed is replaced.
+# States of trials in the budget; a failed trial is replaced.
 COUNTED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-# So many draws in a row of what has been tried, or is refused, end a search without a count.
+# A search by hours ends after this many trials in a row without training.
 NOTHING_NEW = 20
-# So many trials are drawn at random, or run whole, before others are judged by them.
+# Number of trials that are drawn at random and not pruned by the median.
 NUM_AT_FIRST = 5
 _BITS = 32
-# (round from which on trials may end) -> a pruner.
+_ASK = ".ask"
 NO_PRUNER = "none"
+# (first round in which trials may end) -> a pruner.
 PRUNERS: Registry[Callable[[int], BasePruner]] = Registry(
     "pruner",
     {
@@ -59,14 +58,14 @@ PRUNERS: Registry[Callable[[int], BasePruner]] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """How trials are drawn and judged.
+    """Sampler and pruner of a search.
 
     Attributes:
-        higher_is_better: Which direction of the objective is good.
-        seed: Of the search.
+        higher_is_better: Whether larger objectives are better.
+        seed: Seed of the search.
         sampler: A member of `SAMPLERS`.
         pruner: A member of `PRUNERS`.
-        warm_up: The step of a trial from which on it may end early.
+        warm_up: First step of a trial in which it may end early.
     """
 
     higher_is_better: bool
@@ -77,33 +76,35 @@ class Method:
 
 
 class Studies:
-    """The studies of a search, one for each algorithm, in one file.
+    """The studies of a search.
 
     Args:
-        folder: Of the search; it is there.
-        method: How trials are drawn and judged.
+        folder: Folder of the search.
+        method: Sampler and pruner.
+        runs: The runs of the search; None to read finished trials.
     """
 
-    def __init__(self, folder: Path, method: Method) -> None:
+    def __init__(self, folder: Path, method: Method, runs: Optional[RunSet[Any]] = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._folder = folder
         self._method = method
-        self._path = folder / FILE
-        # A path may hold what means something in a URL.
-        connect = functools.partial(sqlite3.connect, self._path, timeout=_TIMEOUT_SECONDS)
-        with folder_lock(folder, wait=True), self.errors():
-            self._storage = RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
+        self._runs = runs
+        path = folder / FILE
+        make_folder(path.parent)
+        try:
+            self._storage = JournalStorage(JournalFileBackend(str(path), _JournalLock(path)))
+        except (KeyError, TypeError, ValueError) as e:
+            raise UserError(
+                f"{path}: expected the journal of this search, cannot use it: {e}"
+            ) from e
 
     def add(self, name: str, first: Mapping[str, Any]) -> None:
-        """Adds what is not there of an algorithm: its study, and its first trial.
-
-        A first trial that failed is tried again.
+        """Adds the study of a method and its first trial, if they are missing or failed.
 
         Args:
-            name: What the algorithm is called.
-            first: Values of its first trial, by flag; others are drawn.
+            name: Name of the method.
+            first: Values of its first trial, by flag; the others are drawn.
         """
-        with folder_lock(self._folder, wait=True), self.errors():
+        with self._hold(_ASK, wait=True):
             study = optuna.create_study(
                 storage=self._storage,
                 study_name=name,
@@ -115,29 +116,28 @@ class Studies:
                 study.enqueue_trial(dict(first))
 
     def trials(self, name: str, states: Optional[Sequence[TrialState]] = None) -> list[FrozenTrial]:
-        """Returns the trials of an algorithm, all or those in some states, by their numbers."""
-        with self.errors():
-            study = optuna.load_study(study_name=name, storage=self._storage)
-            trials = study.get_trials(deepcopy=False, states=None if states is None else (*states,))
+        """Returns the trials of a method, all or those in some states, by their numbers."""
+        trials = self.study(name).get_trials(
+            deepcopy=False, states=None if states is None else (*states,)
+        )
         return [t for t in trials if t.state is not TrialState.WAITING]
 
     def study(self, name: str) -> optuna.Study:
-        """Returns the study of an algorithm, to be looked at."""
-        with self.errors():
-            return optuna.load_study(study_name=name, storage=self._storage)
+        """Returns the study of a method."""
+        return optuna.load_study(study_name=name, storage=self._storage)
 
     def taken(self, spaces: Mapping[str, Sequence[Dimension]], budget: Budget) -> Optional[Claim]:
-        """Takes the next trial: one whose process died, or a new one of whose turn it is.
+        """Takes the next trial: one of a dead process, or a new one.
 
-        Algorithms take turns, so that at any time each has had the same budget, up to one trial.
+        Methods take turns, so that at any time each has had the same budget, up to one trial.
 
         Args:
-            spaces: What is searched of each algorithm, by its name.
+            spaces: The search space of each method, by its name.
 
         Returns:
-            The trial, locked until its claim is closed; None if the budget of all is used or taken.
+            The trial, locked until its claim is closed; None if the budget is used or taken.
         """
-        with folder_lock(self._folder, wait=True), self.errors():
+        with self._hold(_ASK, wait=True):
             for name in spaces:
                 for trial in self.trials(name, (TrialState.RUNNING,)):
                     claim = self._claimed(name, spaces[name], trial.number)
@@ -146,39 +146,45 @@ class Studies:
             open_ = self.with_budget(spaces, budget)
             if not open_:
                 return None
-            name = min(open_, key=lambda name: budget.used(self.trials(name, COUNTED)))
+            name = min(open_, key=lambda name: self._used(name, budget))
             return self._claimed(name, spaces[name], self.study(name).ask().number)
 
     def with_budget(self, names: Collection[str], budget: Budget) -> list[str]:
-        """Returns which algorithms may have another trial."""
-        counted = {name: self.trials(name, COUNTED) for name in names}
-        return [name for name in names if budget.is_left(counted[name], len(names))]
+        """Returns the methods that may have another trial."""
+        return [name for name in names if self._is_left(name, budget, len(names))]
 
     def tell(self, claim: Claim, state: TrialState, value: Optional[float] = None) -> None:
-        """Ends a trial; of one that was pruned the last value it reported stays."""
-        with self.errors():
-            claim.study.tell(claim.trial.number, value, state=state)
+        """Ends a trial; the last reported value of a pruned one stays."""
+        claim.study.tell(claim.trial.number, value, state=state)
 
-    @contextlib.contextmanager
-    def errors(self) -> Iterator[None]:
-        """Turns errors of the database into one line."""
-        try:
-            yield
-        except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.OptunaError) as e:
-            raise UserError(
-                f"{self._path}: expected a database of this search, cannot use it: "
-                f"{getattr(e, 'orig', None) or e}"
-            ) from e
+    def seconds(self, name: str) -> float:
+        """Returns the training time of a method's trials."""
+        return 0.0 if self._runs is None else self._runs.seconds(name)
+
+    def _used(self, name: str, budget: Budget) -> float:
+        return len(self.trials(name, COUNTED)) if budget.seconds is None else self.seconds(name)
+
+    def _is_left(self, name: str, budget: Budget, num_methods: int) -> bool:
+        counted = self.trials(name, COUNTED)
+        if budget.trials is not None and len(counted) >= budget.trials:
+            return False
+        if budget.seconds is None:
+            return True
+        is_in_time = self.seconds(name) < budget.seconds / num_methods
+        return is_in_time and not finds_nothing_new(counted)
+
+    def _hold(self, name: str, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
+        assert self._runs is not None
+        return self._runs.hold(name, wait)
 
     def _claimed(self, name: str, dimensions: Sequence[Dimension], number: int) -> Optional[Claim]:
         """Returns a running trial with its values and its lock.
 
         None if another process has it, or has ended it.
         """
-        folder = trial_folder(self._folder, name, number)
-        make_folder(folder)
-        held = contextlib.ExitStack()
-        if not held.enter_context(folder_lock(folder)):
+        held, lock = contextlib.ExitStack(), trial_name(name, number)
+        assert self._runs is not None
+        if self._runs.is_held(lock) or not held.enter_context(self._hold(lock)):
             held.close()
             return None
         method = self._method
@@ -188,7 +194,6 @@ class Studies:
             sampler=SAMPLERS[method.sampler](sampler_seed(method.seed, number)),
             pruner=PRUNERS[method.pruner](method.warm_up),
         )
-        # Optuna's cache knows the trials that it has read.
         found = study.get_trials(deepcopy=False)[number]
         if found.state is not TrialState.RUNNING:
             # Another process has ended it since it was looked up.
@@ -197,13 +202,42 @@ class Studies:
         study_id = self._storage.get_study_id_from_name(name)
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
         trial = Trial(study, trial_id)
-        # Also of one whose process died before it had all its values.
-        for of in dimensions:
-            if of.flag in found.params and of.flag not in given_values(found):
-                # Draws what it drew before, for nothing: the next one draws what it would have.
-                study.sampler.sample_independent(study, found, of.flag, of.distribution)
-            of.draw(trial)
-        return Claim(name, folder, study, trial, held)
+        # The process may have died between two draws.
+        for dimension in dimensions:
+            if dimension.flag in found.params and dimension.flag not in given_values(found):
+                # Repeat the draw, so that the next one equals that of a trial without a break.
+                study.sampler.sample_independent(
+                    study, found, dimension.flag, dimension.distribution
+                )
+            dimension.draw(trial)
+        return Claim(name, study, trial, held)
+
+
+class _JournalLock:
+    """The lock of a journal, which the kernel takes from a dead process; see `JournalFileBackend`.
+
+    Args:
+        path: The journal, in a folder of its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held = contextlib.ExitStack()
+
+    def acquire(self) -> bool:
+        """Waits for the lock, and removes a line that a dead process did not complete."""
+        self._held.enter_context(folder_lock(self._path.parent, wait=True))
+        with open(self._path, "rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if size and file.read() != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return True
+
+    def release(self) -> None:
+        """Releases the lock."""
+        self._held.close()
 
 
 def given_values(trial: FrozenTrial) -> Mapping[str, Any]:
@@ -214,88 +248,74 @@ def given_values(trial: FrozenTrial) -> Mapping[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What each algorithm may have.
+    """The budget of a search.
 
-    Time is not used by trials that do not train: an algorithm that finds nothing new to train, in
-    so many trials as `NOTHING_NEW` in a row, has no more of them.
+    A method that finds nothing new to train, in `NOTHING_NEW` trials in a row, has no more trials
+    by time.
 
     Attributes:
-        trials: How many trials; any number if None.
-        seconds: Of training, for all algorithms together; any time if None.
+        trials: Number of trials of each method; None for any number.
+        seconds: Seconds of training of all methods together; None for any time.
     """
 
     trials: Optional[int]
     seconds: Optional[float]
 
-    def is_left(self, counted: Sequence[FrozenTrial], num_algorithms: int) -> bool:
-        """Returns whether an algorithm with these trials may have another one."""
-        if self.trials is not None and len(counted) >= self.trials:
-            return False
-        if self.seconds is None:
-            return True
-        return seconds_of(counted) < self.seconds / num_algorithms and not finds_nothing_new(
-            counted
-        )
-
-    def used(self, counted: Sequence[FrozenTrial]) -> float:
-        """Returns what an algorithm has had, to be compared with the others'."""
-        return len(counted) if self.seconds is None else seconds_of(counted)
-
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A trial that this process runs; to be closed after it was told.
+    """A trial that this process runs; closed after `Studies.tell`.
 
     Attributes:
-        name: Of the algorithm.
-        folder: Of the trial.
-        study: Of the algorithm, with the trial's sampler.
+        name: Name of the method.
+        study: Study of the method, with the trial's sampler.
         trial: The trial.
-        held: Holds its lock.
+        held: Holds the lock of the trial.
     """
 
     name: str
-    folder: Path
     study: optuna.Study
     trial: Trial
     held: contextlib.ExitStack
 
+    @property
+    def run_name(self) -> str:
+        """First part of the names of the trial's runs."""
+        return trial_name(self.name, self.trial.number)
+
     def reported(self) -> dict[int, float]:
-        """Returns the values that the trial has reported, by step; also before it was taken."""
+        """Returns the reported values of the trial, by step, over all processes."""
         trials = self.study.get_trials(deepcopy=False)
         return dict(trials[self.trial.number].intermediate_values)
 
 
 def finds_nothing_new(counted: Sequence[FrozenTrial]) -> bool:
-    """Returns whether the last trials did not train: others had their values, or they are refused.
-
-    So it is where a search has as few settings as there are values of a choice.
-    """
+    """Whether the last trials did not train: they had values of earlier ones, or were refused."""
     last = counted[-NOTHING_NEW:]
     return len(last) == NOTHING_NEW and all(
         trial.state in FINISHED and SECONDS not in trial.user_attrs for trial in last
     )
 
 
-def trial_folder(folder: Path, name: str, number: int) -> Path:
-    """Returns the folder of a trial of an algorithm."""
-    return folder / name / f"trial_{number:03d}"
+def trial_name(name: str, number: int) -> str:
+    """Returns the first part of the names of a trial's runs."""
+    return f"{name}/trial_{number:03d}"
 
 
-def seconds_of(trials: Sequence[FrozenTrial]) -> float:
-    """Returns how long trials have trained."""
-    return float(sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials))
+def seed_folder(folder: Path, name: str, number: int, seed: int) -> Path:
+    """Returns the run folder of a trial's seed, in the folder of a search."""
+    return run_folder(folder, f"{trial_name(name, number)}/seed_{seed}")
 
 
 def _tpe(seed: int) -> BaseSampler:
     with warnings.catch_warnings():
-        # Of the two arguments that are newer than the sampler.
+        # Two arguments are experimental.
         warnings.simplefilter("ignore", ExperimentalWarning)
         return TPESampler(
             seed=seed,
             n_startup_trials=NUM_AT_FIRST,
             multivariate=True,
-            # Keeps away from what other processes are trying now.
+            # Avoid the values that other processes try now.
             constant_liar=True,
         )
 
@@ -309,11 +329,10 @@ SAMPLERS: Registry[Callable[[int], BaseSampler]] = Registry(
 def sampler_seed(seed: int, trial: int) -> int:
     """Returns the seed of the sampler that draws a trial's settings.
 
-    Each trial has a sampler of its own: what it draws depends on the results so far, and not on how
-    often the search was interrupted.
+    Each trial has its own sampler, so that its draws do not depend on restarts of the search.
 
     Args:
-        seed: Of the search.
+        seed: Seed of the search.
         trial: Number of the trial, from 0.
     """
     text = f"{seed}/{trial}".encode()

@@ -24,7 +24,14 @@ from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.runs.baseline_files import BASELINES, FILE_NAME
 from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.program.studies.choice import Judged, attained, hopeless, judged, promising, worse
+from tff_agnostic.program.studies.choice import (
+    Judged,
+    attained,
+    best_looking,
+    clearly_worse,
+    judged,
+    worse,
+)
 from tff_agnostic.program.studies.comparison import FIRST_STAGES, Comparison, trial_name
 from tff_agnostic.program.studies.comparison_record import COMPARE
 from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, Arm
@@ -160,7 +167,7 @@ def _fixed(
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
+class PortfolioSearch:
     """The search for a recommendation.
 
     Attributes:
@@ -200,7 +207,7 @@ class Search:
         given_up: dict[str, str] = {}
         for k in range(1, schedule.tries):
             standings = self._compare_best_settings(*self._best(tries, k))
-            given_up |= dict.fromkeys(hopeless(standings, self.objective.unit), WORSE)
+            given_up |= dict.fromkeys(clearly_worse(standings, self.objective.unit), WORSE)
             live = [row for row in tries if row not in given_up]
             self._make(tries, live, k, [0], f"setting {k + 1} of {schedule.tries}")
         best, tried = self._best(tries, schedule.tries)
@@ -208,7 +215,7 @@ class Search:
         given_up |= dict.fromkeys(_equal_rows(tried, best), _EQUAL)
         given_up |= dict.fromkeys(worse(standings), WORSE)
         others = {row: of for row, of in standings.items() if row not in given_up}
-        finalists = promising(others, FINALISTS, self.may_lose)
+        finalists = best_looking(others, FINALISTS, self.may_lose)
         for row in (row for row in others if row not in finalists):
             for rival in finalists:
                 if others[row].gain.mean == others[rival].gain.mean:

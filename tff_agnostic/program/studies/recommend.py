@@ -31,7 +31,7 @@ from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
 from tff_agnostic.program.studies.gains import worst_of
 from tff_agnostic.program.studies.methods import BASELINE, Arm, arms_of_algorithms
 from tff_agnostic.program.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
-from tff_agnostic.program.studies.portfolio_search import Budget, Rows, Search, prepared
+from tff_agnostic.program.studies.portfolio_search import Budget, PortfolioSearch, Rows, prepared
 from tff_agnostic.program.studies.recommendation import Recommended, shown, write_recommendation
 from tff_agnostic.program.studies.report import write_recommendation_report
 from tff_agnostic.program.studies.runset import RunSet
@@ -154,7 +154,7 @@ class RecommendRequest:
 
     def search(
         self, runs: RunSet[RunSpec], trainer: RunTrainer, runtime: Runtime, stop: StopRequest
-    ) -> tuple[Search, dict[str, str]]:
+    ) -> tuple[PortfolioSearch, dict[str, str]]:
         """Makes the references; returns the search, and the reasons of excluded methods."""
         fixed, excluded = prepared(self.rows, runs, runtime, stop)
         rows = self.rows.without(excluded)
@@ -164,7 +164,9 @@ class RecommendRequest:
             print(f"note: {name} has too few validation clients for a claim of its own")
         # Without references all validation clients validate.
         trainer.load_task = rows.clients.judging
-        return Search(rows, fixed, self.objective, runs, runtime, stop, self.may_lose), excluded
+        return PortfolioSearch(
+            rows, fixed, self.objective, runs, runtime, stop, self.may_lose
+        ), excluded
 
 
 def parse_request(given: GivenRun) -> RecommendRequest:

@@ -208,6 +208,10 @@ class RunSet(Generic[Settings]):
         folders = [self.path(name) for name in names] or [self.folder / _RUNS]
         return sum(_seconds(file) for path in folders for file in path.rglob(_SECONDS))
 
+    def is_held(self, name: str) -> bool:
+        """Whether this process has the lock of a run."""
+        return name in self._held
+
     def timed(self, name: str) -> contextlib.AbstractContextManager[Observer]:
         """Adds the time for which it is entered to the seconds of a name."""
         make_folder(self.path(name))
@@ -248,7 +252,7 @@ class RunSet(Generic[Settings]):
         path = self.run_folder(job)
         try:
             with self.timed(job.name) as clock:
-                observers = [*job.observers, clock]
+                observers = [*job.observers, _RoundsDone(work), clock]
                 for line in self._trainer.train(self._settings(job), path, observers):
                     self._note(f"note: {job.name}: {line}", work)
         except Pruned as e:
@@ -272,6 +276,17 @@ class RunSet(Generic[Settings]):
     def path(self, name: str) -> Path:
         """Returns the folder of a name, with the run's folder if it is the name of a run."""
         return self.folder / _RUNS / name
+
+
+class _RoundsDone(Observer):
+    """Shows the finished rounds of a run."""
+
+    def __init__(self, work: LongWork) -> None:
+        self._work = work
+
+    def after_round(self, finished: FinishedRound) -> None:
+        """Shows a round."""
+        self._work.within(finished.num, finished.last)
 
 
 class _Clock(Observer):

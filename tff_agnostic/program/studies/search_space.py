@@ -1,4 +1,4 @@
-"""What a search varies, and what is to be good."""
+"""Search spaces and objectives of hyperparameter search."""
 
 from __future__ import annotations
 
@@ -286,6 +286,18 @@ class Term:
             return report.domains[self.domain].measures[self.measure.name].value
         return STATISTICS[self.statistic](report, self.measure.name)
 
+    def of_result(self, result: Mapping[str, Any]) -> Optional[float]:
+        """Returns the number in result.json; None if it is not a finite number."""
+        name, overall = self.measure.name, result["overall"]
+        if self.domain is not None:
+            return result["domains"][self.domain][name]
+        if self.statistic == "worst":
+            return result["worst"].get(name, {}).get("value")
+        if self.statistic == "overall":
+            return overall[name]
+        key = SUPERQUANTILE if self.statistic == SUPERQUANTILE else "mean"
+        return overall["over_clients"].get(name, {}).get(key)
+
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
@@ -323,6 +335,16 @@ class Objective:
     def __call__(self, report: EvaluationReport) -> float:
         """Returns the objective; NaN if one of its numbers is undefined."""
         return sum(term.weight * term(report) for term in self.terms)
+
+    def of_result(self, result: Mapping[str, Any]) -> Optional[float]:
+        """Returns the objective from result.json; None if a number of it is not finite."""
+        total = 0.0
+        for term in self.terms:
+            value = term.of_result(result)
+            if value is None:
+                return None
+            total += term.weight * value
+        return total
 
 
 def parse_objective(

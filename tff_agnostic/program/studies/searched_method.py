@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import (
     atomic_file,
-    folder_lock,
     is_keyed_digest,
-    is_new_or_empty,
     keyed_digest,
     make_folder,
-    read_json,
     read_text,
-    write_errors,
-    write_json,
 )
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.program.options.defaults import DEFAULTS
@@ -38,9 +33,6 @@ from tff_agnostic.program.studies.search_space import Dimension, task_settings
 from tff_agnostic.program.studies.stages import split_into_stages
 from tff_agnostic.tasks.task import DATA, Task
 
-_FORMAT = 1
-# By this file the folder of a search is known.
-OWN_FILE = "tuning.json"
 # Keyed digest of the examples of a private search.
 _DATA_FILE = "data.secret"
 
@@ -204,29 +196,30 @@ def identity(
     seeds: tuple[int, ...],
     task: Task,
 ) -> dict[str, Any]:
-    """Returns what makes a search this one; its budget may change.
+    """Returns the identity of a search (see `RunSet`), without its budget and private digests.
 
     Args:
-        arms: The algorithms, by their names.
-        seeds: Of the runs of each trial.
+        arms: The methods, by their names.
+        seeds: Seeds of the runs of each trial.
         task: The task, loaded; the algorithms were built for it.
     """
     first = next(iter(arms.values()))
     specs = {name: arm.spec({}, seeds[0]) for name, arm in arms.items()}
-    # A user's algorithm, or a model to start from, may be another one by the same name.
+    # Files of the user may change under the same name.
     files = {
         name: {k: v for k, v in spec.fingerprint(task).items() if k not in task.fingerprint}
         for name, spec in specs.items()
     }
+    hidden = DATA if is_private(arms, seeds[0]) else None
     return {
-        "format": _FORMAT,
+        "study": "tune",
         "task": first.task,
         "objective": objective,
         "seeds": list(seeds),
         "sampler": method.sampler,
         "pruner": method.pruner,
         "prune_after": method.warm_up,
-        "fingerprint": dict(task.fingerprint),
+        "fingerprint": {k: v for k, v in task.fingerprint.items() if k != hidden},
         "files": files,
         "search": {
             name: {flag: of.text for flag, of in arm.dimensions.items()}
@@ -236,79 +229,17 @@ def identity(
     }
 
 
-def check_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
-    """Checks that a search may use the folder; writes nothing.
-
-    Args:
-        wanted: See `identity`.
-        resume: Whether to go on with the search there, or to join in.
-    """
-    with write_errors(folder):
-        if is_new_or_empty(folder):
-            return
-    path = folder / OWN_FILE
-    if not path.exists():
-        raise UserError(
-            f"--output_dir: expected a new or empty folder or that of a search, found {folder} "
-            "with other content"
-        )
-    different = _difference(read_json(path), _published(wanted))
-    if different is None and not _is_of_data(folder, wanted):
-        different = "of other examples"
-    if different is not None:
-        raise UserError(f"--output_dir: {folder} holds another search: {different}")
-    if not resume:
-        raise UserError(
-            f"--output_dir: {folder} holds this search already: add --resume to go on with it or "
-            "to join in, or choose another folder"
-        )
+def is_private(arms: Mapping[str, SearchedArm], seed: int) -> bool:
+    """Whether a method of a search trains with differential privacy."""
+    return any(arm.spec({}, seed).config.privacy != "none" for arm in arms.values())
 
 
-def claim_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
-    """Makes the folder that of a search; of several processes the first one does."""
-    make_folder(folder)
-    with folder_lock(folder, wait=True):
-        # Again: another process may have been faster.
-        check_folder(folder, wanted, resume)
-        if not (folder / OWN_FILE).exists():
-            if data := _private_data(wanted):
-                with atomic_file(folder / _DATA_FILE, owner_only=True) as file:
-                    file.write(keyed_digest(data).encode())
-            write_json(folder / OWN_FILE, _published(wanted))
-
-
-def _private_data(wanted: Mapping[str, Any]) -> Optional[str]:
-    """Returns the digest of the examples if the search is private; None otherwise."""
-    is_private = any(flags["privacy"] != "none" for flags in wanted["settings"].values())
-    return wanted["fingerprint"].get(DATA) if is_private else None
-
-
-def _published(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a search's identity without a digest of private examples."""
-    hidden = {DATA} if _private_data(wanted) else set()
-    shown = {k: v for k, v in wanted["fingerprint"].items() if k not in hidden}
-    return {**wanted, "fingerprint": shown}
-
-
-def _is_of_data(folder: Path, wanted: Mapping[str, Any]) -> bool:
-    """Whether a folder is of the examples of a search, if the search is private."""
-    data = _private_data(wanted)
-    keyed = read_text(folder / _DATA_FILE, "a keyed digest") if data else ""
-    return not data or is_keyed_digest(keyed, data)
-
-
-def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> Optional[str]:
-    """Returns the first difference, in the order of what is here; None if there is none."""
-    before, now = dict(_flat(there)), dict(_flat(here))
-    name = next((n for n in {**now, **before} if before.get(n) != now.get(n)), None)
-    if name is None:
-        return None
-    return f"{name} was {before.get(name)!r:.100} there, and is {now.get(name)!r:.100} here"
-
-
-def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}: ")
-        else:
-            yield f"{prefix}{name}", value
+def check_private_data(folder: Path, task: Task) -> None:
+    """Checks by a keyed digest, which it writes once, that a private search has its examples."""
+    file, data = folder / _DATA_FILE, str(task.fingerprint.get(DATA))
+    if not file.exists():
+        make_folder(folder)
+        with atomic_file(file, owner_only=True) as written:
+            written.write(keyed_digest(data).encode())
+    elif not is_keyed_digest(read_text(file, "a keyed digest"), data):
+        raise UserError(f"--output_dir: {folder} holds another study: of other examples")

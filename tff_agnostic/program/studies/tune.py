@@ -1,7 +1,4 @@
-"""Searching as a command: settings by the held-out split, with one budget for every algorithm.
-
-What a search leaves is printed and written here, too.
-"""
+"""Searching as a command: settings by the held-out split, with one budget for every method."""
 
 from __future__ import annotations
 
@@ -33,6 +30,7 @@ from tff_agnostic.program.studies.optuna_studies import (
     Method,
     Studies,
 )
+from tff_agnostic.program.studies.runset import STUDY, RunSet
 from tff_agnostic.program.studies.search import Search, SearchRecord, TrialRunner
 from tff_agnostic.program.studies.search_space import (
     parse_objective,
@@ -42,11 +40,11 @@ from tff_agnostic.program.studies.search_space import (
 )
 from tff_agnostic.program.studies.searched_method import (
     SearchedArm,
-    check_folder,
-    claim_folder,
+    check_private_data,
     identity,
+    is_private,
 )
-from tff_agnostic.program.studies.trainer import LoadedTasks
+from tff_agnostic.program.studies.trainer import LoadedTasks, RunTrainer
 from tff_agnostic.program.studies.tuning_page import RESULT, found_by, tuning_page, usual_title
 from tff_agnostic.program.studies.tuning_report import (
     Trials,
@@ -118,23 +116,30 @@ def tune(given: GivenRun) -> None:
     method = _method(given, arms, objective.higher_is_better)
     for arm in arms.values():
         arm.check(seeds[0], task)
-    wanted = identity(arms, method, objective.name, seeds, task)
     config = first.spec({}, seeds[0]).config
+    wanted = identity(arms, method, objective.name, seeds, task)
     with session(given, f"tune-{first.task}") as at:
-        check_folder(at.path, wanted, own.resume)
         with at.running(config.runtime) as (runtime, stop):
-            claim_folder(at.path, wanted, own.resume)
-            print(
-                f"{', '.join(arms)} on {first.task}, by {objective.name} on the "
-                f"{task.test_split} clients: {at.path}"
-            )
-            runner = TrialRunner(objective, seeds, runtime, load_task, at.path)
-            search = Search(arms, Studies(at.path, method), runner, _budget(own), at.path)
-            search.begin(seeds[0])
-            if config.privacy != "none":
-                print("note: epsilon is that of one run; the choice among several is not covered")
-            search.run(stop, given.show_progress)
-        # All that one process writes is of the same trials, and nothing older replaces it.
+            trainer = RunTrainer(runtime, stop, load_task)
+            if is_private(arms, seeds[0]) and (at.path / STUDY).exists():
+                check_private_data(at.path, task)
+            with RunSet(at.path, wanted, trainer, own.resume, stop) as runs:
+                if is_private(arms, seeds[0]):
+                    check_private_data(at.path, task)
+                print(
+                    f"{', '.join(arms)} on {first.task}, by {objective.name} on the "
+                    f"{task.test_split} clients: {at.path}"
+                )
+                runner = TrialRunner(objective, seeds, load_task, runs)
+                studies = Studies(at.path, method, runs)
+                search = Search(arms, studies, runner, _budget(own), at.path)
+                search.begin(seeds[0])
+                if config.privacy != "none":
+                    print(
+                        "note: epsilon is that of one run; the choice among several is not covered"
+                    )
+                search.run(stop, given.show_progress)
+        # All results of one process are of the same trials, and none replaces newer ones.
         with folder_lock(at.path, wait=True):
             report(search, task.test_split, given.typed)
 
@@ -320,6 +325,7 @@ def _write_flags(
             f"{objective.text(float(trial.value or 0.0))} on the {split} clients"
         )
         file = path / name / BEST_FLAGS
+        make_folder(file.parent)
         write_text(file, flags_of_one(arm, settings[name], f"{arm.label} on {arm.task}: {which}."))
         command = "compare" if arm.has_two_stages else "train"
         print(f"{name}: {which}: ./run {command} --flagfile={file}")

@@ -48,11 +48,11 @@ from tff_agnostic.program.studies.optuna_studies import (
     Method,
     Studies,
     given_values,
-    trial_folder,
+    seed_folder,
 )
+from tff_agnostic.program.studies.runset import STUDY
 from tff_agnostic.program.studies.search import SearchRecord, best, shown_values
 from tff_agnostic.program.studies.search_space import parse_objective
-from tff_agnostic.program.studies.searched_method import OWN_FILE
 from tff_agnostic.program.studies.tuning_report import Trials, importance_figure, rows_of, slices
 from tff_agnostic.program.studies.verdict import (
     baseline_row,
@@ -217,7 +217,7 @@ def read_search(folder: Path) -> EndedSearch:
     Raises:
         UserError: If something else is there, or no trial is complete.
     """
-    content, own = read_json(folder / RESULT), read_json(folder / OWN_FILE)
+    content, own = read_json(folder / RESULT), read_json(folder / STUDY)
     if not (folder / FILE).is_file():
         raise UserError(f"{folder / FILE}: expected the trials of the search, found no such file")
     try:
@@ -250,7 +250,7 @@ def read_search(folder: Path) -> EndedSearch:
 def _measured(folder: Path, trials: Trials, seed: int) -> tuple[Any, Sequence[str]]:
     """Returns what runs of a search measured, and the domains."""
     paths = (
-        trial_folder(folder, name, trial.number) / f"seed_{seed}"
+        seed_folder(folder, name, trial.number, seed)
         for name, of_it in trials.items()
         for trial in of_it
     )
