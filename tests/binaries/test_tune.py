@@ -1,5 +1,6 @@
 """`tune`: a search of a few short trials, and what it leaves."""
 
+import contextlib
 import csv
 import html
 import json
@@ -415,4 +416,9 @@ def test_two_processes_share_the_trials(folder):
 
 def _has_open(pid: int, path: Path) -> bool:
     """Whether a process has opened a folder, as it does to wait for its lock."""
-    return any(descriptor.resolve() == path for descriptor in Path(f"/proc/{pid}/fd").iterdir())
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        # Another descriptor may be closed meanwhile.
+        with contextlib.suppress(OSError):
+            if descriptor.resolve() == path:
+                return True
+    return False

@@ -1,9 +1,8 @@
-"""Which of several rows to recommend: the best one that is shown to be better than FedAvg.
+"""Rules of choice among methods: the best one that is significantly better than FedAvg.
 
-Rows are judged on validation clients by an objective: a weighted mean of numbers that a user wants
-to be good. The choice is the row whose gain over FedAvg is surest, that is, whose 95% interval
-begins highest, among those whose average loses no more than is allowed. Where no interval lies
-above 0, FedAvg is the choice: what is not shown to help is not handed over.
+Methods are compared on validation clients by an objective, a weighted mean of several numbers. The
+choice is the method whose gain over FedAvg is surest (its 95% interval begins highest) among those
+whose average does not lose too much. If no interval lies above 0, FedAvg is the choice.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from tff_agnostic.program.studies.gains import Estimates, Gain, difference, esti
 from tff_agnostic.program.studies.search_space import Objective, Term
 
 REGRET = "regret"
-# What counts as near: 2 points of a share, .05 of anything else, of a factor of its logarithm.
+# Differences that count as near: points of a share, and nats of a factor or of other numbers.
 _POINTS, _NATS = 0.02, 0.05
 _GROUPS = {"worst": WORST, "overall": OVERALL}
 
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A row beside FedAvg.
+    """The standing of a method next to FedAvg.
 
     Attributes:
-        gain: By the objective.
-        loss: What its average loses: of a share in points of 1, otherwise as a share of FedAvg's.
-        is_whole: Whether as many clients had finite numbers as with FedAvg: others count nowhere.
+        gain: Gain in the objective.
+        loss: Loss of the average: points of a share, otherwise a fraction of FedAvg's average.
+        is_whole: Whether no fewer clients had finite numbers than with FedAvg.
     """
 
     gain: Gain
@@ -43,9 +42,9 @@ class Judged:
     is_whole: bool = True
 
     def may_be_chosen(self, may_lose: Optional[float]) -> bool:
-        """Returns whether its average loses no more than that; any part may be lost if None.
+        """Whether the average loses no more than a limit, if there is one.
 
-        Never if it diverged for clients for which FedAvg did not.
+        False if the method diverged for clients for which FedAvg did not.
         """
         return self.is_whole and (may_lose is None or self.loss <= may_lose)
 
@@ -61,9 +60,9 @@ def best_attained(comparison: Comparison, measure_name: str) -> dict[str, float]
 
 
 def attained(comparison: Comparison, row: str, objective: Objective) -> Estimates:
-    """Returns what a row attains by an objective, as its measures are: of a loss, lower is better.
+    """Returns the objective of a row, in the direction of its measures: lower losses are better.
 
-    Regret is what a domain lacks to the best that any row attains there, which counts as known.
+    Regret is the distance of a domain from the best mean of any row, which counts as known.
     """
     terms = [_of_term(comparison, row, term) for term in objective.terms]
     weights = np.array([term.weight for term in objective.terms])
@@ -83,13 +82,16 @@ def _of_term(comparison: Comparison, row: str, term: Term) -> Estimates:
         return _regret(trials, best_attained(comparison, measure.name), measure)
     if term.statistic in _GROUPS or term.domain is not None:
         return estimates(trials, names, _GROUPS.get(term.statistic, str(term.domain)), measure)
-    # Of a distribution over clients there are no replicates: its interval is over seeds.
+    # A distribution over clients has no replicates: its interval is over seeds.
     values = np.asarray(trials.over_clients[term.statistic][measure.name])
     return Estimates(values, None, math.nan, tuple(trials.seeds), is_smooth=False)
 
 
 def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Estimates:
-    """Returns what the domain that is furthest from the best has more, or less, than it."""
+    """Returns the difference from the best in the domain that is furthest from it.
+
+    NaN if no domain is counted.
+    """
     counted = [n for n in best if n not in trials.not_counted and not math.isnan(best[n])]
     each = [estimates(trials, tuple(best), name, measure) for name in counted]
     if not each:
@@ -107,10 +109,10 @@ def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Esti
 
 
 def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[str, Judged]:
-    """Returns each row but one beside that one.
+    """Returns the standing of each row but the baseline.
 
     Args:
-        baseline: The row that others are compared with, FedAvg's.
+        baseline: The row of FedAvg.
     """
     theirs, measure = attained(comparison, baseline, objective), objective.terms[0].measure
     average = comparison.trials[baseline].mean(OVERALL, measure.name)
@@ -130,11 +132,11 @@ def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[
 
 
 def chosen(rows: Mapping[str, Judged], may_lose: Optional[float] = None) -> Optional[str]:
-    """Returns the row whose gain is surest, of those that are shown to gain; None if none is.
+    """Returns the row with the surest significant gain; None if there is none.
 
     Args:
-        rows: Those that may be chosen.
-        may_lose: How much of the average may be lost; see `Judged`. Any part if None.
+        rows: The candidates.
+        may_lose: Largest loss of the average; see `Judged`. None for any loss.
     """
     sure = {}
     for row, of in rows.items():
@@ -147,11 +149,11 @@ def chosen(rows: Mapping[str, Judged], may_lose: Optional[float] = None) -> Opti
 def best_looking(
     rows: Mapping[str, Judged], number: int, may_lose: Optional[float] = None
 ) -> list[str]:
-    """Returns so many rows that look best: first those that may be chosen, then by their gains.
+    """Returns the rows that look best: first those that may be chosen, then by their gains.
 
     Args:
-        rows: By one trial of each.
-        number: How many at most.
+        rows: Standings by one trial of each row.
+        number: Maximum number of rows.
         may_lose: See `chosen`.
     """
 
@@ -162,11 +164,11 @@ def best_looking(
 
 
 def near(better: float, unit: Unit) -> float:
-    """Returns by how much a row may be worse than a better one, and still count as near to it.
+    """Returns the largest difference that counts as near.
 
     Args:
-        better: What the better row attains.
-        unit: What its numbers are.
+        better: Objective of the better row.
+        unit: Unit of the objective.
     """
     if unit is Unit.FACTOR:
         return better * math.expm1(_NATS)
@@ -174,12 +176,12 @@ def near(better: float, unit: Unit) -> float:
 
 
 def worse(rows: Mapping[str, Judged]) -> frozenset[str]:
-    """Returns the rows that are shown to be worse than FedAvg, by any amount."""
+    """Returns the rows that are significantly worse than FedAvg, by any amount."""
     return frozenset(row for row, of in rows.items() if of.gain.told() < 0)
 
 
 def clearly_worse(rows: Mapping[str, Judged], unit: Unit) -> frozenset[str]:
-    """Returns the rows that are shown not to be near FedAvg: other settings of them are wasted.
+    """Returns the rows that are significantly far from FedAvg: their other settings are skipped.
 
     A row that is hardly worse may be the best one at another setting. Many clients show even a
     difference of nothing: on 284 clients, a perplexity of 96.9 is worse than 96.7.
@@ -193,7 +195,7 @@ def clearly_worse(rows: Mapping[str, Judged], unit: Unit) -> frozenset[str]:
 
 
 def share_of(flag: str, text: str) -> float:
-    """Returns the share that a text names, such as "0.5%" or "0.005"."""
+    """Returns the fraction of a string such as "0.5%" or "0.005"."""
     number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         share = float(number) / (100 if is_percent else 1)

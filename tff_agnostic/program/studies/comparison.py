@@ -25,7 +25,7 @@ from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.studies.runset import run_folder
 from tff_agnostic.tasks.task import TEST_SPLIT
 
-# Where the distribution over clients stands beside the domains in JSON.
+# Key of the distribution over clients in JSON.
 OVER_CLIENTS = "(over clients)"
 # File with the labels and remarks of the rows.
 COMPARISON_FILE = "comparison.json"
@@ -35,7 +35,7 @@ REMARKS = "remarks"
 FIRST_STAGES = "first_stages"
 # All settings exist before the first trial runs.
 MAX_TRIALS = 10_000
-# Rows of a comparison that are not a domain; parentheses keep them apart from domains' names.
+# Summaries of domains; parentheses distinguish them from domains' names.
 OVERALL = "(overall)"
 WORST = "(worst)"
 DIFFERENCE = "(difference)"
@@ -44,25 +44,25 @@ SUMMARIES = (WORST, OVERALL, DIFFERENCE)
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """The results of one row: an algorithm, or one with settings of its own.
+    """The results of one row.
 
     Attributes:
-        values: values[DOMAIN][MEASURE] is one number per trial. Beside the domains there are
-            "(overall)", "(worst)" (the worst domain of each trial) and "(difference)" (the best
-            domain's value against the worst's in each trial).
+        values: values[DOMAIN][MEASURE] is one number per trial. Further keys are "(overall)",
+            "(worst)" (the worst domain of each trial) and "(difference)" (between the best and the
+            worst domain of each trial).
         histories: The columns of metrics.csv of each trial.
         not_counted: Domains that had too few test examples in a trial to be its worst or best.
         over_clients: over_clients[STATISTIC][MEASURE] is one number per trial, of all domains
             together; NaN of a trial whose evaluation did not report it. See `statistic_names`.
         client_values: The clients' values of each measure in each trial that reported them.
-        privacy: What each private trial promised: (epsilon, delta).
+        privacy: (epsilon, delta) of each private trial.
         resampled: The values of each trial with other samples of clients; empty if one has none.
-        num_clients: How many clients of each domain the first trial evaluated; empty if unknown.
-        seeds: Of the trials.
-        class_counts: Test examples of each class in each domain, of the first trial; empty where
-            they were not counted.
-        non_finite: How many test clients of all trials had numbers that are not finite, which are
-            in no value.
+        num_clients: Evaluated clients of each domain in the first trial; empty if unknown.
+        seeds: Seeds of the trials.
+        class_counts: Test examples of each class in each domain of the first trial; empty if they
+            were not counted.
+        non_finite: Number of test clients of all trials with numbers that are not finite; no value
+            includes them.
     """
 
     values: Mapping[str, Mapping[str, np.ndarray]]
@@ -90,8 +90,8 @@ class _Rows(Mapping[str, Trials]):
     """The trials of rows, by their names and, where they are looked up, by their labels.
 
     Args:
-        trials: By name; a view of these.
-        labels: What tables call the rows.
+        trials: Trials by name.
+        labels: Labels of the rows.
     """
 
     def __init__(self, trials: Mapping[str, Trials], labels: Mapping[str, str]) -> None:
@@ -124,13 +124,12 @@ class Comparison:
 
     Attributes:
         domain_names: Names of the domains.
-        measures: What was measured, by name.
-        trials: The trials of each row, by its name; `trials[...]` takes what tables call it, too.
-        labels: What tables and figures call the rows; their names where none is given.
-        split: Whose clients were evaluated: "test", or "heldout".
-        worst_min_examples: How many of their examples a domain needs to be counted in what is said
-            of the worst domain, and of its difference from the best.
-        remarks: What is to be known of rows before they are compared, by their names.
+        measures: The measures by name.
+        trials: The trials of each row, by its name; `trials[...]` also takes its label.
+        labels: Labels of rows in tables and figures; by default their names.
+        split: Split of the evaluated clients: "test", or "heldout".
+        worst_min_examples: Minimum number of examples of a domain that counts as the worst or best.
+        remarks: Explanations of rows, by their names.
     """
 
     domain_names: tuple[str, ...]
@@ -149,12 +148,12 @@ class Comparison:
 
     @property
     def num_trials(self) -> int:
-        """How many trials each row has."""
+        """Number of trials of each row."""
         return len(next(iter(self.trials.values())).histories)
 
     @property
     def main_measure(self) -> Measure:
-        """What a verdict is about: the first metric, or the loss where there is none."""
+        """The measure of verdicts: the first metric, or the loss without one."""
         return self.measures[main_measure(self.measures)]
 
     def __post_init__(self) -> None:
@@ -163,11 +162,11 @@ class Comparison:
             object.__setattr__(self, "trials", _Rows(self.trials, self.labels))
 
     def label(self, row: str) -> str:
-        """Returns what tables and figures call a row."""
+        """Returns the label of a row."""
         return self.labels.get(row, row)
 
     def by_group(self) -> dict[str, ByGroup]:
-        """Returns the means over the trials of each row, by what tables call it."""
+        """Returns the means over the trials of each row, by its label."""
         return {
             self.label(row): ByGroup(
                 overall={name: of.mean(OVERALL, name) for name in self.measures},
@@ -184,7 +183,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Returns {ROW: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}.
 
-        Beside the domains a row has "(over clients)": {STATISTIC: {MEASURE: the same}}.
+        In addition to the domains a row has "(over clients)": {STATISTIC: {MEASURE: the same}}.
         """
         return {
             row: {
@@ -235,13 +234,13 @@ def collect(
     worst_min_examples: Sequence[int],
     statistics: Sequence[str] = (),
 ) -> Trials:
-    """Returns the trials of one row from the files that its runs left.
+    """Returns the trials of one row from the files of its runs.
 
     Args:
         folders: The folder of each trial.
-        measures: What was measured, by name.
-        worst_min_examples: Of each trial; see `Comparison`.
-        statistics: What describes distributions over clients; see `statistic_names`.
+        measures: The measures by name.
+        worst_min_examples: Minimum of each trial; see `Comparison`.
+        statistics: Statistics of distributions over clients; see `statistic_names`.
     """
     results = [
         _read_result(folder.result, domain_names, measures, statistics) for folder in folders
@@ -322,24 +321,24 @@ def _read_result(
     if not is_result or None in counts:
         raise UserError(
             f"{path}: expected the result of a run with {', '.join(measures)} of "
-            f"{', '.join(domain_names)}, found something else"
+            f"{', '.join(domain_names)}, found other content"
         )
     return found
 
 
 def _statistic(result: Mapping[str, Any], measure: str, statistic: str) -> float:
-    """Returns what describes a distribution over clients; NaN of one that did not report it."""
+    """Returns a statistic of a distribution over clients; NaN if it was not reported."""
     over_clients = result["overall"].get("over_clients", {})
     return _number(over_clients.get(measure, {}).get(statistic))
 
 
 def _non_finite(result: Mapping[str, Any]) -> int:
-    """Returns how many clients had numbers that are not finite; 0 where nobody counted."""
+    """Returns the number of clients with numbers that are not finite; 0 if not counted."""
     return int(result.get("clients", {}).get("non_finite", 0))
 
 
 def _client_values(result: Mapping[str, Any], measure: str) -> Optional[ClientValues]:
-    """Returns the clients' values of a measure; None of a result without them."""
+    """Returns the clients' values of a measure; None if they were not reported."""
     found = result.get("client_values", {}).get(measure)
     return None if found is None else client_values_from_json(found)
 

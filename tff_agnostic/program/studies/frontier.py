@@ -1,8 +1,8 @@
-"""Whether any fixed mixture of the domains helps the worst one, and whether an algorithm found it.
+"""The best fixed mixture of the domains for the worst one, and the algorithms that reach it.
 
-Grids of lambdas are pure functions of the shares that the domains have of the training examples;
-the verdict is one of gains, with the rule of every verdict: better or worse is what an interval
-over test clients and seeds tells from 0 (`tff_agnostic.program.studies.gains`).
+Grids of lambdas are pure functions of the domains' fractions of the training examples. A mixture is
+better or worse if an interval over test clients and seeds excludes 0
+(`tff_agnostic.program.studies.gains`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Mixture:
     """A point of the simplex: a lambda that stays while a model is trained.
 
     Attributes:
-        name: Of the folder of its trials; of the same mixture it is the same on every grid.
-        label: What tables call it.
+        name: Name of the folder of its trials, equal on every grid.
+        label: Label in tables.
         weights: lambda, p numbers that sum to 1.
         line: The domain on the line to which it lies; None in grids without such lines.
-        way: How far it is on that line from the training mixture to the domain, in [0, 1].
+        way: Position on the line from the training mixture to the domain, in [0, 1].
     """
 
     name: str
@@ -53,7 +53,7 @@ class Mixture:
 
 
 class FrontierOutcome(enum.Enum):
-    """What is attainable, and what was attained."""
+    """Whether a mixture helps, and whether an algorithm reaches it."""
 
     NONE_HELPS = "none_helps"
     FOUND = "found"
@@ -64,11 +64,11 @@ class FrontierOutcome(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class TrialMean:
-    """Where trials ended.
+    """The results of trials.
 
     Attributes:
-        mean: Of the worst domain's measure.
-        spread: Its sample standard deviation; NaN of one trial, and of numbers that are not finite.
+        mean: Mean of the worst domain's measure.
+        spread: Sample standard deviation; NaN for one trial and for numbers that are not finite.
     """
 
     mean: float
@@ -77,26 +77,26 @@ class TrialMean:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What follows from the worst domain's measure at each mixture and of each algorithm.
+    """The result of comparing the worst domain's measure of mixtures and algorithms.
 
-    "Better" is higher or lower, as the measure has it; it is told if the gain's interval is.
+    "Better" and "worse" are significant: the interval of the gain excludes 0.
 
     Attributes:
-        outcome: A mixture helps if the best one is told to be better than the training mixture. An
-            algorithm found it if it is told to be better than the training mixture, too, and not
-            told to be worse than the best one; it missed it if it is told to be worse than that.
+        outcome: A mixture helps if the best one is better than the training mixture. An algorithm
+            found it if it is better than the training mixture, and not worse than the best one; it
+            missed it if it is worse than the best one.
             "Found" is that at least one did, "missed" that all did, and "open" what is neither;
             "unknown", that no domain was counted.
         best: The mixture with the best mean: the training mixture if no other one is better.
-        training_end: Where the training mixture ended.
-        best_end: Where the best mixture ended.
-        ends: Where each algorithm ended, by its name.
-        gain: By how much the best is better than the training mixture, at least 0.
-        gaps: By how much the best is better than each algorithm; negative where the algorithm is
+        training_end: Result of the training mixture.
+        best_end: Result of the best mixture.
+        ends: Result of each algorithm, by its name.
+        gain: Difference of the best mixture from the training mixture, at least 0.
+        gaps: Difference of the best mixture from each algorithm; negative if the algorithm is
             better.
         found_by: The algorithms that found the best mixture.
-        missed_by: Those that are told to be worse than it.
-        beyond: Those that are told to be better than it.
+        missed_by: The algorithms that are worse than the best mixture.
+        beyond: The algorithms that are better than the best mixture.
     """
 
     outcome: FrontierOutcome
@@ -113,13 +113,13 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Frontier:
-    """What is attainable with fixed mixtures, and where algorithms ended.
+    """The results of fixed mixtures and of algorithms.
 
     Attributes:
         comparison: The trials of every mixture and every algorithm.
         mixtures: The mixtures, which are rows of the comparison by their names; the training
             mixture is the first.
-        measure: What is to be good in the worst domain.
+        measure: The measure of the worst domain.
     """
 
     comparison: Comparison
@@ -144,7 +144,7 @@ class Frontier:
 
     @functools.cached_property
     def verdict(self) -> Verdict:
-        """What follows for the worst domain."""
+        """The verdict on the worst domain."""
         return judge(
             {mixture.name: self._worst(mixture.name) for mixture in self.mixtures},
             {row: self._worst(row) for row in self.algorithms},
@@ -154,7 +154,7 @@ class Frontier:
 
     @property
     def sentence(self) -> str:
-        """The verdict, for people."""
+        """The verdict as a sentence."""
         return sentence(
             self.verdict,
             self.best.label,
@@ -166,12 +166,12 @@ class Frontier:
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict, whom the best mixture serves better and worse, and what to do next."""
+        """The verdict, the gains and losses of the best mixture, and a next step."""
         best, training = self.best.name, self.training_mixture.name
         if best == training or self.verdict.outcome is FrontierOutcome.UNKNOWN:
             return [self.sentence, *self._next]
-        told = of_row(self.comparison, best, training, self.measure)
-        return [self.sentence, *told, *self._next]
+        changes = of_row(self.comparison, best, training, self.measure)
+        return [self.sentence, *changes, *self._next]
 
     @property
     def _next(self) -> list[str]:
@@ -210,8 +210,8 @@ def lines(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterator[Mix
     Args:
         shares: Share of the training examples that each domain has, [p]. There is no line to a
             domain without any.
-        points: Of each line, its ends among them.
-        names: Of the domains.
+        points: Points of each line, with its ends.
+        names: Names of the domains.
     """
     for domain in np.flatnonzero(shares):
         for way in np.linspace(0, 1, points)[1:]:
@@ -232,12 +232,12 @@ def simplex(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterator[M
     Args:
         shares: Share of the training examples that each domain has, [p]. A domain without any has
             weight 0.
-        points: Of each edge of the simplex, its ends among them.
-        names: Of the domains.
+        points: Points of each edge of the simplex, with its ends.
+        names: Names of the domains.
     """
     trained = np.flatnonzero(shares)
     steps = points - 1
-    # Between and beside the bars that separate the domains lie their steps.
+    # Stars and bars: a domain has the steps between two bars.
     for bars in itertools.combinations(range(steps + len(trained) - 1), len(trained) - 1):
         edges = np.array([-1, *bars, steps + len(trained) - 1])
         weights = np.zeros(len(shares))
@@ -267,10 +267,10 @@ def mixtures(
 
     Args:
         grid: Name of a member of `GRIDS`.
-        points: Of a line of the grid, its ends among them; at least 2.
+        points: Points of a line of the grid, with its ends; at least 2.
         shares: Share of the training examples that each domain has, [p].
-        names: Of the domains.
-        most: How many mixtures may be tried.
+        names: Names of the domains.
+        most: Maximum number of mixtures.
     """
     num_trained = np.count_nonzero(shares)
     if num_trained < 2:
@@ -293,7 +293,7 @@ def mixtures(
 
 
 def vertex(domain: int, names: Sequence[str]) -> Mixture:
-    """Returns a vertex of the simplex: nothing but one domain."""
+    """Returns a vertex of the simplex: one domain alone."""
     weights = np.eye(len(names))[domain]
     return Mixture(f"only_{domain}", f"{names[domain]} only", _tuple(weights))
 
@@ -306,30 +306,30 @@ def judge(
     mixtures: Mapping[str, np.ndarray],
     algorithms: Mapping[str, np.ndarray],
     higher_is_better: bool,
-    told: Callable[[str, str], int],
+    direction: Callable[[str, str], int],
 ) -> Verdict:
-    """Returns what the trials say.
+    """Returns the verdict on trials.
 
     Args:
         mixtures: The worst domain's measure at each mixture, [trials], by its name, the training
             mixture's first; NaN where no domain was counted.
-        algorithms: The same of each algorithm.
-        higher_is_better: Which direction is good.
-        told: Of two rows, 1 if the first is told to be better than the second, -1 if worse, else 0.
+        algorithms: The worst domain's measure of each algorithm, [trials].
+        higher_is_better: Whether larger values are better.
+        direction: Called with two rows; returns 1 if the first is better, -1 if worse, else 0.
     """
     sign = 1.0 if higher_is_better else -1.0
     training = best = next(iter(mixtures))
     goodness = {name: sign * float(np.mean(values)) for name, values in mixtures.items()}
     if not math.isnan(goodness[training]):
-        # Of equal ones the first.
+        # The first of equal mixtures.
         best = max(mixtures, key=lambda name: np.nan_to_num(goodness[name], nan=-np.inf))
     best_end = mean_and_spread(mixtures[best])
     ends = {name: mean_and_spread(values) for name, values in algorithms.items()}
-    missed_by = tuple(name for name in algorithms if told(name, best) < 0)
-    found_by = tuple(n for n in algorithms if n not in missed_by and told(n, training) > 0)
+    missed_by = tuple(name for name in algorithms if direction(name, best) < 0)
+    found_by = tuple(n for n in algorithms if n not in missed_by and direction(n, training) > 0)
     if math.isnan(goodness[training]):
         outcome = FrontierOutcome.UNKNOWN
-    elif best == training or told(best, training) < 1:
+    elif best == training or direction(best, training) < 1:
         outcome, found_by = FrontierOutcome.NONE_HELPS, ()
     elif found_by:
         outcome = FrontierOutcome.FOUND
@@ -347,7 +347,7 @@ def judge(
         {name: sign * (best_end.mean - end.mean) for name, end in ends.items()},
         found_by,
         missed_by,
-        tuple(name for name in algorithms if told(name, best) > 0),
+        tuple(name for name in algorithms if direction(name, best) > 0),
     )
 
 
@@ -370,10 +370,10 @@ def sentence(
     """Returns one sentence: does any mixture help the worst domain, and was it found?
 
     Args:
-        best: What the best mixture is called.
-        num_mixtures: How many were trained on.
-        algorithms: What each algorithm of the verdict is called, by its name.
-        split: Whose clients were evaluated.
+        best: Label of the best mixture.
+        num_mixtures: Number of mixtures.
+        algorithms: Label of each algorithm of the verdict, by its name.
+        split: Split of the evaluated clients.
     """
     if verdict.outcome is FrontierOutcome.UNKNOWN:
         return (
@@ -397,13 +397,13 @@ def sentence(
 
 
 def format_mean(end: TrialMean, unit: Unit) -> str:
-    """Returns where trials ended, as text: "81.3% (5.2)"."""
+    """Returns a result as a string: "81.3% (5.2)"."""
     spread = "" if math.isnan(end.spread) else f" ({cell(end.spread, unit, _DECIMALS)})"
     return f"{cell(end.mean, unit, _DECIMALS)}{'%' if unit is Unit.SHARE else ''}{spread}"
 
 
 def shown_difference(difference: float, unit: Unit) -> str:
-    """Returns a positive difference as text: "4.2 points"."""
+    """Returns a positive difference as a string: "4.2 points"."""
     return f"{cell(difference, unit, _DECIMALS)}{points(unit)}"
 
 
@@ -417,7 +417,7 @@ def _answer(verdict: Verdict, algorithms: Mapping[str, str]) -> str:
     helps = "helps" if verdict.gain == 0 else "is shown to help"
     better = [algorithms[name] for name in verdict.beyond]
     if better:
-        # What lambda led to is a mixture's doing, too: one between those of the grid, maybe.
+        # A mixture between those of the grid may attain it, too.
         return (
             f"No mixture of this grid {helps}, but {_list(better)} "
             f"{agreeing(len(better), 'is', 'are')} better than all of them, and a finer grid "
@@ -449,19 +449,19 @@ def _list(items: Sequence[str]) -> str:
 
 
 def check_time(hours: float, seconds: float, trials_left: int) -> None:
-    """Refuses trials that will take longer than there is time.
+    """Refuses trials that would take too long.
 
     Args:
-        hours: How long they may take.
-        seconds: How long the first of them took.
-        trials_left: How many more there are.
+        hours: Maximum number of hours.
+        seconds: Seconds of the first trial.
+        trials_left: Number of the other trials.
     """
     needed = seconds * (1 + trials_left) / _SECONDS
     if needed > hours:
-        # Rounded up: what is asked for will do.
+        # Rounded up: the printed number must suffice.
         enough = math.ceil(100 * needed) / 100
         raise UserError(
             f"--max_hours: expected about {enough:.2f} for {counted(1 + trials_left, 'trial')}, "
             f"the first of which took {seconds:.1f} s, found {hours:g}; fewer --grid_points or "
-            "--trials take less, and --resume goes on after what was trained"
+            "--trials take less, and --resume keeps the finished trials"
         )

@@ -35,13 +35,13 @@ from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.verdict import harmed
 from tff_agnostic.tasks.task import Task
 
-# What can train on a fixed mixture.
+# Algorithms that can train on a fixed mixture.
 _WITH_LAMBDA = Registry(
     "algorithm with a lambda",
     {name: spec for name, spec in ALGORITHMS.items() if issubclass(spec.options, LambdaOptions)},
 )
 _FIXED = "fixed"
-# What --override calls the mixtures, all of which have the same settings.
+# Name of all mixtures in --override.
 _MIXTURES = "mixtures"
 
 
@@ -50,15 +50,15 @@ class FrontierOptions(TrialOptions):
     """The flags of `frontier` that are no settings of runs.
 
     Attributes:
-        grid: Which mixtures: between that of the training examples and each domain, or all over the
-            simplex; of two domains both are the line between them.
+        grid: The mixtures: lines from the training mixture to each domain, or all over the simplex;
+            for two domains both are the line between them.
         grid_points: Points of each line, or of each edge of the simplex, with its ends.
-        grid_algorithm: What trains on the mixtures, with lambda fixed.
-        measure: What is to be good in the worst domain: loss, or a metric of the task. [its first
+        grid_algorithm: Algorithm that trains on the mixtures, with lambda fixed.
+        measure: Measure of the worst domain: loss, or a metric of the task. [its first
             metric, loss if it has none]
         max_hours: Stop after the first trial if all of them would take longer; it says how long.
         output_dir: Folder of all runs. [runs/frontier-TASK-NUMBER, a new one]
-        resume: Keep complete trials and go on with the others.
+        resume: Keep complete trials and make the others.
     """
 
     grid: Annotated[str, OneOf(GRIDS)] = "lines"
@@ -74,7 +74,7 @@ def draw_frontier(given: GivenRun) -> None:
     """Runs all trials; prints and writes the frontier."""
     own = given.own
     arms = given_arms(given)
-    # With the data of the first trial.
+    # The data of the first trial.
     task = given.spec_of({"algorithm": own.grid_algorithm}).load_task()
     measure = _measure(own, task)
     points = _mixtures(own, task, len(arms))
@@ -125,7 +125,7 @@ def draw_frontier(given: GivenRun) -> None:
 
 
 def _measure(own: FrontierOptions, task: Task) -> Measure:
-    """Returns what --measure names: the task's first metric if nothing, its loss without one."""
+    """Returns the measure of --measure: by default the first metric, or the loss without one."""
     measures = measures_of(task.model)
     name = main_measure(measures) if own.measure is None else own.measure
     if name not in measures:
@@ -150,7 +150,7 @@ def _mixtures(own: FrontierOptions, task: Task, num_algorithms: int) -> list[Mix
 
 
 def _mixture_arms(own: FrontierOptions, points: Sequence[Mixture]) -> Mapping[str, Arm]:
-    # Any mixture may be fixed, whatever set the algorithms have in view.
+    # Any mixture may be fixed, also outside of the algorithms' set.
     fixed = {
         "algorithm": own.grid_algorithm,
         "lambda_update": _FIXED,

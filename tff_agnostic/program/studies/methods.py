@@ -1,4 +1,4 @@
-"""What is compared: rows, each of which is an algorithm with its settings, over several seeds."""
+"""The methods of a comparison: algorithms with their settings, over several seeds."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tff_agnostic.program.studies.comparison import MAX_TRIALS
 from tff_agnostic.tasks.domain_input import EMBEDDING
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
-# Options that all rows of a comparison share, or it would compare something else.
+# Options that all rows of a comparison share.
 OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
 # Names of folders: of runs, and of the best flags of a search next to other folders.
 _NAME = re.compile(r"[\w][\w .+-]*")
 _TAKEN = ("plots", "images", "runs", "trials", "baselines", "first_stages")
-# The algorithm of the row that others are compared with.
+# Algorithm of the baseline.
 BASELINE = "fed_avg"
-# The word for rows of two stages; see `studies.stages`.
+# Shorthand of rows of two stages; see `studies.stages`.
 LAST_LAYER = "last_layer"
 
 
@@ -41,9 +41,8 @@ class Word:
     """A row that a single word describes.
 
     Attributes:
-        label: What tables call it.
-        settings: What makes it, by flag, the algorithm among them; of rows of two stages, the
-            second one.
+        label: Label in tables.
+        settings: Settings by flag, with the algorithm; those of the second stage of two stages.
     """
 
     label: str
@@ -54,16 +53,16 @@ _UNIFORM = {
     "algorithm": "agnostic_fed_avg",
     "lambda_update": "fixed",
     "lambda_set": "simplex",
-    # Whatever the other rows start from.
+    # Also if the other rows have an initial lambda.
     "lambda_initial": None,
 }
 _POOLED = {
     "pooled": True,
-    # What clients send in other rows is sent by nobody.
+    # No client sends a message.
     "aggregation": "plain",
     "update_aggregator": "none",
     "cohort_sampling": "uniform",
-    # Plain minibatch SGD, of batches that count alike.
+    # Plain minibatch SGD with equal weights of batches.
     "client_normalizer": "batch",
     "server_optimizer": "sgd",
     "server_learning_rate": 1.0,
@@ -94,8 +93,8 @@ class Arm:
     """One row of a table.
 
     Attributes:
-        label: What the row is called.
-        settings: Options of its runs by flag, the algorithm among them.
+        label: Label of the row.
+        settings: Options of its runs by flag, with the algorithm.
         word: The word that describes it, if one does.
     """
 
@@ -105,7 +104,7 @@ class Arm:
 
     @property
     def made_by_word(self) -> Mapping[str, Any]:
-        """Those of its settings that its word has; none of a row without a word."""
+        """The settings of its shorthand; none of a row without one."""
         return WORDS[self.word].settings if self.word else {}
 
 
@@ -155,7 +154,7 @@ def rows_from_settings(
     """Returns the arms that a program describes, by the names of their folders.
 
     Args:
-        by_name: Options by flag, of which `algorithm` is one, by what the arms are called.
+        by_name: Options by flag, with `algorithm`, keyed by the names of the rows.
         checked: (flag, value) -> value.
     """
     arms = {}
@@ -233,14 +232,14 @@ def _split(text: str) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 @dataclasses.dataclass(frozen=True)
 class ArmOptions(TaskOptions):
-    """What is compared; in Python `arms` are the settings of each row by its name.
+    """The methods of a comparison; in Python `arms` are the settings of each row by its name.
 
     Attributes:
-        algorithms: What to compare: names (afl_boost, agnostic_fed_avg, delta_fl, fed_avg,
+        algorithms: The methods: names (afl_boost, agnostic_fed_avg, delta_fl, fed_avg,
             fed_avg_sub, fed_avg_target_only, fed_boost, fed_prox, q_ffl, stochastic_afl, term),
             Python files of yours, or words of --arms such as uniform.
-        arms: Instead of --algorithms: the same algorithm several times, with settings of their own,
-            as [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a
+        arms: Instead of --algorithms: methods with their own settings, as
+            [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a
             word: uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains
             frozen), excess_own and excess_trivial (in compare: --lambda_baselines=own or trivial),
             last_layer (half of the rounds FedAvg, then its last layer alone, as uniform),
@@ -258,7 +257,7 @@ class ArmOptions(TaskOptions):
 
 @dataclasses.dataclass(frozen=True)
 class TrialOptions(ArmOptions):
-    """What is compared, and how often.
+    """The methods of a comparison, and the number of trials.
 
     Attributes:
         trials: Trials of each algorithm; their seeds are --seed, --seed + 1, and so on.
@@ -280,7 +279,7 @@ def given_arms(given: GivenRun) -> dict[str, Arm]:
 
 
 def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns what --override gives to each of `names`."""
+    """Returns the settings of --override for each of `names`."""
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in given.own.override:
         owner, _, assignment = text.partition(":")
@@ -301,8 +300,8 @@ def trial_specs(
 
     Args:
         arms: The rows, by the names of their folders.
-        called: What --override calls rows that it does not call as their folders, by the latter;
-            several may share a name. It cannot change what makes such a row.
+        called: Names of rows in --override that differ from their folders, by folder; several
+            rows may share a name. --override cannot change the settings of such rows.
     """
     own, shared = given.own, given.settings
     owners = {name: (called or {}).get(name, name) for name in arms}
@@ -323,7 +322,7 @@ def trial_specs(
             for k in range(own.trials)
         ]
     for flag in shared:
-        # What a row has of its own, it does not take from all.
+        # A setting of a row has precedence over that of all rows.
         takers = [runs[0] for name, runs in specs.items() if flag not in arms[name].settings]
         if not takers:
             raise UserError(f"--{flag} has no effect: every row has its own: {', '.join(arms)}")

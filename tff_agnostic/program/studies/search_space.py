@@ -24,15 +24,15 @@ from tff_agnostic.program.runs.options import options_of_runs
 
 FORM = "LOW..HIGH, LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,..."
 _CHOICE, _LOG, _DOTS = "choice:", "log:", ".."
-# Between choices that have commas themselves.
+# Separates choices with commas.
 _BAR = "|"
 _NUMBERS = (int, float)
-# Of the width of a range in steps, as numbers with a decimal point are not exact.
+# Tolerance of the width of a range in steps: decimal numbers are not exact.
 _TOLERANCE = 1e-9
-# Of the settings of every run those that say how it trains, not how long or on what it is measured.
+# Searchable settings of every run: those of training, not of its length or its evaluation.
 _OF_RUNS = ("clients_per_round", "cohort_sampling", "max_examples")
 _ENTRY = "[ROW:]SETTING=RANGE, separated by semicolons"
-# Of plain numbers in tables.
+# Decimals of plain numbers in tables.
 DECIMALS = 4
 OBJECTIVE_FORM = "[WEIGHT*]NAME[:MEASURE], joined by +"
 OF_A_DOMAIN = "domain"
@@ -42,12 +42,12 @@ Distribution = Union[CategoricalDistribution, FloatDistribution, IntDistribution
 
 @dataclasses.dataclass(frozen=True)
 class Dimension:
-    """A setting and where it may lie.
+    """A setting and its range.
 
     Attributes:
         setting: The setting.
-        text: Where, as the user wrote it.
-        distribution: The same for Optuna. A choice is between the texts of its values.
+        text: The range as the user wrote it.
+        distribution: The range for Optuna. A choice is between the strings of its values.
     """
 
     setting: Flag
@@ -80,7 +80,7 @@ class Dimension:
         return [self.value(self.distribution.low), self.value(self.distribution.high)]
 
     def sampled(self, value: Any) -> Optional[Any]:
-        """Returns what stands for a value of the setting; None if it does not lie here."""
+        """Returns Optuna's value for a value of the setting; None if it is outside."""
         distribution = self.distribution
         if isinstance(distribution, CategoricalDistribution):
             return next((c for c in distribution.choices if self.value(c) == value), None)
@@ -148,7 +148,7 @@ def _is_whole(number: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """What --search says.
+    """The parsed --search.
 
     Attributes:
         shared: Dimensions of whichever algorithms have the setting, by flag.
@@ -162,7 +162,7 @@ class Space:
         """Returns the dimensions of an algorithm by flag, in their order.
 
         Args:
-            name: What the algorithm is called.
+            name: Name of the method.
             has: Flags of the settings that it has.
         """
         own = self.own.get(name, {})
@@ -179,14 +179,14 @@ class Space:
 
 
 def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> Space:
-    """Returns what a text of --search says.
+    """Returns the parsed --search.
 
     "client_learning_rate=log:0.01..1;q_ffl:q=0.1..5" has one setting of every algorithm, and one
     of q_ffl.
 
     Args:
-        settings: What may be searched, by flag; see `searchable`.
-        names: What the algorithms are called.
+        settings: Searchable settings, by flag; see `searchable`.
+        names: Names of the methods.
     """
     shared: dict[str, Dimension] = {}
     own: dict[str, dict[str, Dimension]] = {name: {} for name in names}
@@ -208,7 +208,7 @@ def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> S
 
 
 def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Registry[Flag]:
-    """Returns what may be searched, by flag: settings of training, and options of the task.
+    """Returns the searchable settings by flag: those of training, and options of the task.
 
     Not files, and not what decides whom the result is measured on.
 
@@ -263,10 +263,10 @@ class Term:
     """A number of an evaluation.
 
     Attributes:
-        weight: Its share of the objective; those of all terms sum to 1.
-        statistic: Which number; a member of `STATISTICS`, or `OF_A_DOMAIN`.
-        measure: Of which measure.
-        domain: Whose, if it is one domain's.
+        weight: Weight in the objective; all weights sum to 1.
+        statistic: A member of `STATISTICS`, or `OF_A_DOMAIN`.
+        measure: The measure.
+        domain: Name of the domain; None for numbers of all domains.
     """
 
     weight: float
@@ -276,7 +276,7 @@ class Term:
 
     @property
     def name(self) -> str:
-        """The number as a text: "worst:accuracy", or "domain(es-AR):accuracy"."""
+        """The number as a string: "worst:accuracy", or "domain(es-AR):accuracy"."""
         of = f"({self.domain})" if self.domain is not None else ""
         return f"{self.statistic}{of}:{self.measure.name}"
 
@@ -311,25 +311,25 @@ class Objective:
 
     @property
     def higher_is_better(self) -> bool:
-        """Which direction is good."""
+        """Whether larger values are better."""
         return self.terms[0].measure.higher_is_better
 
     @property
     def unit(self) -> Unit:
-        """What the number is; `NONE` where it is a mix of different ones."""
+        """Unit of the number; `NONE` for a mix of units."""
         units = {term.measure.unit for term in self.terms}
         return units.pop() if len(units) == 1 else Unit.NONE
 
     @property
     def name(self) -> str:
-        """The whole of it as a text: "0.7*worst:accuracy+0.3*overall:accuracy"."""
+        """The objective as a string: "0.7*worst:accuracy+0.3*overall:accuracy"."""
         shares = len(self.terms) > 1
         return "+".join(
             f"{f'{term.weight:.4g}*' if shares else ''}{term.name}" for term in self.terms
         )
 
     def text(self, value: float) -> str:
-        """Returns a value as people read it, such as "84.21%"."""
+        """Returns a human-readable value, such as "84.21%"."""
         return f"{cell(value, self.unit, DECIMALS)}{'%' if self.unit is Unit.SHARE else ''}"
 
     def __call__(self, report: EvaluationReport) -> float:
@@ -353,15 +353,15 @@ def parse_objective(
     domains: Sequence[str] = (),
     more: Collection[str] = (),
 ) -> Objective:
-    """Returns the objective that a text names; see `OBJECTIVE_FORM`.
+    """Returns a parsed objective; see `OBJECTIVE_FORM`.
 
-    A name without a measure is of the first metric, or of the loss where there is none. Weights
-    are divided by their sum.
+    A name without a measure means the first metric, or the loss without one. Weights are divided by
+    their sum.
 
     Args:
         text: "worst", "superquantile:loss", "domain(es-AR)" or "0.7*worst+0.3*overall", say.
-        measures: What an evaluation reports, the loss first.
-        more: Names of numbers that the caller knows, beside `STATISTICS`.
+        measures: Measures of an evaluation, the loss first.
+        more: Names of further numbers, in addition to `STATISTICS`.
     """
     terms = []
     for found in _terms(text, domains):
@@ -387,8 +387,8 @@ def parse_objective(
 
 
 def _terms(text: str, domains: Sequence[str]) -> list[re.Match[str]]:
-    """Returns what a text is made of."""
-    # A domain's name may have any sign, and is looked for as it is.
+    """Returns the terms of an objective."""
+    # A domain's name may have any characters.
     known = "|".join(map(re.escape, domains)) or "(?!)"
     term = re.compile(
         r"\s*(?:(?P<weight>[^*+(]+)\*\s*)?"

@@ -39,19 +39,18 @@ _DATA_FILE = "data.secret"
 
 @dataclasses.dataclass(frozen=True)
 class SearchedArm:
-    """An algorithm whose settings are searched.
+    """A method whose settings are searched.
 
     Attributes:
-        name: What its folder is called.
-        label: What tables and figures call it.
+        name: Name of its folder.
+        label: Label in tables and figures.
         task: Name of the task.
-        given: Settings that were given for this algorithm, itself among them, by flag.
-        shared: Settings that were given for all, by flag.
-        task_options: Options of the task, by field: those that were given, and those with which it
-            is evaluated on held-out examples.
+        given: Given settings of this method, with the algorithm, by flag.
+        shared: Given settings of all methods, by flag.
+        task_options: Options of the task, by field: given ones, and those of the held-out split.
         data_dir: Folder with the task's files.
         data: The client store.
-        dimensions: What is varied, by flag; of two stages, of the second one.
+        dimensions: The search space by flag, of the second of two stages.
         has_two_stages: Whether a trial is the second stage after FedAvg; see `studies.stages`.
     """
 
@@ -68,7 +67,7 @@ class SearchedArm:
 
     @property
     def file_or_name(self) -> str:
-        """The algorithm: its name, or its Python file, wherever it is looked for from."""
+        """Name of the algorithm, or absolute path of its Python file."""
         if self.has_two_stages:
             return LAST_LAYER
         algorithm = str(self.given["algorithm"])
@@ -78,18 +77,18 @@ class SearchedArm:
         """Returns a run.
 
         Args:
-            sampled: Optuna's values of some of the dimensions, by flag; the others have the values
-                that were given, or their defaults.
+            sampled: Optuna's values of some dimensions, by flag; the others have given values, or
+                their defaults.
         """
         return self._resolved({f: self.dimensions[f].value(v) for f, v in sampled.items()}, seed)
 
     def stages(self, spec: RunSpec) -> tuple[Optional[RunSpec], RunSpec]:
-        """Returns what a trial trains: its first stage, if it has two, and what is searched of.
+        """Returns the first stage of a trial, if it has two, and the searched stage.
 
-        The first stage is FedAvg with what was given for all, whatever is drawn.
+        The first stage is FedAvg with the given settings of all methods.
 
         Args:
-            spec: A run of the algorithm, with all its rounds.
+            spec: A run of the method, with all its rounds.
         """
         if not self.has_two_stages:
             return None, spec
@@ -104,11 +103,11 @@ class SearchedArm:
         return split_into_stages(first, spec)
 
     def start(self, seed: int) -> tuple[dict[str, Any], list[str]]:
-        """Returns Optuna's values of what is given without the search, as a first trial.
+        """Returns Optuna's values of the given settings, as a first trial.
 
         Returns:
-            The values by flag, and a text for each setting whose value is outside of the search,
-            and is not among them.
+            The values by flag, and a message for each setting whose value is outside of the search
+            space and is missing.
         """
         flags = self.spec({}, seed).flags()
         there = {name: tuple(v) if isinstance(v, list) else v for name, v in flags.items()}
@@ -123,11 +122,10 @@ class SearchedArm:
     def check(self, seed: int, task: Task) -> None:
         """Checks that both ends of every range, and every choice, make a run.
 
-        The other dimensions have what is given without the search, or their first values where that
-        is outside.
+        The other dimensions have given values, or their first values if these are outside.
 
         Args:
-            task: The task, loaded with what is given.
+            task: The task, loaded with the given options.
         """
         given, _ = self.start(seed)
         options = self.spec({}, seed).task_options
@@ -144,9 +142,7 @@ class SearchedArm:
                     raise UserError(f"--search: {flag}={of.text}: {self.name}: {e}") from None
 
     def settings(self, sampled: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Returns what makes a run of the sampled values with `train`, by flag.
-
-        Without the seed, and without what decides whom it is evaluated on.
+        """Returns the flags of `train` for the sampled values, without seed and split.
 
         Args:
             sampled: See `spec`.
@@ -175,13 +171,13 @@ class SearchedArm:
             {**self.task_options, **options},
             self.data_dir,
             self.data,
-            # A setting may have an effect beside some values of another one only.
+            # A setting may have an effect only with some values of another one.
             shared={**self.shared, **of_run},
         )
 
 
 def check_run(spec: RunSpec, task: Task) -> None:
-    """Checks what a run would refuse before its first round."""
+    """Checks a run as it checks itself before its first round."""
     check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     aggregation = spec.build_training_aggregation()
     check_clients_per_round(spec.config, aggregation)

@@ -1,9 +1,9 @@
-"""Which clients judge a choice: held-out ones, halved where some of them train, too.
+"""The validation clients of a choice: held-out clients, halved if some of them stop references.
 
-A reference run is stopped at the round that is best on held-out clients (`runs.baselines`): a row
-that follows its losses has seen them, and would be judged on what it was made of. So one half of
-the held-out clients stops reference runs, and the other half judges. Where a task has no held-out
-clients, a share of its training clients takes their place.
+A reference run stops at the round that is best on held-out clients (`runs.baselines`), so that a
+method that follows its losses has seen them. Therefore one half of the held-out clients stops
+reference runs, and the other half validates. A fraction of the training clients replaces missing
+held-out clients.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tff_agnostic.program.runs.spec import RunSpec
 from tff_agnostic.program.studies.trainer import LoadedTasks
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
 
-# Of the training clients, where a task has no others to judge with: one in five.
+# One in this many training clients validates if a task has no held-out clients.
 _ONE_IN = 5
-# Keeps this draw apart from others that use the run's seed.
+# Distinguishes this draw from others with the run's seed.
 _STREAM = 17
 _FINGERPRINT = "validation clients"
 
 
 def one_in(counts: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns which clients are one part of several, with about its share of each domain.
+    """Returns a mask of clients: one part of several, with its fraction of each domain.
 
     Clients are taken in turns, from a list that is sorted by the domain of most of their examples
     and is otherwise random.
 
     Args:
         counts: Examples of each client and domain, int64 [n, p].
-        parts: How many parts there are.
+        parts: Number of parts.
 
     Returns:
         bool [n].
@@ -56,10 +56,10 @@ class ValidationClients:
     """Loads tasks that are evaluated on validation clients.
 
     Attributes:
-        task: Its name.
+        task: Name of the task.
         data: The client store, of tasks that read one.
-        seed: Of the divisions: every run has the same.
-        is_halved: Whether some of the validation clients train.
+        seed: Seed of the divisions, equal for all runs.
+        is_halved: Whether half of the held-out clients stop references.
     """
 
     task: str
@@ -71,28 +71,28 @@ class ValidationClients:
 
     @property
     def are_heldout(self) -> bool:
-        """Whether they are held-out clients, and not training clients in their place."""
+        """Whether validation clients are held-out clients, and not training clients."""
         if not heldout_defaults(self.task):
             return False
         return self.data is None or HELDOUT_SPLIT in Store(self.data).splits()
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the options of the task, by field, with which its runs are judged."""
+        """Returns the options of the task, by field, for runs on validation clients."""
         return heldout_options(self.task, given) if self.are_heldout else dict(given)
 
     def judging(self, spec: RunSpec) -> Task:
-        """Returns the task of a run, evaluated on the clients that judge."""
+        """Returns the task of a run, evaluated on validation clients."""
         return self._divided(spec)[0]
 
     def stopping(self, spec: RunSpec) -> Task:
-        """Returns the task of a reference run, evaluated on the clients that stop it."""
+        """Returns the task of a reference run, evaluated on clients that stop it."""
         return self._divided(spec)[1]
 
     def _divided(self, spec: RunSpec) -> tuple[Task, Task]:
         whole = self._load(spec)
         key = (id(whole), self.is_halved)
         if key not in self._made:
-            # Kept with the whole, so that no other object gets its number.
+            # Keep the object, so that no other object gets its id.
             self._made[key] = (*self._parts(whole), whole)
         return self._made[key][:2]
 
@@ -114,7 +114,7 @@ class ValidationClients:
         return judging, stopping
 
     def described(self, judging: Task) -> str:
-        """Returns a sentence on who judges."""
+        """Returns a sentence on the validation clients."""
         count, names = len(judging.test.client_ids), "held-out clients"
         if not self.are_heldout:
             names = f"training clients, one in {_ONE_IN}, as there are no held-out ones"
@@ -125,7 +125,7 @@ class ValidationClients:
 def _split(
     clients: ClientDataset, num_domains: int, parts: int, rng: np.random.Generator
 ) -> tuple[ClientDataset, ClientDataset]:
-    """Returns one part of several of the clients, and the others."""
+    """Returns one part of the clients, and the others."""
     taken = one_in(client_domain_counts(clients, num_domains), parts, rng)
     ids = clients.client_ids
     part, rest = ([ids[i] for i in np.flatnonzero(of)] for of in (taken, ~taken))
@@ -133,16 +133,16 @@ def _split(
 
 
 def check_judges(task: Task) -> list[str]:
-    """Checks that there are enough clients to judge with; returns the domains that have too few.
+    """Checks the number of validation clients; returns the domains with too few of them.
 
-    Clients of different sizes count as fewer of one size: Kish's number, as for the intervals of
-    `metrics.intervals`.
+    Clients of different sizes count as fewer clients of one size: Kish's number, as for the
+    intervals of `metrics.intervals`.
 
     Args:
         task: See `ValidationClients.judging`.
 
     Raises:
-        UserError: If nothing could be claimed of any domain.
+        UserError: If every domain has too few.
     """
     names = task.domain_names
     if len(names) < 2:
