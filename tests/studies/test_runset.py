@@ -171,6 +171,16 @@ def test_refused_first_run_leaves_no_study(tmp_path):
     with pytest.raises(UserError, match=r"^row/number_1: --rate: expected a number"):
         _make(tmp_path / "study", trainer=SumTrainer(refuse))
     assert list(tmp_path.iterdir()) == []
+    # A folder with further files of the study stays its own.
+    (tmp_path / "study").mkdir()
+    with (
+        pytest.raises(UserError),
+        RunSet(tmp_path / "study", _IDENTITY, SumTrainer(refuse), False, StopRequest()) as runs,
+    ):
+        (tmp_path / "study" / "journal.log").touch()
+        runs.make(_JOBS, LongWork("sums", 1, "runs", visible=False))
+    with pytest.raises(UserError, match="holds another study"):
+        _make(tmp_path / "study", identity={"task": "other"}, resume=True)
 
 
 def test_held_run_is_skipped(tmp_path):

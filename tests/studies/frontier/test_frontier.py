@@ -395,5 +395,5 @@ def test_a_grid_that_takes_too_long():
     check_time(1.0, seconds=36.0, trials_left=99)
     assert golden.refusal(check_time, 1.0, seconds=36.0, trials_left=129).startswith(
         "--max_hours: expected about 1.30 for 130 trials, the first of which took 36.0 s, found 1; "
-        "fewer --grid_points or --trials take less, and --resume goes on after what was trained"
+        "fewer --grid_points or --trials take less, and --resume keeps the finished trials"
     )

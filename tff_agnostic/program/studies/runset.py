@@ -135,8 +135,12 @@ class RunSet(Generic[Settings]):
 
     def __exit__(self, kind: Optional[type[BaseException]], *error: object) -> None:
         """Removes a new study whose first run was refused: the next try may be another study."""
-        runs = self.folder / _RUNS
-        if kind is None or not self._is_new or any(p.name != _SECONDS for p in runs.rglob("*.*")):
+        if kind is None or not issubclass(kind, UserError) or not self._is_new:
+            return
+        runs, others = self.folder / _RUNS, {path.name for path in self.folder.iterdir()}
+        if others - {STUDY, _RUNS} or any(
+            path.is_file() and path.name != _SECONDS for path in runs.rglob("*")
+        ):
             return
         shutil.rmtree(runs, ignore_errors=True)
         (self.folder / STUDY).unlink()
@@ -152,17 +156,19 @@ class RunSet(Generic[Settings]):
         """
         remaining = self.open(jobs)
         while remaining:
-            is_idle = True
+            is_idle, made = True, 0
             for k, job in enumerate(remaining):
                 with self.hold(job.name) as is_ours:
                     is_idle &= not is_ours
                     if not is_ours or self.outcome(job) is not None:
                         continue
                     self._make(job, work)
+                made += 1
                 work.update()
                 if k + 1 < len(remaining):
                     self._stop.check(job.name)
-            remaining = self.open(remaining)
+            before, remaining = len(remaining), self.open(remaining)
+            work.update(before - made - len(remaining))
             if remaining and is_idle:
                 work.say(f"another process makes {remaining[0].name}")
                 with self.hold(remaining[0].name, wait=True):
