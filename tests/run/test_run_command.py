@@ -40,6 +40,9 @@ def test_files_are_named_without_their_folders(tmp_path):
     command = train_command(spec)
     assert {"--model=my_model.py", "--data=clients.sqlite"} <= set(command)
     assert not any(str(tmp_path) in argument for argument in command)
+    kept = {f"--model={tmp_path / 'my_model.py'}", f"--data={store}"}
+    assert kept <= set(train_command(spec, keeps_folders=True))
+    assert kept <= set(compare_command({"fed_avg": [spec]}, keeps_folders=True))
 
 
 def test_file_within_a_member_has_no_folder():

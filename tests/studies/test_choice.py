@@ -24,6 +24,7 @@ from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, 
 from tff_agnostic.program.studies.comparison_report import notes
 from tff_agnostic.program.studies.gains import Estimates, Gain, difference
 from tff_agnostic.program.studies.portfolio import Schedule
+from tff_agnostic.program.studies.portfolio_search import _equal_rows
 from tff_agnostic.program.studies.recommendation import Found, sentences
 from tff_agnostic.program.studies.search_space import parse_objective
 from tff_agnostic.program.studies.verdict import why_no_interval
@@ -79,6 +80,24 @@ def test_objectives_by_hand(measure):
     assert tail.replicates is None
     of_domain = attained(comparison, "ours", _objective(f"domain(b):{measure}"))
     np.testing.assert_allclose(of_domain.values, values[measure][:, 1])
+
+
+def test_regret_without_counted_domains_is_undefined():
+    trials, _, _ = _trials(np.random.default_rng(3))
+    few = dataclasses.replace(trials, not_counted=_NAMES)
+    comparison = Comparison(_NAMES, _MEASURES, {"ours": few, "fed_avg": trials})
+    regret = attained(comparison, "ours", _objective("regret"))
+    assert np.isnan(regret.values).all() and regret.replicates is None
+    standing = judged(comparison, _objective("regret"), "fed_avg")["ours"]
+    assert math.isnan(standing.gain.mean) and chosen({"ours": standing}) is None
+
+
+def test_equal_rows_have_all_numbers_of_fed_avg():
+    rng = np.random.default_rng(4)
+    (base, _, _), (other, _, _) = _trials(rng, seeds=1), _trials(rng, seeds=1)
+    trials = {"fed_avg-1": base, "uniform-2": base, "frozen-1": other}
+    tried = Comparison(_NAMES, _MEASURES, trials)
+    assert _equal_rows(tried, {"fed_avg": 0, "uniform": 1, "frozen": 0}) == ["uniform"]
 
 
 def test_what_the_average_loses_is_in_points_or_a_part():
