@@ -34,7 +34,7 @@ from tff_agnostic.program.studies.stages import split_into_stages
 from tff_agnostic.tasks.task import DATA, Task
 
 # Keyed digest of the examples of a private search.
-_DATA_FILE = "data.secret"
+DATA_FILE = "data.secret"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +232,7 @@ def is_private(arms: Mapping[str, SearchedArm], seed: int) -> bool:
 
 def check_private_data(folder: Path, task: Task) -> None:
     """Checks by a keyed digest, which it writes once, that a private search has its examples."""
-    file, data = folder / _DATA_FILE, str(task.fingerprint.get(DATA))
+    file, data = folder / DATA_FILE, str(task.fingerprint.get(DATA))
     if not file.exists():
         make_folder(folder)
         with atomic_file(file, owner_only=True) as written:

@@ -30,7 +30,7 @@ from tff_agnostic.program.studies.optuna_studies import (
     Method,
     Studies,
 )
-from tff_agnostic.program.studies.runset import STUDY, RunSet
+from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.search import Search, SearchRecord, TrialRunner
 from tff_agnostic.program.studies.search_space import (
     parse_objective,
@@ -39,6 +39,7 @@ from tff_agnostic.program.studies.search_space import (
     task_settings,
 )
 from tff_agnostic.program.studies.searched_method import (
+    DATA_FILE,
     SearchedArm,
     check_private_data,
     identity,
@@ -121,7 +122,7 @@ def tune(given: GivenRun) -> None:
     with session(given, f"tune-{first.task}") as at:
         with at.running(config.runtime) as (runtime, stop):
             trainer = RunTrainer(runtime, stop, load_task)
-            if is_private(arms, seeds[0]) and (at.path / STUDY).exists():
+            if is_private(arms, seeds[0]) and (at.path / DATA_FILE).exists():
                 check_private_data(at.path, task)
             with RunSet(at.path, wanted, trainer, own.resume, stop) as runs:
                 if is_private(arms, seeds[0]):
