@@ -72,7 +72,7 @@ def build_model(data):
 # A flight with a longer delay is late.
 _LATE_MINUTES = 15.0
 _NUMBERS = ("month", "day", "hour", "minute", "dep_delay", "distance")
-_MOST_CHARACTERS = 1 << 20
+_MAX_CHARACTERS = 1 << 20
 _DECIMALS = 3
 
 Table = Iterable[Iterable[Any]]
@@ -88,7 +88,7 @@ class DataSet:
         needs: Files or folders below --data_dir.
         source: Origin of these files.
         settings: Settings of every method, by flag.
-        of_task: Options of the task, by flag.
+        task_options: Options of the task, by flag.
         raw: Options of the import; None if the task reads the files itself, or needs none.
         table: Yields the rows of an imported table, its head first, made from the files.
         model: Text of the user's model.
@@ -99,7 +99,7 @@ class DataSet:
     needs: tuple[str, ...] = ()
     source: str = ""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    of_task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    task_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     raw: Optional[ImportOptions] = None
     table: Optional[Callable[[list[Path]], Table]] = None
     model: Optional[str] = None
@@ -112,7 +112,7 @@ class DataSet:
         """Returns the arguments of `recommend` for the data, which it writes into a folder once."""
         make_folder(folder)
         inputs = [data_dir / name for name in self.needs] if data_dir is not None else []
-        arguments: dict[str, Any] = {"task": self.task, **self.of_task}
+        arguments: dict[str, Any] = {"task": self.task, **self.task_options}
         if self.model is not None:
             write_text(folder / _MODEL, self.model)
             arguments["model"] = folder / _MODEL
@@ -173,7 +173,7 @@ def _speeches(inputs: list[Path]) -> Iterator[Iterable[Any]]:
     """Yields the speeches of LANGUAGE.csv files, by speaker: whether they are from the chair."""
     yield "speaker", "language", "chair", "text"
     for path in sorted(inputs[0].glob("*.csv")):
-        with csv_field_limit(_MOST_CHARACTERS), open(path, newline="", encoding="utf-8") as file:
+        with csv_field_limit(_MAX_CHARACTERS), open(path, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 is_chair = int(row["chair"] == "TRUE")
                 yield f"{path.stem}/{row['speaker']}", path.stem, is_chair, row["text"]
@@ -219,7 +219,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             "MNIST with the writers of QMNIST, as docs/reference/data_sets.md has it",
             # From the page of the experiment.
             settings={"rounds": 120, "client_learning_rate": 0.086, "server_learning_rate": 0.019},
-            of_task={"num_classes": 10, "high_school_writers": 50},
+            task_options={"num_classes": 10, "high_school_writers": 50},
             raw=EXPERIMENTS["mnist_by_writer"].raw_data,
         ),
         "stackexchange": DataSet(
@@ -228,7 +228,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             ("stackexchange",),
             "Posts.xml of Stack Exchange sites, a folder each",
             settings=_TRAINED_ON_WORDS,
-            of_task=_WORDS,
+            task_options=_WORDS,
             raw=ImportOptions(format="stackexchange", domain="site", split=_SPLIT),
         ),
         "spanish": DataSet(
@@ -237,7 +237,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             ("activ_es",),
             "ACTIV-ES, texts by country",
             settings={**_TRAINED_ON_WORDS, "clients_per_round": 20, "client_batch_size": 16},
-            of_task={**_WORDS, "network": "cifg:embedding=24,units=48"},
+            task_options={**_WORDS, "network": "cifg:embedding=24,units=48"},
             raw=EXPERIMENTS["spanish_keyboard"].raw_data,
         ),
         "languages": DataSet(
@@ -246,7 +246,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             ("stackexchange/beer", "tinyshakespeare", "activ_es"),
             "Posts.xml of a Stack Exchange site, tiny Shakespeare, ACTIV-ES",
             settings=_TRAINED_ON_WORDS,
-            of_task=_WORDS,
+            task_options=_WORDS,
             raw=ImportOptions(
                 format="csv",
                 client_column="client",
@@ -353,8 +353,8 @@ class Board:
         """Returns the domains that are worse than with FedAvg, with simultaneous intervals."""
         names = self.final.domain_names
         gains = {name: gain(self.final, row, BASELINE, name, self.measure) for name in names}
-        known = {name: g for name, g in gains.items() if not math.isnan(g.mean)}
-        return [name for name, g in known.items() if g.told(len(known)) < 0]
+        finite = {name: g for name, g in gains.items() if not math.isnan(g.mean)}
+        return [name for name, g in finite.items() if g.told(len(finite)) < 0]
 
 
 def run(data: DataSet, given: GivenRun, folder: Path) -> Board:
@@ -366,10 +366,11 @@ def run(data: DataSet, given: GivenRun, folder: Path) -> Board:
         trainer = request.trainer(runtime, stop)
         with RunSet(folder, request.identity, trainer, True, stop) as runs:
             search, excluded = request.search(runs, trainer, runtime, stop)
-            found = search.run(given.own.budget, all_final=True)
-            final = search.train_final(found.changes, found)
-    missing = {row: "its final runs diverged" for row in found.changes if row not in final.trials}
-    return Board(data, final, chosen(found.judged) or BASELINE, {**excluded, **missing})
+            searched = search.run(given.own.budget, all_final=True)
+            final = search.train_final(searched.changes, searched)
+    rows = (row for row in searched.changes if row not in final.trials)
+    missing = dict.fromkeys(rows, "its final runs diverged")
+    return Board(data, final, chosen(searched.judged) or BASELINE, {**excluded, **missing})
 
 
 def arguments_of(data: DataSet, read: Mapping[str, Any], shared: Mapping[str, Any]) -> GivenRun:
@@ -432,7 +433,9 @@ def page(boards: Mapping[str, Board], missing: Mapping[str, Sequence[str]]) -> s
         missing: Missing files of data sets without results.
     """
     parts = ["# Scoreboard: the portfolio on several data sets", summary(boards)]
-    parts += [f"- {name} was not run: it needs {', '.join(of)}" for name, of in missing.items()]
+    parts += [
+        f"- {name} was not run: it needs {', '.join(files)}" for name, files in missing.items()
+    ]
     for name, board in boards.items():
         source = f" Source: {board.data.source}." if board.data.source else ""
         parts += [f"## {name}", f"{board.data.title}.{source}", table(board)]

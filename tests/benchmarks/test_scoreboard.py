@@ -24,7 +24,7 @@ _SHIFTS = np.array([-0.004, 0.0, 0.004])
 
 
 def _values(means) -> np.ndarray:
-    """Returns what three seeds attain in each domain: nearly the same."""
+    """Returns almost equal values of three seeds in each domain."""
     rng = np.random.default_rng([round(1000 * mean) for mean in means])
     jitter = rng.uniform(-0.001, 0.001, size=[3, len(_NAMES)])
     return np.array(means) + _SHIFTS[:, None] + jitter - jitter.mean(axis=0)
@@ -39,8 +39,8 @@ def _trials(means, measure, noise) -> Trials:
     by_name[WORST] = {measure.name: pick(values, axis=1)}
     four = np.column_stack([values, values.mean(axis=1)])
     drawn = [
-        Resampled({measure.name: of + noise * rng.normal(size=[40, 4])}, np.full([4], 30.0))
-        for of in four
+        Resampled({measure.name: row + noise * rng.normal(size=[40, 4])}, np.full([4], 30.0))
+        for row in four
     ]
     return Trials(by_name, [], resampled=drawn, seeds=[0, 1, 2])
 
@@ -99,14 +99,14 @@ def test_page_has_tables_and_missing_files():
         assert part in words, part
 
 
-def test_what_each_data_set_gives_is_a_run_of_every_row():
-    for name, of in DATA_SETS.items():
-        check_task_options(of.task, of.of_task)
+def test_each_data_set_has_runs_of_every_row():
+    for name, data in DATA_SETS.items():
+        check_task_options(data.task, data.task_options)
         for row in (row for row in PORTFOLIO if row not in IF_NAMED):
             arm = dict(WORDS[row].settings) if row in WORDS else {"algorithm": row}
             arm.pop("lambda_baselines", None)
-            spec = resolve(of.task, arm, of.of_task, shared=dict(of.settings))
-            assert spec.config.rounds == of.settings.get("rounds", spec.config.rounds), name
+            spec = resolve(data.task, arm, data.task_options, shared=dict(data.settings))
+            assert spec.config.rounds == data.settings.get("rounds", spec.config.rounds), name
 
 
 def test_shared_arguments_precede_those_of_data_sets():
@@ -170,12 +170,12 @@ def test_a_table_is_made_once(tmp_path):
         feature_columns=("x",),
         split=("train:0.5", "heldout:0.25", "test:0.25"),
     )
-    of = DataSet("toys", "custom", ("here",), raw=raw, table=table, model="x = 1")
-    assert of.lacks(None) == of.lacks(tmp_path) == ("here",)
+    data = DataSet("toys", "custom", ("here",), raw=raw, table=table, model="x = 1")
+    assert data.lacks(None) == data.lacks(tmp_path) == ("here",)
     (tmp_path / "here").mkdir()
-    assert of.lacks(tmp_path) == ()
-    read = of.prepare(tmp_path, tmp_path / "made")
-    assert of.prepare(tmp_path, tmp_path / "made") == read
+    assert data.lacks(tmp_path) == ()
+    read = data.prepare(tmp_path, tmp_path / "made")
+    assert data.prepare(tmp_path, tmp_path / "made") == read
     assert calls == [[tmp_path / "here"]]
     assert read["data"].exists() and "data_dir" not in read
     assert read["model"] == tmp_path / "made" / "model.py"

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from tests.marks import usually
 from tests.privacy import attack_curves
-from tests.privacy.attacks.scores import lower_bound, most_that_is_proved
+from tests.privacy.attacks.scores import largest_bound, lower_bound
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.sampling import CountedCohorts, FixedSizeCohorts, SecretCohorts
@@ -156,7 +156,7 @@ def test_bounds_of_what_nothing_tells_apart_and_of_what_everything_does():
     assert lower_bound(*same, 0.01).epsilon < 0.1
     assert lower_bound(np.zeros(500), np.zeros(500), 0.01).epsilon == 0.0
     apart = lower_bound(np.full(1000, -np.inf), np.full(1000, np.inf), 0.01)
-    assert apart.epsilon == pytest.approx(most_that_is_proved(1000, 0.01))
+    assert apart.epsilon == pytest.approx(largest_bound(1000, 0.01))
     # 500 of 500 and 0 of 500, each with 97.5%.
     largest = 1 - 0.025 ** (1 / 500)
     assert apart.epsilon == pytest.approx(np.log((1 - largest - 0.01) / largest))

@@ -105,5 +105,5 @@ def test_a_result_that_is_none(folder, changed):
     message = _error(lambda: collect([folder], _DOMAINS, measures("loss"), [1]))
     assert message == (
         f"{folder.result}: expected the result of a run with loss of {', '.join(_DOMAINS)}, found "
-        "other content"
+        "a result without them"
     )

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import write_json
 from tff_agnostic.program.options.process import Interrupted, StopRequest
 from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.studies.runset import Job, Pruned, RunSet, run_folder
@@ -37,7 +38,7 @@ class SumTrainer:
             total = (saved["sums"] or [settings["start"]])[-1] + settings["number"]
             saved = {"settings": settings, "sums": [*saved["sums"], total]}
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "sums.json").write_text(json.dumps(saved))
+            write_json(folder / "sums.json", saved)
             with open(folder.parent / "rounds.log", "a") as log:
                 log.write(f"{len(saved['sums'])} {os.getpid()}\n")
         return []
@@ -123,7 +124,7 @@ def test_first_run_is_made_once_for_two_jobs(tmp_path):
     ("error", "reason"),
     [(Pruned("after round 3"), "after round 3"), (Diverged("inf"), "diverged: inf")],
 )
-def test_ended_run_has_its_reason_and_is_not_repeated(tmp_path, error, reason):
+def test_ended_run_keeps_its_reason(tmp_path, error, reason):
     def fail(folder, round_num):
         if "number_1" in str(folder) and round_num == 3:
             raise error

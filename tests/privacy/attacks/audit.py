@@ -94,8 +94,8 @@ def audit(
             mechanism's neighbours give it.
         **settings: Settings of the private sums.
     """
-    known: Any = mechanism
-    sampling = known.participations if isinstance(mechanism, TreeNoise) else known.sampling
+    is_tree = isinstance(mechanism, TreeNoise)
+    sampling = getattr(mechanism, "participations" if is_tree else "sampling")
     fleet: _Fleet = _FLEETS[type(sampling)](sampling)
     attacked = _round_of(mechanism, fleet, ALGORITHMS[algorithm], secure, settings)
     release = attacked.steps[0].aggregation
@@ -109,7 +109,7 @@ class _Fleet(NamedTuple):
 
     Attributes:
         clients_per_round: How many take part in a round, on average.
-        without: What the attacked client sends in runs without it.
+        without: Role of the attacked client in runs without it.
         cohorts: (rounds, how many silent clients one entry may stand for) -> the cohorts.
     """
 
@@ -122,10 +122,10 @@ def _ids(num_clients: int) -> list[str]:
     return [f"{k:08}" for k in range(num_clients)]
 
 
-def _all_alike(
+def _uniform_fleet(
     num_clients: int, drawn: float, without: Role, draw: Callable[[list[str], Seed, int], list[str]]
 ) -> _Fleet:
-    """Returns a fleet of which each round draws by (clients, secret seed, number of the round)."""
+    """Returns a fleet whose rounds draw by (clients, secret seed, number of the round)."""
     ids, rate = _ids(num_clients), drawn / num_clients
     return _Fleet(
         drawn,
@@ -138,22 +138,22 @@ def _all_alike(
 
 def _poisson(sampling: PoissonCohorts) -> _Fleet:
     drawn = int(sampling.expected_clients)
-    return _all_alike(
-        sampling.clients, drawn, Role.NOBODY, lambda ids, *of: poisson_cohort(ids, drawn, *of)
+    return _uniform_fleet(
+        sampling.clients, drawn, Role.NOBODY, lambda ids, *draw: poisson_cohort(ids, drawn, *draw)
     )
 
 
 def _counted(sampling: CountedCohorts) -> _Fleet:
     drawn = int(sampling.expected_clients)
-    return _all_alike(
-        sampling.clients, drawn, Role.OTHER, lambda ids, *of: poisson_cohort(ids, drawn, *of)
+    return _uniform_fleet(
+        sampling.clients, drawn, Role.OTHER, lambda ids, *draw: poisson_cohort(ids, drawn, *draw)
     )
 
 
 def _fixed_size(sampling: FixedSizeCohorts) -> _Fleet:
     drawn = sampling.clients_per_round
-    return _all_alike(
-        sampling.clients, drawn, Role.OTHER, lambda ids, *of: sample_cohort(ids, drawn, *of)
+    return _uniform_fleet(
+        sampling.clients, drawn, Role.OTHER, lambda ids, *draw: sample_cohort(ids, drawn, *draw)
     )
 
 
@@ -166,7 +166,7 @@ def _stratified(sampling: StratifiedCohorts) -> _Fleet:
     def draw(ids: list[str], seed: Seed, round_num: int) -> list[str]:
         return sample_cohort(ids, drawn, seed, round_num, strata)
 
-    return _all_alike(sum(sizes), drawn, Role.OTHER, draw)
+    return _uniform_fleet(sum(sizes), drawn, Role.OTHER, draw)
 
 
 def _without_one(sizes: tuple[int, ...], size: int) -> list[int]:
@@ -215,7 +215,7 @@ def _in_trees(participations: Participations) -> _Fleet:
     return _Fleet(2, Role.NOBODY, cohorts)
 
 
-# By what an account takes for granted.
+# Fleets by the assumption of an account on cohorts.
 _FLEETS: dict[type, Callable[[Any], _Fleet]] = {
     CountedCohorts: _counted,
     FixedSizeCohorts: _fixed_size,
@@ -234,13 +234,13 @@ def _round_of(
     settings: Mapping[str, Any],
 ) -> Round:
     limits, name = _LIMITS, _NAMES[type(mechanism)]
-    of_clients: tuple[int, ...] = ()
-    of_mechanism: dict[str, Any] = {}
+    client_counts: tuple[int, ...] = ()
+    changes: dict[str, Any] = {}
     if isinstance(mechanism, DistributedNoise):
-        secure, of_clients = True, (mechanism.min_clients, mechanism.noise_clients)
-        of_mechanism["integer_clip"] = mechanism.groups[0].clip
+        secure, client_counts = True, (mechanism.min_clients, mechanism.noise_clients)
+        changes["integer_clip"] = mechanism.groups[0].clip
     if isinstance(mechanism, TreeNoise):
-        of_mechanism["noise"] = TreeResidual(mechanism.participations.restart_every)
+        changes["noise"] = TreeResidual(mechanism.participations.restart_every)
     inner: Aggregation = PlainSum()
     if secure:
         inner = SecureSum(SecureSumOptions(limits, secure_min_clients=1))
@@ -253,9 +253,9 @@ def _round_of(
         name,
         inner,
         options,
-        NoiseFacts(float(fleet.clients_per_round), key, z, *of_clients),
+        NoiseFacts(float(fleet.clients_per_round), key, z, *client_counts),
     )
-    release = dataclasses.replace(release, **of_mechanism)
+    release = dataclasses.replace(release, **changes)
     model = logistic_regression(_FEATURES, _CLASSES)
     counts = (limits.examples * fleet.clients_per_round / _DOMAINS,) * _DOMAINS
     problem = Problem(model, tuple(map(str, range(_DOMAINS))), expected_counts=counts)
@@ -271,13 +271,13 @@ _ALL, _THIRD, _SIXTH = PoissonCohorts(6, 6), PoissonCohorts(6, 2), PoissonCohort
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """What is played, and what is claimed of it.
+    """An attacked mode, and its claim.
 
     Attributes:
-        mechanism: What a round releases.
+        mechanism: Mechanism of a round.
         rounds: Rounds of a run.
         algorithm: Whose rounds.
-        settings: Of the private sums and of the audit.
+        settings: Settings of the private sums and of the audit.
         delta: The delta that epsilon is for.
         account: For a control, a mechanism that the rounds have not, whose epsilon is claimed.
     """
@@ -309,7 +309,7 @@ class Mode:
         )
 
 
-def _of_clients(z: float, sampling: Any, noise_clients: int, least: int) -> DistributedNoise:
+def _clients_noise(z: float, sampling: Any, noise_clients: int, least: int) -> DistributedNoise:
     groups = (IntegerGroup(z, _STEPS, _VALUES),)
     return DistributedNoise(groups, "skellam", sampling, noise_clients, least)
 
@@ -318,8 +318,8 @@ def _central(z: float, sampling: CohortSampling = _ALL) -> CentralNoise:
     return CentralNoise(z, sampling)
 
 
-# A round has 2 of 20 clients on average, and everybody knows how many.
-_COUNTED = _of_clients(0.8, CountedCohorts(20, 2, 1), 2, 1)
+# A round has 2 of 20 clients on average, and their number is public.
+_COUNTED = _clients_noise(0.8, CountedCohorts(20, 2, 1), 2, 1)
 
 MODES = {
     "central, all clients, FedAvg": Mode(_central(1), 2, "fed_avg"),
@@ -340,28 +340,28 @@ MODES = {
         {"clipping": AdaptiveClipping()},
     ),
     "distributed, all clients, FedAvg": Mode(
-        _of_clients(1.2, SecretCohorts(6, 6, 6), 6, 6), 2, "fed_avg"
+        _clients_noise(1.2, SecretCohorts(6, 6, 6), 6, 6), 2, "fed_avg"
     ),
-    "distributed, all clients": Mode(_of_clients(1.2, SecretCohorts(6, 6, 6), 6, 6), 2),
-    "distributed, 2 of 6, a secret": Mode(_of_clients(0.8, SecretCohorts(6, 6, 2), 6, 6), 3),
+    "distributed, all clients": Mode(_clients_noise(1.2, SecretCohorts(6, 6, 6), 6, 6), 2),
+    "distributed, 2 of 6, a secret": Mode(_clients_noise(0.8, SecretCohorts(6, 6, 2), 6, 6), 3),
     "distributed, 2 of 6, ChaCha20": Mode(
-        _of_clients(0.8, SecretCohorts(6, 6, 2), 6, 6), 3, settings={"noise_generator": "secure"}
+        _clients_noise(0.8, SecretCohorts(6, 6, 2), 6, 6), 3, settings={"noise_generator": "secure"}
     ),
     "distributed, 1 of 6 in turns of 12": Mode(
-        _of_clients(0.8, SecretCohorts(12, 6, 1), 6, 6),
+        _clients_noise(0.8, SecretCohorts(12, 6, 1), 6, 6),
         6,
         settings={"clipping": AdaptiveClipping()},
     ),
-    "distributed, 3 of 6": Mode(_of_clients(2, FixedSizeCohorts(6, 3), 3, 3), 2),
+    "distributed, 3 of 6": Mode(_clients_noise(2, FixedSizeCohorts(6, 3), 3, 3), 2),
     "distributed, 2 of 20, counted": Mode(_COUNTED, 4),
     "control: half the noise that is claimed": Mode(_central(0.5), 2, account=_central(1)),
     "control: half the noise, tree": Mode(
         TreeNoise(1, Participations(1)), 4, account=TreeNoise(2, Participations(1))
     ),
     "control: half the noise, distributed": Mode(
-        _of_clients(0.6, SecretCohorts(6, 6, 6), 6, 6),
+        _clients_noise(0.6, SecretCohorts(6, 6, 6), 6, 6),
         2,
-        account=_of_clients(1.2, SecretCohorts(6, 6, 6), 6, 6),
+        account=_clients_noise(1.2, SecretCohorts(6, 6, 6), 6, 6),
     ),
     "control: counted, claimed as a secret": Mode(
         _COUNTED,

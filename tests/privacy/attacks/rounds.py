@@ -40,18 +40,18 @@ _PROBES = 16
 _WITHIN = 1 - 1e-6
 # Updates of the others exceed the clip norm, which the client's does not: adaptive bits differ.
 _BEYOND = 1.5
-# Of a client that is traced or asked alone.
+# Place of a client that is traced or asked alone.
 _FIRST = Place(np.int32(0), np.int32(0))
 
 
 class Role(enum.IntEnum):
-    """What an entry of a cohort sends.
+    """The message of an entry of a cohort.
 
     Attributes:
         NOBODY: Nothing: there is no such entry.
-        OTHER: The opposite of what the attacked client sends.
+        OTHER: The opposite of the attacked client's message.
         SILENT: Zeros, with the noise that clients add.
-        CLIENT: What the attacked client sends.
+        CLIENT: The attacked client's message.
     """
 
     NOBODY = 0
@@ -61,13 +61,13 @@ class Role(enum.IntEnum):
 
 
 class Views(NamedTuple):
-    """What is seen of runs, [R, T] or [R, T, ...].
+    """The attacker's views of runs, [R, T] or [R, T, ...].
 
     Attributes:
         noisy: Noisy sums along what the client adds, less those of the others, of unit noise.
-        shift: How far the client moves them.
-        in_the_clear: What of the messages has no noise.
-        published: How states change, and reports.
+        shift: Distance by which the client moves them.
+        in_the_clear: Parts of the messages without noise.
+        published: Changes of states, and reports.
     """
 
     noisy: np.ndarray
@@ -80,14 +80,13 @@ class AttackedRounds:
     """Rounds of an algorithm with private sums.
 
     Args:
-        without: What the attacked client sends in runs without it: nothing; zeros, with its noise;
-            or what the others send.
+        without: Role of the attacked client in runs without it: nothing; zeros, with its noise; or
+            the others' message.
 
     Attributes:
-        without: The same.
-        clear: What an entry with each role adds to what has no noise in the messages of a round.
-            Nobody but the server sees messages to which the server adds noise: of those it is
-            empty.
+        without: Role of the attacked client in runs without it.
+        clear: Contribution of an entry with each role to the messages without noise of a round;
+            empty for messages to which the server adds noise, which only the server sees.
     """
 
     def __init__(self, round_: Round, without: Role) -> None:
@@ -104,7 +103,7 @@ class AttackedRounds:
         self.clear = {role: message[0, self._is_clear] for role, message in messages.items()}
 
     def keys(self, rng: np.random.Generator, runs: int) -> np.ndarray:
-        """Returns keys of the noise, int64 [R, K]: as a run's, but for who draws their bytes."""
+        """Returns keys of the noise, int64 [R, K], from drawn bytes."""
         generator = self._steps[0].release.options.generator
         return np.array([generator.key(rng.bytes(generator.key_bytes)) for _ in range(runs)])
 
@@ -112,9 +111,9 @@ class AttackedRounds:
         """Plays runs, from the first state on.
 
         Args:
-            keys: Of the noise of each run, int64 [R, K].
-            entries: Of cohorts: the role, and for a silent one of how many clients it is, int32
-                [R, T, E, 2].
+            keys: Keys of the noise of each run, int64 [R, K].
+            entries: Entries of cohorts: the role, and the number of clients of a silent entry,
+                int32 [R, T, E, 2].
             num_others: How many others take part in each round, as far as the attacker knows, [R,
                 T].
         """
@@ -128,7 +127,7 @@ class AttackedRounds:
                 states, noisy, messages, published = self._play(states, cohort, others)
                 in_the_clear = messages.numpy()[:, self._is_clear]
                 rounds.append((*noisy.numpy().T, in_the_clear, published.numpy()))
-            parts.append(tuple(np.stack(of_rounds, axis=1) for of_rounds in zip(*rounds)))
+            parts.append(tuple(np.stack(parts_of_round, axis=1) for parts_of_round in zip(*rounds)))
         views = Views(*map(np.concatenate, zip(*parts)))
         spread = self._spread(entries)
         return views._replace(noisy=views.noisy / spread, shift=views.shift / spread)
@@ -177,7 +176,7 @@ class AttackedRounds:
             what is published [R, F])
         """
         num_runs, last = tf.shape(entries)[0], len(self._steps) - 1
-        # The same in all runs: without an axis of runs, by which loops over trees would differ.
+        # Equal in all runs: an axis of runs would make loops over trees differ.
         releases = [each.releases[0] for each in states.aggregations]
         following: Any = vectorised_clients(self._round.start, states)
         progress, messages, seen = RoundProgress(), [], []
@@ -185,7 +184,7 @@ class AttackedRounds:
             private = states.aggregations[k]
             summed = step.summed(following.aggregation, private, entries)
             if isinstance(step.release, DistributedDpSum):
-                # Of noise that a server adds, nobody else sees what it is added to.
+                # Only the server sees the sums to which it adds noise.
                 messages += tf.nest.flatten(summed)
 
             def one_run(
@@ -200,10 +199,10 @@ class AttackedRounds:
                 advance = self._round.finish if k == last else self._round.next_step
                 return seen, advance(state, progress, summed)
 
-            of_step, (following, progress) = vectorised_clients(
+            step_views, (following, progress) = vectorised_clients(
                 one_run, states, progress, summed, num_others
             )
-            seen.append(of_step)
+            seen.append(step_views)
         next_states, reports = following, progress
         along, square = tf.unstack(tf.add_n(seen), axis=1)
         shift = tf.sqrt(square)
@@ -254,7 +253,7 @@ class _AttackedStep:
         """Returns the sum of what the entries of each run's cohort submit.
 
         Args:
-            params: What clients are sent, of each run.
+            params: Parameters that clients receive, of each run.
             private: State of the aggregation, of each run.
             entries: Role and silent clients of each entry, int32 [R, E, 2].
         """
@@ -269,10 +268,10 @@ class _AttackedStep:
         runs = tf.repeat(tf.range(num_runs), size)
 
         def submitted(run: tf.Tensor, role: tf.Tensor, place: Place) -> Any:
-            of_run, clip_norms = tf.nest.map_structure(
+            run_values, clip_norms = tf.nest.map_structure(
                 lambda values: tf.gather(values, run), (params, private.clip_norms)
             )
-            return self._submitted(of_run, clip_norms, role, place)
+            return self._submitted(run_values, clip_norms, role, place)
 
         def summed(values: tf.Tensor) -> tf.Tensor:
             factors = tf.reshape(times, tf.concat([[-1], tf.ones_like(tf.shape(values)[1:])], 0))
@@ -314,7 +313,7 @@ class _AttackedStep:
         return self.release.encode(params, answer, self._bounds, facts)
 
     def _added(self, private: PrivateState, role: Role) -> tf.Tensor:
-        """Returns what a client with a role adds to the sums of groups, in standard deviations.
+        """Returns a client's contribution to the sums of groups, in standard deviations.
 
         It is the same at any clip norm: values and noise grow with it.
         """
@@ -341,7 +340,7 @@ class _AttackedStep:
 
 
 def _answer_specs(round_: Round) -> list[Any]:
-    """Returns specs of what a client sends in each step."""
+    """Returns specs of a client's message in each step."""
     found = []
 
     def sum_of_step(k: int, message: Any, client_state: Any) -> ClientResult:

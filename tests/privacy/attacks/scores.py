@@ -70,7 +70,7 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> L
     return LowerBound(max(0.0, epsilon), is_hit, is_alarm)
 
 
-def most_that_is_proved(runs: int, delta: float) -> float:
+def largest_bound(runs: int, delta: float) -> float:
     """Returns the bound if an attack is never wrong.
 
     Args:
@@ -89,20 +89,20 @@ def _proved(
     event: np.ndarray, other: np.ndarray, thresholds: np.ndarray, delta: float
 ) -> np.ndarray:
     """Returns log((least P(event) - delta) / largest P(other)) of each threshold, or -inf."""
-    of_event, of_other = (
+    event_counts, other_counts = (
         len(scores) - np.searchsorted(np.sort(scores), thresholds) for scores in (event, other)
     )
     # Clopper and Pearson 1934. For 0 and n of n the bounds are 0 and 1.
-    least = scipy.stats.beta.ppf(1 - _EACH, of_event, len(event) - of_event + 1)
-    most = scipy.stats.beta.ppf(_EACH, of_other + 1, len(other) - of_other)
-    gain = np.where(of_event > 0, least, 0.0) - delta
-    loss = np.where(of_other < len(other), most, 1.0)
+    least = scipy.stats.beta.ppf(1 - _EACH, event_counts, len(event) - event_counts + 1)
+    most = scipy.stats.beta.ppf(_EACH, other_counts + 1, len(other) - other_counts)
+    gain = np.where(event_counts > 0, least, 0.0) - delta
+    loss = np.where(other_counts < len(other), most, 1.0)
     return np.log(gain, out=np.full(len(thresholds), -np.inf), where=gain > 0) - np.log(loss)
 
 
-# Of the mean variance, added to each: features may be functions of one another.
+# Fraction of the mean variance, added to each variance: features may depend on each other.
 _RIDGE = 1e-3
-# Standard errors: with less than that, most of many features would differ by chance.
+# Standard errors of a difference: below it, many features differ at random.
 _CLEARLY = 3.0
 
 
@@ -110,8 +110,8 @@ class Drawn(NamedTuple):
     """Who answers a round.
 
     Attributes:
-        clients: Those that take part.
-        silent: Of how many clients that a secret coin left out each further entry is made.
+        clients: Participating clients.
+        silent: Number of non-participating clients of each further entry.
     """
 
     clients: Sequence[str]
@@ -128,8 +128,8 @@ class Cohorts:
         chances: With which chance it takes part in each round [T]; 0 or 1 where that is no secret.
         answers_silently: Whether it answers rounds too in which a coin leaves it out, except those
             of chance 0.
-        noise_covariance: Of the noise between rounds [T, T], in variances of a round's; None if
-            rounds have independent noise.
+        noise_covariance: Covariance of the noise between rounds [T, T], in variances of a round's;
+            None if rounds have independent noise.
     """
 
     draws: Callable[[Seed], Callable[[int], Drawn]]
@@ -145,11 +145,11 @@ class Cohorts:
 
 
 class Findings(NamedTuple):
-    """What attackers prove.
+    """The results of attacks.
 
     Attributes:
-        noisy_sums: Of the one that sees noisy sums, and what has no noise.
-        published: Of the one that sees what is published.
+        noisy_sums: Bound of the attacker of noisy sums and of values without noise.
+        published: Bound of the attacker of published values.
         shift: By how many standard deviations of its noise the client moves the sums of a round,
             all groups together: one over the noise multiplier, or twice that where it stands in for
             another client.
@@ -172,7 +172,7 @@ def attack(
 
     Args:
         runs: How many with the client, and without it.
-        seed: What the keys of runs are drawn with.
+        seed: Seed of the runs' keys.
     """
     rng = np.random.default_rng(seed)
     scores: list[np.ndarray] = []
@@ -232,12 +232,12 @@ def _drawn(
 
 
 class _Case(NamedTuple):
-    """What may have happened in a round.
+    """A possible course of a round.
 
     Attributes:
-        chance: With which chance [T].
-        shift: What the client then adds to noise [R, T].
-        clear: What of its message has no noise [T, M].
+        chance: Its chance [T].
+        shift: Contribution of the client to noisy values [R, T].
+        clear: Contribution of the client to values without noise [T, M].
     """
 
     chance: np.ndarray
@@ -271,7 +271,7 @@ def _log_likelihood_ratios(rounds: AttackedRounds, views: Views, cohorts: Cohort
 
 
 def _clear(rounds: AttackedRounds, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what the client adds to what has no noise [T, M]: left out, and taking part."""
+    """Returns the client's values without noise [T, M]: not participating, and participating."""
     clear, is_asked = rounds.clear, cohorts.chances > 0
     silently = is_asked & cohorts.answers_silently
     left_out = silently[:, np.newaxis] * clear[Role.SILENT]
@@ -282,10 +282,10 @@ def _clear(rounds: AttackedRounds, cohorts: Cohorts) -> tuple[np.ndarray, np.nda
 def _log_likelihood(
     noisy: np.ndarray, in_the_clear: np.ndarray, cases: Sequence[_Case]
 ) -> np.ndarray:
-    """Returns the logarithm of the likelihood of each round [R, T], but for a common factor.
+    """Returns the logarithm of the likelihood of each round [R, T], up to a common factor.
 
     Args:
-        noisy: Of unit noise [R, T].
+        noisy: Values with unit noise [R, T].
         in_the_clear: [R, T, M].
         cases: All that may have happened.
     """
@@ -301,37 +301,37 @@ def _log_likelihood(
 def _discriminated(without: np.ndarray, with_client: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns scores of runs [R] from features of their rounds [R, T, F].
 
-    Linear discriminants: each round's own and one of all rounds, then one of those. They are worked
-    out from the first half of the runs, by which `lower_bound` chooses as well.
+    Linear discriminants: one for each round and one for all rounds, then one of those. They are
+    computed from the first half of the runs, by which `lower_bound` chooses as well.
     """
     both, half = (without, with_client), len(without) // 2
     first, second = (features[:half] for features in both)
     num_rounds, num_features = first.shape[1:]
     rows = [each.reshape([-1, num_features]) for each in (first, second)]
-    of_all = _discriminant(rows[0], rows[1], _CLEARLY)
-    of_each = [_discriminant(first[:, t], second[:, t], _CLEARLY) for t in range(num_rounds)]
-    directions = np.stack([of_each, [of_all] * len(of_each)])
+    overall = _discriminant(rows[0], rows[1], _CLEARLY)
+    by_round = [_discriminant(first[:, t], second[:, t], _CLEARLY) for t in range(num_rounds)]
+    directions = np.stack([by_round, [overall] * len(by_round)])
     scores = [np.einsum("rtf,ktf->rkt", f, directions).reshape([len(f), -1]) for f in both]
     last = _discriminant(scores[0][:half], scores[1][:half], 0.0)
     return scores[0] @ last, scores[1] @ last
 
 
 def _discriminant(
-    without: np.ndarray, with_client: np.ndarray, least_difference: float
+    without: np.ndarray, with_client: np.ndarray, min_difference: float
 ) -> np.ndarray:
     """Returns the weights [F] of Fisher's linear discriminant of rows [n, F].
 
     Args:
         without: Rows of runs without the client.
-        with_client: Of runs with it.
-        least_difference: In standard errors; features whose means differ by less have no weight.
+        with_client: Rows of runs with the client.
+        min_difference: In standard errors; features whose means differ by less have no weight.
     """
     scale = np.std(np.concatenate([without, with_client]), axis=0)
     scale[scale == 0] = 1.0
     scaled = without / scale, with_client / scale
     difference = np.mean(scaled[1], axis=0) - np.mean(scaled[0], axis=0)
     weights = np.zeros_like(difference)
-    chosen = np.abs(difference) >= least_difference * math.sqrt(2 / len(without))
+    chosen = np.abs(difference) >= min_difference * math.sqrt(2 / len(without))
     if np.any(chosen):
         spread = np.mean([np.cov(rows[:, chosen], rowvar=False) for rows in scaled], axis=0)
         spread = np.atleast_2d(spread) + _RIDGE * np.eye(np.count_nonzero(chosen))

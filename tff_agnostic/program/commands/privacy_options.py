@@ -30,7 +30,7 @@ from tff_agnostic.privacy.tree import Participations
 
 @dataclasses.dataclass(frozen=True)
 class AccountingOptions(Options):
-    """What is asked, and about which run; every field is a flag of `privacy`.
+    """The question and the settings of a run; every field is a flag of `privacy`.
 
     Attributes:
         privacy: Who adds noise: central, a trusted server; distributed, clients before a secure
@@ -46,14 +46,14 @@ class AccountingOptions(Options):
             (uniform in train), exactly as many without replacement. Only with privacy central or
             distributed.
         update_share: Share of a round's budget for updates.
-        privacy_accountant: What computes epsilon: pld or rdp; by default the tighter one that is
+        privacy_accountant: Accountant of epsilon: pld or rdp; by default the tighter one that is
             usual for the mechanism.
         max_participations: Most rounds in which a client takes part. Only with privacy tree.
         min_separation: Least number of rounds from one in which a client takes part to its next
             one. Only with privacy tree.
         tree_restart_every: Rounds of a tree before a new one begins; one tree if not given. Only
             with privacy tree.
-        distributed_noise: What clients add. Only with privacy distributed.
+        distributed_noise: Noise of the clients. Only with privacy distributed.
         privacy_dimension: Largest number of values of a group. Only with privacy distributed.
         integer_clip: The clip norm in steps of the integers that clients send. Only with privacy
             distributed.
@@ -108,7 +108,7 @@ class AccountingOptions(Options):
         return self.delta
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
-        """Returns what a round releases with a noise multiplier."""
+        """Returns the mechanism of a round with a noise multiplier."""
         return PRIVACIES[self.privacy](self, float(noise_multiplier))
 
     def sampling(self) -> CohortSampling:

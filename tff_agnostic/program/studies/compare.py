@@ -67,7 +67,7 @@ class CompareOptions(TrialOptions):
 
     Attributes:
         output_dir: Folder of all runs. [runs/compare-TASK-NUMBER, a new one]
-        resume: Keep complete trials and go on with the others.
+        resume: Keep complete trials and make the others.
     """
 
     output_dir: Optional[Path] = None

@@ -321,7 +321,7 @@ def _read_result(
     if not is_result or None in counts:
         raise UserError(
             f"{path}: expected the result of a run with {', '.join(measures)} of "
-            f"{', '.join(domain_names)}, found other content"
+            f"{', '.join(domain_names)}, found a result without them"
         )
     return found
 

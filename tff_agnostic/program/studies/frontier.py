@@ -263,7 +263,7 @@ def mixtures(
 ) -> list[Mixture]:
     """Returns the mixtures of a grid; the first one is the training mixture.
 
-    Of two domains every grid is the line between them.
+    For two domains every grid is the line between them.
 
     Args:
         grid: Name of a member of `GRIDS`.

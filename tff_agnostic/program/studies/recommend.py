@@ -50,10 +50,10 @@ class RecommendOptions(TaskOptions):
     """The objective, and the number of runs.
 
     Attributes:
-        portfolio: What to choose from, FedAvg always among it: words of fed_avg, uniform, frozen,
+        portfolio: The candidates, always with FedAvg: words of fed_avg, uniform, frozen,
             excess_own, excess_trivial, last_layer, domain_input. domain_input is tried only if it
             is named: its model needs the domain wherever it is used.
-        objective: What is to be good on the validation clients: worst (domain), regret (of the
+        objective: The objective on the validation clients: worst (domain), regret (of the
             domain that is furthest from the best that any row attains there), superquantile (the
             worst tenth of the clients), overall, or several as 0.7*worst+0.3*overall. :MEASURE
             after a name is loss or a metric of the task; its first metric if none is named.
@@ -62,9 +62,9 @@ class RecommendOptions(TaskOptions):
         tries: Options of each row that are tried. [3; with --hours as many as fit]
         trials: Trials of FedAvg, of the rows that look best, and of the choice; their seeds are
             --seed, --seed + 1, and so on.
-        hours: Try as much as fits into so many hours of training, of all processes and sessions.
+        hours: Make as many runs as fit into these hours of training, over all processes.
         output_dir: Folder of all runs. [runs/recommend-TASK-NUMBER, a new one]
-        resume: Go on in --output_dir, or join other processes that are at work there.
+        resume: Resume in --output_dir, or share its runs with other processes.
     """
 
     task: Annotated[str, OneOf(DEFAULTS)] = "digits"

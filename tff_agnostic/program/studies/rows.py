@@ -38,7 +38,7 @@ def train_rows(
     show_progress: bool,
     check_time: Optional[Callable[[float, int], None]] = None,
 ) -> Comparison:
-    """Makes the missing trials, and returns the rows of which every trial has a result.
+    """Makes the missing trials, and returns the rows whose trials all have results.
 
     Args:
         specs: The trials of each row, by its name.

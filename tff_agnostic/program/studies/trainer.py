@@ -73,13 +73,16 @@ class RunTrainer:
 
     def is_complete(self, settings: RunSpec, folder: Path) -> bool:
         """See `runset.Trainer`."""
-        if self._complete.get(folder) != settings:
-            if (
-                not RunFolder(folder).config.exists()
-                or not self._run(settings, folder).is_complete()
-            ):
-                return False
-            self._complete[folder] = settings
+        if self._complete.get(folder) == settings:
+            return True
+        run_folder = RunFolder(folder)
+        if not run_folder.result.exists():
+            # Another process may be training here: compare the settings alone.
+            run_folder.check(settings, resume=True)
+            return False
+        if not self._run(settings, folder).is_complete():
+            return False
+        self._complete[folder] = settings
         return True
 
     def train(

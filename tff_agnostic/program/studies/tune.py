@@ -62,19 +62,19 @@ _MAX_REPEATS = 1000
 _SECONDS_PER_HOUR = 3600.0
 # Trials of each algorithm where neither they nor hours were given.
 _TRIALS = 20
-# Of the rounds of a trial, before it may be ended early.
+# Fraction of the rounds of a trial before it may end early.
 _WARM_UP = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class TuneOptions(ArmOptions):
-    """What to search, for whom, and for how long.
+    """The search space, the objective and the budget.
 
     Attributes:
-        search: What to vary: [ROW:]SETTING=RANGE, separated by semicolons. A RANGE is LOW..HIGH,
+        search: Search space: [ROW:]SETTING=RANGE, separated by semicolons. A RANGE is LOW..HIGH,
             LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,...; choices that have commas are separated
             by |. Without ROW it is of every algorithm that has the setting.
-        objective: What is to be good on the held-out split: NAME[:MEASURE], or several as
+        objective: The objective on the held-out split: NAME[:MEASURE], or several as
             0.7*worst+0.3*overall. Names: worst, superquantile, overall, client_mean, and domain(D)
             of the domain D. A measure is loss or a metric of the task; its first metric if none is
             named.
@@ -89,7 +89,7 @@ class TuneOptions(ArmOptions):
         prune_after: Rounds of a trial, those of all its repeats, after which it may end early. [a
             quarter]
         output_dir: Folder of the search. [runs/tune-TASK-NUMBER, a new one]
-        resume: Go on with the search in --output_dir, or join other processes that run its trials.
+        resume: Resume the search in --output_dir, or share its trials with other processes.
     """
 
     search: Optional[str] = None
@@ -183,7 +183,7 @@ def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
         for name, arm in arms.items()
     }
     for name, arm in arms.items():
-        # What two stages cannot be is refused before anything runs.
+        # Incompatible stages are refused before any run.
         first, _ = arm.stages(specs[name])
         of_both = arm.dimensions.keys() & task_settings(own.task).keys()
         if first is not None and of_both:
@@ -206,7 +206,7 @@ def _budget(own: TuneOptions) -> Budget:
 
 
 def _method(given: GivenRun, arms: Mapping[str, SearchedArm], higher_is_better: bool) -> Method:
-    """Returns how trials are drawn and judged.
+    """Returns the sampler and the pruner.
 
     Args:
         higher_is_better: Which direction of the objective is good.
@@ -330,7 +330,7 @@ def _write_flags(
         write_text(file, flags_of_one(arm, settings[name], f"{arm.label} on {arm.task}: {which}."))
         command = "compare" if arm.has_two_stages else "train"
         print(f"{name}: {which}: ./run {command} --flagfile={file}")
-    # One of other trials is worse than none.
+    # Flags of earlier trials would be wrong.
     with write_errors(path):
         (path / COMPARE_FLAGS).unlink(missing_ok=True)
     if len(search.arms) == 1 or len(found) < len(search.arms):
