@@ -28,10 +28,11 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.metrics.formatting import cell, points, signed
 from tff_agnostic.models.model import Measure
-from tff_agnostic.program.commands.command_line import GivenRun, default_for_task, started
+from tff_agnostic.program.commands.command_line import GivenRun, default_for_task
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments.experiment import STORE_NAME
 from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import chosen, near
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
 from tff_agnostic.program.studies.gains import gain, worst_of
