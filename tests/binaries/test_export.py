@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, export, train
-from plan_runner.fleet.app_files import app_files
+from fleet.app_files import app_files
 from plan_runner.graph_session import read_checkpoint
 from tests import golden
 from tests.binaries.harness import TOY, Caller

@@ -19,14 +19,14 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Callable
 
-from plan_runner.fleet.app_files import app_files
+from fleet.app_files import app_files
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.options import Options, Within
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
 
 if TYPE_CHECKING:
-    from plan_runner.private_sums.noise import NodeNoise
+    from fleet.node_noise.noise import NodeNoise
 
 
 # Defaults of the platform's own task builder.
@@ -241,7 +241,7 @@ def write_app(folder: Path, manifest: dict[str, Any]) -> int:
         How many nodes a demo of it has.
     """
     # Only fleets need the package `cryptography`, which a plain installation lacks.
-    from plan_runner.private_sums.noise import noise_of_manifest
+    from fleet.node_noise.noise import noise_of_manifest
 
     content = (folder / PLAN / "manifest.json").read_bytes()
     sha256, nodes = hashlib.sha256(content).hexdigest(), nodes_of_demo(noise_of_manifest(content))

@@ -8,11 +8,11 @@ import tensorflow as tf
 from tensorflow.lite.python.convert import register_custom_opdefs
 from tensorflow.python.framework import op_def_registry
 
+from fleet.playing import as_plans_read
 from plan_runner import kernel, plan_pb2
 from plan_runner.client import Client, clients_in
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType, open_export
-from plan_runner.fleet.playing import as_plans_read
 from plan_runner.graph_session import read_checkpoint, write_checkpoint
 from plan_runner.kernel import kernel_problem, token_of
 from plan_runner.rounds import conformance_clients, run_rounds
