@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from fleet.errors import ERRORS
 from plan_runner.errors import PlanError, counted
 from plan_runner.terminal import escape_output
 
@@ -32,7 +33,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         with ended_by_signals():
             return int(arguments.run(arguments))
-    except PlanError as e:
+    except ERRORS as e:
         return _failed(str(e))
     except OSError as e:
         if e.filename is None and e.errno not in _NO_ROOM:

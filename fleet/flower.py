@@ -43,6 +43,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fleet.app_files import app_files
+from fleet.errors import ERRORS
 from fleet.members import Exchange
 from fleet.node import Node
 from fleet.server import FleetServer
@@ -168,7 +169,7 @@ def _main(grid: Grid, context: Context) -> None:
             server = FleetServer(settings, FlowerChannel(grid), events, weaker_privacy=weaker)
             with contextlib.closing(server):
                 server.run(int(context.run_config["rounds"]))
-        except PlanError as e:
+        except ERRORS as e:
             events.write(error=str(e))
             raise
         except Exception as e:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Optional, Protocol
 
+from fleet.errors import ERRORS
 from fleet.node_noise.server_noise import FIXED_SIZE
 from fleet.node_noise.server_noise import Draw as PlannedDraw
 from fleet.secure_aggregation.primitives import is_signed
@@ -157,7 +158,7 @@ class Members:
                     if message.kind == Kind.REFUSED:
                         raise PlanError(f"it answers: {words_of(message)}")
                     take(identity, message)
-                except PlanError as e:
+                except ERRORS as e:
                     failed.add(identity)
                     self._tell(f"{stage}: node {self._identities.name(identity)}: {e}")
                 else:
@@ -215,7 +216,7 @@ class Members:
                     self._welcome(node, message)
                 elif isinstance(answered, str):
                     answers.append((answered, message, len(data)))
-            except PlanError as e:
+            except ERRORS as e:
                 self._tell(f"node {node}: {e}")
         return answers
 

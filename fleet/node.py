@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from fleet.errors import ERRORS
 from fleet.node_noise.account import NodeAccount
 from fleet.node_noise.noise import check_sum_plan, noise_of_export
 from fleet.node_noise.skellam import Draw, skellam
@@ -103,7 +104,7 @@ class Node:
                 if message.kind not in self._answers:
                     raise PlanError(f"{_SERVER}: expected a request, found {message.kind.name}")
                 answer = self._answers[message.kind](message, self._plan(message))
-        except PlanError as e:
+        except ERRORS as e:
             _log().warning("refused: %s", e)
             answer = refused(str(e))
         # A server's words must not end a node.
@@ -270,7 +271,7 @@ def _for_the_log() -> Iterator[None]:
     """Keeps to this node what is wrong with its work: the words may tell of its examples."""
     try:
         yield
-    except PlanError as e:
+    except ERRORS as e:
         _log().error("%s", e)
         raise PlanError(_FAILED) from e
 

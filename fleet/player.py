@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 import numpy as np
 
 from fleet import worker
+from fleet.errors import ERRORS
 from fleet.secure_aggregation.sum_plan import SummedTensor, SumPlan
 from fleet.worker import About, Files, Worker
 from plan_runner.errors import PlanError
@@ -197,7 +198,7 @@ class Player:
             raise PlanError(str(e)) from e
         # Another process has written it, which may have been taken over.
         except (KeyError, OSError, RecursionError, TypeError, ValueError) as e:
-            if isinstance(e, PlanError):
+            if isinstance(e, ERRORS):
                 raise
             raise PlanError(f"{step}: expected results, found others ({type(e).__name__})") from e
 

@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
+from fleet.errors import ERRORS
 from fleet.node import Node
 from fleet.settings import read_node_settings
-from plan_runner.errors import PlanError
 from plan_runner.terminal import escape_output
 
 READY = "node: ready"
@@ -33,7 +33,7 @@ def main() -> int:
 
             print(READY, flush=True)
             flower.serve(node.answer, arguments.address, arguments.secret.read_bytes())
-    except PlanError as e:
+    except ERRORS as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
     return 0

@@ -33,10 +33,11 @@ from fleet.node_noise.server_noise import (
     server_noise_of_export,
 )
 from fleet.player import Player, secure_sums, sum_plan
+from fleet.secure_aggregation.errors import ProtocolError
 from fleet.secure_aggregation.messages import SESSION_BYTES, Type
 from fleet.secure_aggregation.server import Server
 from fleet.secure_aggregation.sessions import SessionFolder
-from fleet.secure_aggregation.sum_plan import Identities, ProtocolError, SumPlan
+from fleet.secure_aggregation.sum_plan import Identities, SumPlan
 from fleet.settings import ServerSettings, manifest_sha256, read_roster
 from fleet.state_folder import Begun, StateFolder, Track
 from fleet.wire import Kind, Message

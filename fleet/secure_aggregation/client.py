@@ -12,6 +12,7 @@ import numpy as np
 
 from fleet.secure_aggregation import messages, primitives, shamir
 from fleet.secure_aggregation import roster as rosters
+from fleet.secure_aggregation.errors import ProtocolError
 from fleet.secure_aggregation.messages import (
     TWO_SHARES_BYTES,
     Commitments,
@@ -22,7 +23,7 @@ from fleet.secure_aggregation.messages import (
 from fleet.secure_aggregation.roster import Roster
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.shamir import SHARE_BYTES
-from fleet.secure_aggregation.sum_plan import Identities, ProtocolError, SumPlan
+from fleet.secure_aggregation.sum_plan import Identities, SumPlan
 
 _SERVER = "message of the server"
 Values = Mapping[str, np.ndarray]

@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from fleet.secure_aggregation.errors import ProtocolError
 from fleet.secure_aggregation.primitives import (
     DIGEST_BYTES,
     KEY_BYTES,
@@ -26,7 +27,7 @@ from fleet.secure_aggregation.primitives import (
     sign,
 )
 from fleet.secure_aggregation.shamir import SHARE_BYTES
-from fleet.secure_aggregation.sum_plan import MOST_CLIENTS, Identities, ProtocolError, SumPlan
+from fleet.secure_aggregation.sum_plan import MOST_CLIENTS, Identities, SumPlan
 
 VERSION = 1
 SESSION_BYTES = 32

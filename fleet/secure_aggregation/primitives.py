@@ -11,7 +11,7 @@ import os
 
 import numpy as np
 
-from plan_runner.errors import PlanError
+from fleet.secure_aggregation.errors import SumError
 
 try:
     from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -25,7 +25,7 @@ try:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ImportError:
-    raise PlanError(
+    raise SumError(
         "secure aggregation: expected the package cryptography, found none: "
         "pip install 'tff-agnostic[fleet]'"
     ) from None

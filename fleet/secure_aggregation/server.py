@@ -10,6 +10,7 @@ import numpy as np
 
 from fleet.secure_aggregation import masks, messages, primitives, shamir
 from fleet.secure_aggregation import roster as rosters
+from fleet.secure_aggregation.errors import ProtocolError, SumError
 from fleet.secure_aggregation.messages import (
     SESSION_BYTES,
     Commitments,
@@ -19,8 +20,7 @@ from fleet.secure_aggregation.messages import (
 )
 from fleet.secure_aggregation.roster import Roster
 from fleet.secure_aggregation.sessions import SessionFolder
-from fleet.secure_aggregation.sum_plan import Identities, ProtocolError, SumPlan
-from plan_runner.errors import PlanError
+from fleet.secure_aggregation.sum_plan import Identities, SumPlan
 
 _RESULT = 0
 # Of those who are missing.
@@ -83,10 +83,10 @@ class Server:
         with folder.locked():
             stored = folder.read(session)
         if stored is None:
-            raise PlanError(f"{self._name}: expected a session that began, found none")
+            raise SumError(f"{self._name}: expected a session that began, found none")
         state = _State(**stored[0])
         if state.plan != plan.digest():
-            raise PlanError(f"{self._name}: expected the plan that it began with, found another")
+            raise SumError(f"{self._name}: expected the plan that it began with, found another")
         self._go_on(state, stored[1])
 
     @classmethod
@@ -109,13 +109,13 @@ class Server:
         if len(session) != SESSION_BYTES or not set(asked) <= set(identities.names):
             raise ValueError("expected a session of 32 bytes and clients with identities")
         if not plan.min_clients <= len(asked) <= plan.max_clients:
-            raise PlanError(
+            raise SumError(
                 f"cohort: expected {plan.min_clients} to {plan.max_clients} clients, found "
                 f"{len(asked)}"
             )
         with folder.locked():
             if folder.read(session) is not None:
-                raise PlanError(f"session {session.hex()[:16]}: expected a new one, found it begun")
+                raise SumError(f"session {session.hex()[:16]}: expected a new one, found it begun")
             folder.write(session, vars(_State(plan.digest(), int(Type.KEYS), asked)), b"")
         return cls(plan, identities, folder, session)
 
@@ -236,7 +236,7 @@ class Server:
     def close(self) -> None:
         """Ends the stage with those who have answered, and begins the next one."""
         if self.stage is None:
-            raise PlanError(f"{self._name}: expected a stage to end, the sum is opened")
+            raise SumError(f"{self._name}: expected a stage to end, the sum is opened")
         if len(self._answers) < self.fewest:
             some = [self._identities.name(client) for client in self.missing[:_MOST_NAMES]]
             names = ", ".join([*some, "..."] if len(self.missing) > len(some) else some)
@@ -248,7 +248,7 @@ class Server:
         with self._folder.locked():
             stored = self._folder.read(self.session)
             if stored is None or stored[0] != vars(self._state):
-                raise PlanError(
+                raise SumError(
                     f"{self._name}: expected one server, another one has gone on with it"
                 )
             # An opened sum is in memory alone. Another process asks for the openings again, which
@@ -260,10 +260,10 @@ class Server:
     def result(self) -> dict[str, np.ndarray]:
         """Returns the sums by the tensors' names, uint64, modulo each tensor's modulus."""
         if self.stage is not None:
-            raise PlanError(f"{self._name}: expected an opened sum, it waits for {self.stage.name}")
+            raise SumError(f"{self._name}: expected an opened sum, it waits for {self.stage.name}")
         vectors = self._plan.unpack(self._tail)
         if vectors is None:
-            raise PlanError(f"{self._name}: expected sums below their moduli, found a larger one")
+            raise SumError(f"{self._name}: expected sums below their moduli, found a larger one")
         return {
             tensor.name: vector.reshape(tensor.shape)
             for tensor, vector in zip(self._plan.tensors, vectors)
@@ -347,7 +347,7 @@ class Server:
         """Takes the masks off the total."""
         totals = self._plan.unpack(self._tail)
         if totals is None:
-            raise PlanError(f"{self._name}: expected sums below their moduli, found a larger one")
+            raise SumError(f"{self._name}: expected sums below their moduli, found a larger one")
         keys = [self._removed(dealer) for dealer in self._dealt]
         # No mask is taken off before every secret has been checked.
         for key, sign in (mask for masks_of_one in keys for mask in masks_of_one):

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plan_runner.errors import PlanError
+from fleet.secure_aggregation.errors import SumError
 
 _MARK = b"secure aggregation session 1\n"
 _DIGEST_BYTES = 32
@@ -53,7 +53,7 @@ def decode(state: bytes, where: str) -> tuple[Fields, bytes]:
     body = state[len(_MARK) + _DIGEST_BYTES :]
     checked = state[len(_MARK) : len(_MARK) + _DIGEST_BYTES]
     if not state.startswith(_MARK) or hashlib.sha256(body).digest() != checked:
-        raise PlanError(f"{where}: expected the state of a session, found other bytes")
+        raise SumError(f"{where}: expected the state of a session, found other bytes")
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "big")
     plain = json.loads(body[_LENGTH_BYTES:end])
     return {name: _from_json(value) for name, value in plain.items()}, body[end:]
@@ -138,6 +138,6 @@ class SessionFolder:
         try:
             yield
         except OSError as error:
-            raise PlanError(
+            raise SumError(
                 f"{self._folder}: expected a folder to keep sessions in: {error.strerror}"
             ) from error

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fleet.secure_aggregation import masks
+from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.primitives import DIGEST_BYTES, KEY_BYTES, digest
-from plan_runner.errors import PlanError
 
 # The sum over two clients tells each of them the other's values.
 FEWEST_CLIENTS = 3
@@ -20,18 +20,6 @@ MOST_CLIENTS = (1 << 16) - 1
 # Of a name that is not known, so much is shown.
 _SHOWN_DIGITS = 16
 _LONGEST_NAME = 64
-
-
-class ProtocolError(PlanError):
-    """A party does not keep to the protocol, or there are too few of them.
-
-    Attributes:
-        client: The identity of the client that is at fault, if it is known to be one client.
-    """
-
-    def __init__(self, message: str, client: bytes | None = None) -> None:
-        super().__init__(message)
-        self.client = client
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +40,12 @@ class SummedTensor:
 
     def __post_init__(self) -> None:
         if not 1 <= self.bound <= self.modulus <= masks.LARGEST_MODULUS:
-            raise PlanError(
+            raise SumError(
                 f"{self.name}: expected 1 <= bound <= modulus <= 2^64, found a bound of "
                 f"{self.bound} and a modulus of {self.modulus}"
             )
         if any(size < 0 for size in self.shape):
-            raise PlanError(f"{self.name}: expected a shape of sizes, found {self.shape}")
+            raise SumError(f"{self.name}: expected a shape of sizes, found {self.shape}")
 
     @property
     def size(self) -> int:
@@ -73,7 +61,7 @@ class SummedTensor:
         """Returns a client's values as a flat copy in uint64, after a check of each."""
         place = f"{where}: {self.name}"
         if value.dtype.kind not in "iu" or value.shape != self.shape:
-            raise PlanError(
+            raise SumError(
                 f"{place}: expected integers of the shape {self.shape}, found {value.dtype.name} "
                 f"of the shape {value.shape}"
             )
@@ -81,7 +69,7 @@ class SummedTensor:
             smallest, largest = int(value.min()), int(value.max())
             if smallest < 0 or largest >= self.bound:
                 wrong = smallest if smallest < 0 else largest
-                raise PlanError(
+                raise SumError(
                     f"{place}: expected values from 0 to {self.bound - 1}, found {wrong}"
                 )
         return value.astype(np.uint64).ravel()
@@ -109,17 +97,15 @@ class SumPlan:
 
     def __post_init__(self) -> None:
         if len(self.plan) != DIGEST_BYTES:
-            raise PlanError(f"plan: expected a SHA-256 of 32 bytes, found {len(self.plan)}")
+            raise SumError(f"plan: expected a SHA-256 of 32 bytes, found {len(self.plan)}")
         if not FEWEST_CLIENTS <= self.min_clients <= self.max_clients <= MOST_CLIENTS:
-            raise PlanError(
+            raise SumError(
                 f"secure aggregation: expected {FEWEST_CLIENTS} <= min_clients <= max_clients <= "
                 f"{MOST_CLIENTS}, found {self.min_clients} and {self.max_clients}"
             )
         names = [tensor.name for tensor in self.tensors]
         if not names or len(set(names)) != len(names):
-            raise PlanError(
-                f"secure aggregation: expected tensors of distinct names, found {names}"
-            )
+            raise SumError(f"secure aggregation: expected tensors of distinct names, found {names}")
 
     def digest(self) -> bytes:
         """Returns SHA-256 of all of it: parties with another one do not take part together."""
@@ -143,7 +129,7 @@ class SumPlan:
         """Returns a client's values, flat, in the order of the tensors."""
         names = [tensor.name for tensor in self.tensors]
         if set(values) != set(names):
-            raise PlanError(f"{where}: expected the tensors {names}, found {sorted(values)}")
+            raise SumError(f"{where}: expected the tensors {names}, found {sorted(values)}")
         return [tensor.values(np.asarray(values[tensor.name]), where) for tensor in self.tensors]
 
     def apply_masks(self, totals: Sequence[np.ndarray], key: bytes, sign: int) -> None:
@@ -179,14 +165,14 @@ class Identities:
     def __post_init__(self) -> None:
         for key, name in self.names.items():
             if len(key) != KEY_BYTES:
-                raise PlanError(f"identity {name!r}: expected a key of 32 bytes, found {len(key)}")
+                raise SumError(f"identity {name!r}: expected a key of 32 bytes, found {len(key)}")
             if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
-                raise PlanError(
+                raise SumError(
                     f"identity {key.hex()}: expected a printable name of 1 to {_LONGEST_NAME} "
                     f"characters, found {name[:_LONGEST_NAME]!r}"
                 )
         if len(set(self.names.values())) != len(self.names):
-            raise PlanError("identities: expected a name of its own for each, found one twice")
+            raise SumError("identities: expected a name of its own for each, found one twice")
 
     def __contains__(self, identity: bytes) -> bool:
         return identity in self.names

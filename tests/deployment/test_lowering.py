@@ -187,13 +187,13 @@ def test_ops_of_each_kind_of_model(exported, kind):
 def test_ops_that_may_not_be_there():
     check_within_odp(beyond_odp(["RestoreV2"], is_secure=False))
     beyond = beyond_odp(["RestoreV2", "MaxPoolGrad", "Round", "Foo"], is_secure=True)
-    assert beyond["Round"].startswith("--profile=secure")
+    assert beyond["Round"].startswith("secure sums")
     assert beyond["MaxPoolGrad"].startswith("the gradient of a layer")
     private = beyond_odp(["MaxPoolGrad", "Round", "Sqrt"], is_secure=True, is_private=True)
     assert [reason.split()[0] for reason in private.values()] == [
         "the",
-        "--profile=secure",
-        "--privacy",
+        "secure",
+        "private",
     ]
-    with pytest.raises(UserError, match=r"^--require_odp_ops: .* found 3: Foo, MaxPoolGrad, Round"):
+    with pytest.raises(UserError, match=r"^require_odp_ops: .* found 3: Foo, MaxPoolGrad, Round"):
         check_within_odp(beyond)

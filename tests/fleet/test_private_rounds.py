@@ -1,6 +1,5 @@
 """A distributed-private run is exported for nodes of ours, and its rounds have their noise."""
 
-import dataclasses
 import io
 import json
 import math
@@ -25,7 +24,7 @@ from tests.plan_runner.harness import call
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_examples import parsed_features
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.deployment.backends import nodes_of_demo
+from tff_agnostic.deployment.backends import demo_size
 from tff_agnostic.deployment.export import export
 from tff_agnostic.program.runs.export import DeviceSettings, export_request
 from tff_agnostic.program.runs.spec import resolve
@@ -67,10 +66,11 @@ def fleet(exported, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
-    sha256 = manifest_sha256(exported)
-    noise = noise_of_export(exported, sha256)
-    needs_five = dataclasses.replace(noise, fewest_clients=5)
-    assert (nodes_of_demo(None), nodes_of_demo(noise), nodes_of_demo(needs_five)) == (4, 4, 5)
+    noise = noise_of_export(exported, manifest_sha256(exported))
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert (demo_size({"privacy": {}}), demo_size(manifest)) == (4, 4)
+    manifest["privacy"]["differential_privacy"]["fewest_clients"] = 5
+    assert demo_size(manifest) == 5
     clients = exported / "conformance" / "clients"
     with pytest.raises(PlanError, match=r"^--nodes: expected at least 3, .* found 2$"):
         demo(exported, clients, 2, 1, None, tmp_path / "demo", print)

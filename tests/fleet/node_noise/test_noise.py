@@ -12,6 +12,7 @@ from scipy import stats
 from fleet.node_noise.account import NodeAccount, OpenedSums
 from fleet.node_noise.noise import Demands, NodeNoise, NoisedGroup, noise_of_manifest
 from fleet.node_noise.skellam import drawn, fresh_words, skellam, thresholds
+from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.messages import Type
 from fleet.secure_aggregation.sum_plan import SummedTensor
 from plan_runner.errors import PlanError
@@ -197,7 +198,7 @@ def test_the_noise_of_an_opened_sum_fits(fleet):
 
 def test_too_few_clients_open_nothing(fleet):
     clients = [_NOISE.noised(_client(n)) for n in range(5)]
-    with pytest.raises(PlanError, match="expected MASKED of at least 4 clients, found 3"):
+    with pytest.raises(SumError, match="expected MASKED of at least 4 clients, found 3"):
         _opened(fleet, clients, without={1, 2})
 
 

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fleet.secure_aggregation import masks, primitives, shamir
-from plan_runner.errors import PlanError
+from fleet.secure_aggregation.errors import SumError
 
 MODULI = [1, 2, 3, 97, 255, 256, 997, 1 << 32, (1 << 32) - 1, 3 << 60, 1 << 62, (1 << 62) - 57]
 MODULI += [(1 << 63) + 9, (1 << 64) - 59, (1 << 64) - 1, 1 << 64]
@@ -76,7 +76,7 @@ def test_shares_are_sealed_with_gcm_as_in_its_specification():
 def test_without_cryptography_there_is_one_line(monkeypatch):
     for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(PlanError, match=r"^[^\n]*expected the package cryptography.*fleet\]'$"):
+    with pytest.raises(SumError, match=r"^[^\n]*expected the package cryptography.*fleet\]'$"):
         runpy.run_path(primitives.__file__)
 
 

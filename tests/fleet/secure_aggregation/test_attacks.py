@@ -15,10 +15,10 @@ import pytest
 
 from fleet.secure_aggregation import messages, primitives, shamir
 from fleet.secure_aggregation import roster as rosters
+from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.messages import Commitments, Type
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import SummedTensor
-from plan_runner.errors import PlanError
 from tests.fleet.secure_aggregation.parties import Fleet
 
 
@@ -34,7 +34,7 @@ def trusting(tmp_path) -> Fleet:
 
 
 def refused(answer, pattern: str, culprit: bytes | None = None) -> None:
-    with pytest.raises(PlanError, match=pattern) as error:
+    with pytest.raises(SumError, match=pattern) as error:
         answer()
     assert "\n" not in str(error.value)
     if culprit is not None:
@@ -544,7 +544,7 @@ def test_any_bytes_are_one_line_and_cost_no_memory(tmp_path):
             (answers[1], server.receive),
         ):
             for spoilt in changes(message, generator, fleet, server):
-                with pytest.raises(PlanError) as error:
+                with pytest.raises(SumError) as error:
                     take(spoilt)
                 assert "\n" not in str(error.value)
                 assert len(str(error.value)) < 400
