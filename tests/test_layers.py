@@ -26,7 +26,6 @@ _READS_JSON = ("base", "data", "saving", "deployment", "importing", "models")
 NOT_YET: dict[str, int] = {
     "data": 8,
     "importing": 91,
-    "saving": 8,
 }
 
 
