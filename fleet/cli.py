@@ -217,11 +217,9 @@ def _node(arguments: argparse.Namespace) -> int:
 
 
 def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
-    from fleet.kills import KILLS
-
     parser = commands.add_parser(
         "demo",
-        help="play on this machine, every part a process of its own, and compare with run_plan",
+        help="run a fleet on this machine, every part as a process",
     )
     parser.add_argument(
         "--export", metavar="FOLDER", type=Path, required=True, help="folder of the export"
@@ -237,62 +235,42 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--store",
         metavar="FILE",
         type=Path,
-        help="client store from which nodes read these clients; run_plan reads the files",
+        help="client store from which nodes read these clients",
     )
     parser.add_argument(
         "--nodes", type=int, default=4, help="number of nodes, at least 3 (%(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (%(default)s)")
     parser.add_argument(
-        "--kill",
-        choices=KILLS,
-        help=(
-            "what is killed in the second round; often: a fifth of the nodes in each round and the "
-            "server in every tenth, by chance"
-        ),
-    )
-    parser.add_argument("--seed", type=int, help="with --kill=often: of the chance (default: 0)")
-    parser.add_argument(
         "--output", metavar="FOLDER", type=Path, help="new folder to keep; none by default"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the demo in --output that was cut off"
     )
     _add_weaker_privacy(parser)
     parser.set_defaults(run=_demo)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from fleet import kills
     from fleet.demo import demo
 
     if arguments.nodes < 3 or arguments.rounds < 1:
         raise PlanError("expected at least 3 --nodes and 1 of --rounds")
-    kills.check_nodes(arguments.kill, arguments.nodes)
-    if arguments.seed is not None and arguments.kill != kills.OFTEN:
-        raise PlanError(f"--seed has no effect without --kill={kills.OFTEN}")
-    if arguments.resume and (arguments.output is None or not arguments.output.is_dir()):
-        raise PlanError(f"--resume: expected the folder of a demo, found {arguments.output}")
     with contextlib.ExitStack() as stack:
         folder = arguments.output
         if folder is None:
             within = stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet_"))
             folder = Path(within) / "demo"
-        elif folder.exists() and not arguments.resume:
+        elif folder.exists():
             raise PlanError(f"--output: expected a new folder, found {folder}")
-        same = demo(
+        demo(
             arguments.export,
             arguments.clients,
             arguments.nodes,
             arguments.rounds,
-            arguments.kill,
             folder.resolve(),
             _tell,
-            arguments.seed or 0,
             arguments.store,
             arguments.weaker_privacy,
         )
-    return 0 if same else 1
+    return 0
 
 
 def _tell(text: str) -> None:

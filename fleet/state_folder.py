@@ -4,11 +4,6 @@ A round of a kind (training, evaluation) has these events in `rounds.jsonl`, eac
 its effects: "drawn" if its cohort is a secret draw, "begun", then "given up" or "done" with the
 hash of the state before and after. Sums are not in the folder: a round that was begun resumes with
 the same session, and nodes give the same answers again.
-
-Metrics are also written as TensorBoard reads them, without TensorFlow, which the server has not. A
-file is TFRecords: the length of each and its content, both with a masked CRC-32C (TensorFlow's
-tensorflow/core/lib/io/record_writer.h). A record is an Event, a message of protobuf (event.proto
-and summary.proto).
 """
 
 from __future__ import annotations
@@ -16,16 +11,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
-import functools
 import hashlib
 import io
 import json
-import math
 import os
-import shutil
-import struct
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -34,7 +24,6 @@ from plan_runner.errors import PlanError
 from plan_runner.export import EVALUATION, STATE, TRAINING
 
 JOURNAL = "rounds.jsonl"
-TENSORBOARD = "tensorboard"
 _LOCK = "lock"
 _NEXT = ".next"
 _PARTIAL = ".partial"
@@ -44,12 +33,6 @@ _FILES = {TRAINING: (STATE, "metrics"), EVALUATION: ("evaluation_state.ckpt", "e
 _OWNER_ONLY = 0o600
 DRAWN, BEGUN, GIVEN_UP, DONE = "drawn", "begun", "given up", "done"
 Step = Callable[[str], None]
-# Fields of Event, Summary and Summary.Value: numbers and wire types of protobuf.
-_WALL_TIME, _STEP, _VERSION, _SUMMARY = 1 << 3 | 1, 2 << 3 | 0, 3 << 3 | 2, 5 << 3 | 2
-_VALUE, _TAG, _SIMPLE_VALUE = 1 << 3 | 2, 1 << 3 | 2, 2 << 3 | 5
-_VERSION_TEXT = b"brain.Event:2"
-_POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
-_32_BITS = 0xFFFFFFFF
 
 
 def sums_file(kind: str, number: int) -> str:
@@ -187,9 +170,6 @@ class Track:
             )
         self.state = self._recovered()
         self._write_metrics()
-        with folder.one_line():
-            rounds = [(row["round"], _scalars(row)) for row in self._rows()]
-            self._event_file = EventFile(folder.folder / TENSORBOARD / kind, rounds)
 
     def _recovered(self) -> bytes:
         path = self._folder.folder / self._state_file
@@ -290,8 +270,6 @@ class Track:
             self.state = state
             self._folder.step(f"{self.kind} {number}: state replaced")
         self._write_metrics()
-        with self._folder.one_line():
-            self._event_file.add(number, _scalars(row))
 
     def _write(self, event: str, number: int, **fields: Any) -> None:
         self._folder.write({"event": event, "kind": self.kind, "round": number, **fields})
@@ -324,12 +302,6 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return cells
 
 
-def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    cells = _flat(row)
-    del cells["round"]
-    return {name: value for name, value in cells.items() if isinstance(value, (int, float))}
-
-
 def _cells(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, list):
         return {name: value}
@@ -344,88 +316,3 @@ _WRITERS = {".jsonl": _as_lines, ".csv": _as_table}
 
 def _hashed(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-class EventFile:
-    """The rounds of a server in a folder of their own; those of an earlier process are replaced.
-
-    Args:
-        folder: Is removed with all that is in it, and made anew.
-        rounds: Those that are done; see `add`.
-    """
-
-    def __init__(self, folder: Path, rounds: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        now = time.time()
-        # TensorBoard knows its files by their names, and their format by the first event.
-        self._path = folder / f"events.out.tfevents.{int(now)}.{os.getpid()}"
-        events = [_wall_time(now) + _bytes(_VERSION, _VERSION_TEXT)]
-        events += [_event(now, step, scalars) for step, scalars in rounds]
-        self._path.write_bytes(b"".join(map(_record, events)))
-
-    def add(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds a round.
-
-        Args:
-            step: Its number.
-            scalars: Its metrics by their tags.
-        """
-        with open(self._path, "ab") as file:
-            file.write(_record(_event(time.time(), step, scalars)))
-
-
-def _event(now: float, step: int, scalars: Mapping[str, float]) -> bytes:
-    values = [
-        _bytes(_TAG, tag.encode()) + bytes([_SIMPLE_VALUE]) + _float(value)
-        for tag, value in scalars.items()
-    ]
-    summary = b"".join(_bytes(_VALUE, value) for value in values)
-    return _wall_time(now) + bytes([_STEP]) + _varint(step) + _bytes(_SUMMARY, summary)
-
-
-def _float(value: float) -> bytes:
-    try:
-        return struct.pack("<f", value)
-    except OverflowError:
-        return struct.pack("<f", math.copysign(math.inf, value))
-
-
-def _wall_time(now: float) -> bytes:
-    return bytes([_WALL_TIME]) + struct.pack("<d", now)
-
-
-def _bytes(field: int, content: bytes) -> bytes:
-    return bytes([field]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    digits = []
-    while value >= 128:
-        digits.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*digits, value])
-
-
-def _record(content: bytes) -> bytes:
-    length = struct.pack("<Q", len(content))
-    return b"".join([length, _masked_crc(length), content, _masked_crc(content)])
-
-
-def _masked_crc(content: bytes) -> bytes:
-    crc, table = _32_BITS, _crc_table()
-    for byte in content:
-        crc = table[(crc ^ byte) & 255] ^ crc >> 8
-    crc ^= _32_BITS
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK) & _32_BITS)
-
-
-@functools.cache
-def _crc_table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ _POLYNOMIAL * (value & 1)
-        table.append(value)
-    return table

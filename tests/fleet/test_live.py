@@ -24,6 +24,9 @@ from fleet import demo, keys
 from fleet.settings import manifest_sha256
 from fleet.wire import Kind, Message, decoded
 from plan_runner.errors import PlanError
+from tests.fleet import kills
+from tests.fleet.comparison import equals_run_plan
+from tests.fleet.killed_demo import killed_demo
 from tests.plan_runner.exports import rehash, write_clients, write_export
 from tests.plan_runner.plans import secure_plan
 from tests.processes import default_signals, wait_until
@@ -228,18 +231,24 @@ def _demo(inputs, *more: str) -> tuple[str, ...]:
     return ("demo", f"--export={export}", f"--clients={clients}", "--nodes=3", *more)
 
 
-def test_a_demo_leaves_no_process_and_goes_on(inputs, tmp_path):
+def test_a_demo_leaves_no_process(inputs, tmp_path):
     mark, output = secrets.token_hex(8), tmp_path / "demo"
-    for more in (("--rounds=1",), ("--rounds=2", "--resume")):
-        found = subprocess.run(
-            [*_MODULE, *_demo(inputs, *more, f"--output={output}")],
-            env={**os.environ, _MARK: mark},
-            capture_output=True,
-            text=True,
-        )
-        assert (found.returncode, found.stderr) == (0, "")
-        assert "is that of run_plan, bit for bit" in found.stdout
-        assert _marked(mark) == []
+    done = subprocess.run(
+        [*_MODULE, *_demo(inputs, "--rounds=2", f"--output={output}")],
+        env={**os.environ, _MARK: mark},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    state = output / "server" / "state"
+    assert done.stdout.splitlines()[-1].startswith("state after 2 rounds: ")
+    assert equals_run_plan(inputs[0], output / "clients", state, output, print)
+    assert _marked(mark) == []
+
+
+@pytest.mark.parametrize("kill", [kills.SERVER, kills.SUPERLINK])
+def test_state_after_a_kill_equals_run_plans(inputs, tmp_path, kill):
+    assert killed_demo(*inputs, 3, 2, kill, tmp_path / "demo", print)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from fleet.comparison import moments_of, noise_in_units
 from fleet.demo import demo
 from fleet.node_noise.noise import Demands, noise_of_export
 from fleet.node_noise.skellam import skellam
@@ -19,6 +18,7 @@ from plan_runner.client import read_records
 from plan_runner.errors import PlanError
 from plan_runner.graph_session import read_checkpoint
 from tests.data.stores import write_store
+from tests.fleet.comparison import moments_of, noise_in_units
 from tests.fleet.fleet import Fleet, LocalChannel, Told
 from tests.plan_runner.harness import call
 from tff_agnostic.base.errors import UserError
@@ -73,11 +73,11 @@ def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
     assert demo_size(manifest) == 5
     clients = exported / "conformance" / "clients"
     with pytest.raises(PlanError, match=r"^--nodes: expected at least 3, .* found 2$"):
-        demo(exported, clients, 2, 1, None, tmp_path / "demo", print)
+        demo(exported, clients, 2, 1, tmp_path / "demo", print)
     # The account has as many sums as the run has rounds.
     line = rf"^--rounds: expected at most {len(noise.claimed)}, .* found {len(noise.claimed) + 1}$"
     with pytest.raises(PlanError, match=line):
-        demo(exported, clients, 3, len(noise.claimed) + 1, None, tmp_path / "demo", print)
+        demo(exported, clients, 3, len(noise.claimed) + 1, tmp_path / "demo", print)
     assert not (tmp_path / "demo").exists()
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import time
 
-import numpy as np
 import pytest
-import tensorflow as tf
-from tensorflow.core.util import event_pb2
 
 from fleet import wire
 from fleet.player import Player, sum_plan
@@ -60,16 +56,6 @@ def metrics(folder):
     return [json.loads(line)["metrics"] for line in lines]
 
 
-def scalars(folder):
-    """What TensorFlow reads of event files: the tags and values of each step."""
-    (path,) = folder.iterdir()
-    records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
-    events = [event_pb2.Event.FromString(record) for record in records]
-    assert events[0].file_version == "brain.Event:2"
-    assert all(time.time() - 3600 < event.wall_time <= time.time() for event in events)
-    return [(e.step, {v.tag: v.simple_value for v in e.summary.value}) for e in events[1:]]
-
-
 def served(fleet, folder, rounds, channel=None, stop="", player=None, **changes):
     """Plays rounds; returns what was told."""
     told, channel = Told(stop), channel or LocalChannel(fleet.nodes())
@@ -104,12 +90,7 @@ def test_rounds_are_the_runners_bit_for_bit(fleet, tmp_path):
     assert len(told.lines) == 2
     with open(tmp_path / "server" / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
-    shown = scalars(tmp_path / "server" / "tensorboard" / "training")
-    assert shown == [
-        (int(row.pop("round")), {tag: np.float32(text) for tag, text in row.items() if text})
-        for row in rows
-    ]
-    assert [step for step, _ in shown] == [1, 2, 3]
+    assert [int(row["round"]) for row in rows] == [1, 2, 3]
 
 
 # The requests in order, and whether a node that gets none from there on is in the sum.

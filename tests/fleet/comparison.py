@@ -1,11 +1,10 @@
-"""What a demo's rounds have led to, beside the same rounds played on this machine."""
+"""Comparison of a demo's last state with the same rounds run on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -47,17 +46,17 @@ class Moments(NamedTuple):
         return abs(self.mean) <= _DEVIATIONS and abs(off) <= _DEVIATIONS
 
 
-def is_as_run_plan(
+def equals_run_plan(
     export: Path, clients: Path, state: Path, folder: Path, tell: Callable[[str], None]
 ) -> bool:
-    """Plays the same cohorts by run_plan in this environment, and compares the states.
+    """Runs the same cohorts with run_plan in this environment, and compares the states.
 
-    Where nodes have added noise, run_plan's states are others: then the sums that were opened are
-    played again, and are compared with those of the same clients without noise.
+    Where nodes have added noise, run_plan's states differ. The opened sums are then run again, and
+    compared with the sums of the same clients without noise.
 
     Args:
         state: The server's folder.
-        folder: For what run_plan writes.
+        folder: Folder for run_plan's output.
     """
     journal = [json.loads(line) for line in (state / JOURNAL).read_text().splitlines()]
     rounds = [event for event in journal if event["event"] == DONE]
@@ -65,8 +64,6 @@ def is_as_run_plan(
     if noise is not None:
         return _has_nodes_noise(export, clients, state, rounds, noise, tell)
     file, output = folder / "cohorts.txt", folder / "run_plan"
-    # Of a demo that went on after it had been compared.
-    shutil.rmtree(output, ignore_errors=True)
     file.write_text("".join(f"{','.join(event['names'])}\n" for event in rounds))
     played = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""What a demo kills, in which round and during which exchange."""
+"""Kills of a demo's processes: which one, in which round and during which exchange."""
 
 from __future__ import annotations
 
