@@ -28,7 +28,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs a command; returns the exit status."""
     escape_output()
     arguments = _parser().parse_args(argv)
-    from fleet.launch import Ended, ended_by_signals
+    from fleet.launch import Terminated, ended_by_signals
 
     try:
         with ended_by_signals():
@@ -40,7 +40,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             raise
         where = "" if e.filename is None else f"{e.filename}: "
         return _failed(f"{where}cannot read or write ({e.strerror})")
-    except Ended as e:
+    except Terminated as e:
         print("interrupted", file=sys.stderr)
         return _SIGNAL_STATUS + e.number
 

@@ -155,13 +155,13 @@ class RunningDemo:
                 heard = time.monotonic()
             for name in self._names:
                 if self._processes.has(name) and self._processes.status(name) is not None:
-                    raise PlanError(f"node {name}: {self._processes.said(name)}")
+                    raise PlanError(f"node {name}: {self._processes.last_output(name)}")
             if time.monotonic() > heard + _QUIET_SECONDS:
                 raise PlanError(self._quiet("server"))
             time.sleep(_LOOK_SECONDS)
         self.hear()
         if self._processes.status("server") != 0:
-            raise PlanError(self._processes.said("server"))
+            raise PlanError(self._processes.last_output("server"))
 
     def hear(self) -> list[dict[str, Any]]:
         """Reports the server's new events, and returns them."""
@@ -177,13 +177,13 @@ class RunningDemo:
         until = time.monotonic() + _QUIET_SECONDS
         while words not in self._processes.printed(name):
             if self._processes.status(name) is not None:
-                raise PlanError(f"{name}: {self._processes.said(name)}")
+                raise PlanError(f"{name}: {self._processes.last_output(name)}")
             if time.monotonic() > until:
                 raise PlanError(self._quiet(name))
             time.sleep(_LOOK_SECONDS)
 
     def _quiet(self, name: str) -> str:
-        last = self._processes.said(name)
+        last = self._processes.last_output(name)
         return f"{name}: expected news within {_QUIET_SECONDS:g} s, found none after: {last}"
 
 

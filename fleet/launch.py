@@ -49,7 +49,7 @@ _REFUSALS = {
 _LET_IN_SECONDS = 60.0
 
 
-class Ended(BaseException):
+class Terminated(BaseException):
     """A signal that asks this process to end."""
 
     def __init__(self, number: int) -> None:
@@ -145,7 +145,7 @@ class Processes:
         _signal(process, signal.SIGKILL)
         process.wait()
 
-    def said(self, name: str) -> str:
+    def last_output(self, name: str) -> str:
         """Returns what a process has printed last, an error without that word, as part of a line.
 
         Raises:
@@ -183,11 +183,11 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raises Ended where this process is asked to end."""
+    """Raises Terminated where this process is asked to end."""
 
     def end(number: int, frame: Optional[FrameType]) -> NoReturn:
         del frame
-        raise Ended(number)
+        raise Terminated(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = {number: signal.signal(number, end) for number in numbers}
@@ -300,7 +300,7 @@ def _follow_run(
             if "line" in event:
                 tell(event["line"])
         if gone == "proxy":
-            raise PlanError(f"proxy: {processes.said('proxy')}")
+            raise PlanError(f"proxy: {processes.last_output('proxy')}")
         if gone is not None:
             return gone
         if not has_started and time.monotonic() > began + _START_SECONDS:
@@ -391,7 +391,7 @@ def run_node(
 
 def _check_resident(processes: Processes) -> None:
     if processes.status("resident") is not None:
-        raise PlanError(processes.said("resident"))
+        raise PlanError(processes.last_output("resident"))
 
 
 def check_port(host: str, port: int) -> None:
@@ -426,4 +426,4 @@ def _wait_for(processes: Processes, name: str, port: int) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(_LOOK_SECONDS)
-    raise PlanError(f"{name}: expected it to listen on port {port}: {processes.said(name)}")
+    raise PlanError(f"{name}: expected it to listen on port {port}: {processes.last_output(name)}")

@@ -220,7 +220,7 @@ class _Plan:
             with _for_the_log():
                 found = self._player.values(self._name, message.parts[1], self._source())
                 sums.check_values(found, "values of this client")
-                noised = None if self._noise is None else self._noise.noised(found, self._draw)
+                noised = None if self._noise is None else self._noise.add_noise(found, self._draw)
             if self._noise is None or noised is None:
                 return found
             demands = self._settings.privacy
@@ -279,7 +279,9 @@ def _for_the_log() -> Iterator[None]:
 def _source(data: DataSettings, max_records: int) -> Callable[[], Examples]:
     """Returns what gives the examples, as they are when a round needs them."""
     if data.store is not None:
-        return functools.partial(_of_store, data.store, data.split, data.client or "", max_records)
+        return functools.partial(
+            _read_store, data.store, data.split, data.client or "", max_records
+        )
     if data.tfrecord is not None:
         path = data.tfrecord
         return lambda: Examples(paths=_files(path))
@@ -303,7 +305,7 @@ def _source(data: DataSettings, max_records: int) -> Callable[[], Examples]:
     return records
 
 
-def _of_store(path: Path, split: str, client: str, max_records: int) -> Examples:
+def _read_store(path: Path, split: str, client: str, max_records: int) -> Examples:
     with contextlib.closing(ClientStore(path)) as store:
         counts = store.client_counts(split)
         # Before they are read.

@@ -84,7 +84,7 @@ class Player:
         def take(files: Files) -> worker.About:
             return worker.About.from_json(json.loads(files[worker.ABOUT_FILE]))
 
-        return self._ask(worker.ABOUT, "loading the plan", {}, {}, take)
+        return self._request(worker.ABOUT, "loading the plan", {}, {}, take)
 
     def evaluated(self, state: bytes, trained: bytes) -> bytes:
         """Returns the state of an evaluation's round.
@@ -95,12 +95,12 @@ class Player:
         """
         files = {worker.STATE: state, worker.TRAINED: trained}
         step = "taking the state of the training"
-        return self._ask(worker.EVALUATED, step, {}, files, _reading(worker.STATE))
+        return self._request(worker.EVALUATED, step, {}, files, _reading(worker.STATE))
 
     def begin(self, state: bytes) -> bytes:
         """Plays the server's first half of a round; returns the clients' checkpoint."""
         take = _reading(worker.CLIENT_CHECKPOINT)
-        return self._ask(worker.BEGIN, "beginning a round", {}, {worker.STATE: state}, take)
+        return self._request(worker.BEGIN, "beginning a round", {}, {worker.STATE: state}, take)
 
     def values(self, name: str, checkpoint: bytes, examples: Examples) -> dict[str, np.ndarray]:
         """Plays a client of secure sums; returns its integers by the tensors' names."""
@@ -118,19 +118,21 @@ class Player:
     def check_examples(self, name: str, examples: Examples) -> None:
         """Checks that a client's examples are what the plan reads."""
         step = f"reading the examples of {name}"
-        self._ask(worker.READ, step, *_of_client(name, examples), _nothing)
+        self._request(worker.READ, step, *_of_client(name, examples), _nothing)
 
     def _client(
         self, name: str, checkpoint: bytes, examples: Examples, take: Callable[[Files], _T]
     ) -> _T:
         request, files = _of_client(name, examples)
         files[worker.CLIENT_CHECKPOINT] = checkpoint
-        return self._ask(worker.CLIENT, f"playing client {name}", request, files, take)
+        return self._request(worker.CLIENT, f"playing client {name}", request, files, take)
 
     def check_update(self, name: str, update: bytes) -> None:
         """Checks that a client's update is one that the plan sums."""
         request, files = {"name": name}, {worker.UPDATE: update}
-        self._ask(worker.CHECK, f"reading the update of client {name}", request, files, _nothing)
+        self._request(
+            worker.CHECK, f"reading the update of client {name}", request, files, _nothing
+        )
 
     def plain_sums(self, updates: Sequence[tuple[str, bytes]]) -> bytes:
         """Returns the sums of clients' updates, as `end` takes them.
@@ -140,7 +142,7 @@ class Player:
         """
         request = {"names": [name for name, _ in updates]}
         files = {f"{number}": update for number, (_, update) in enumerate(updates)}
-        return self._ask(worker.SUM, "summing updates", request, files, _reading(worker.SUMS))
+        return self._request(worker.SUM, "summing updates", request, files, _reading(worker.SUMS))
 
     def end(
         self,
@@ -173,7 +175,7 @@ class Player:
             return Ended(files[worker.STATE], told["row"], told["line"])
 
         files = {worker.STATE: state, worker.SUMS: sums}
-        return self._ask(worker.END, f"round {round_number}", request, files, take)
+        return self._request(worker.END, f"round {round_number}", request, files, take)
 
     @property
     def process_id(self) -> Optional[int]:
@@ -184,7 +186,7 @@ class Player:
         """Ends the process."""
         self._worker.close()
 
-    def _ask(
+    def _request(
         self,
         part: str,
         step: str,

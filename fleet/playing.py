@@ -181,7 +181,7 @@ class _Playing:
             where = f"{request['name']}, example {count}"
             check_count(count, most, request["name"])
             if request["are_stored"]:
-                record = as_plans_read(record, features, self._manifest.domains, where)
+                record = convert_example(record, features, self._manifest.domains, where)
             check_example(record, features, where)
             yield record
 
@@ -241,7 +241,7 @@ def _is_trained(name: str) -> bool:
     return name.startswith("server/algorithm/") or name == "server/round_num"
 
 
-def as_plans_read(
+def convert_example(
     record: bytes, features: Mapping[str, TensorType], domains: Sequence[str], where: str
 ) -> bytes:
     """Returns an example of a store with what a plan reads of its label and domain.

@@ -39,7 +39,7 @@ from fleet.secure_aggregation.server import Server
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import Identities, SumPlan
 from fleet.settings import ServerSettings, manifest_sha256, read_roster
-from fleet.state_folder import Begun, StateFolder, Track
+from fleet.state_folder import RoundJournal, StartedRound, StateFolder
 from fleet.wire import Kind, Message
 from plan_runner import export as exports
 from plan_runner.errors import PlanError, counted
@@ -177,7 +177,7 @@ class FleetServer:
                         f"{plan.account.delta:.3g}"
                     )
                 names = tuple(self._identities.name(identity) for identity in cohort)
-                begun = Begun(secrets.token_bytes(SESSION_BYTES), names)
+                begun = StartedRound(secrets.token_bytes(SESSION_BYTES), names)
                 plan.track.begin(number, begun)
             round_ = _Round(plan, number, down, begun, self._settings, self._listener)
             try:
@@ -330,7 +330,7 @@ class _Plan:
             if self.keeps_draw and self.noise.draw.scheme == SPACED and not self.cohort_size:
                 self.cohort_size = int(self.noise.draw.per_round)
         initial = open_export(export, settings.limits, pinned).read(exports.SERVER_STATE)
-        self.track = Track(folder, kind, pinned, initial)
+        self.track = RoundJournal(folder, kind, pinned, initial)
         self.fewest = max(settings.min_clients, about.min_clients)
         if self.draws_secretly and not about.secure:
             # A round is released, however few nodes are drawn.
@@ -431,7 +431,7 @@ class _Round:
         plan: _Plan,
         number: int,
         down: bytes,
-        begun: Begun,
+        begun: StartedRound,
         settings: ServerSettings,
         listener: Listener,
     ) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar, Union
 
 from fleet.members import SAMPLINGS
-from fleet.node_noise.noise import Demands
+from fleet.node_noise.noise import PrivacyRequirements
 from fleet.secure_aggregation.primitives import KEY_BYTES
 from fleet.secure_aggregation.sum_plan import FEWEST_CLIENTS, Identities
 from plan_runner import export as exports
@@ -129,7 +129,7 @@ class NodeSettings:
     tells_domain: bool = False
     limits: Limits = DEFAULT_LIMITS
     trust: bool = False
-    privacy: Demands = Demands()
+    privacy: PrivacyRequirements = PrivacyRequirements()
 
     def check(self, where: str) -> None:
         """Checks what is not of one setting's type."""

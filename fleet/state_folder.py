@@ -127,7 +127,7 @@ class StateFolder:
             raise PlanError(f"{self.folder}: cannot read or write ({e.strerror})") from e
 
 
-class Begun(NamedTuple):
+class StartedRound(NamedTuple):
     """A round that has begun.
 
     Attributes:
@@ -139,7 +139,7 @@ class Begun(NamedTuple):
     cohort: tuple[str, ...]
 
 
-class Track:
+class RoundJournal:
     """The rounds of one kind.
 
     Attributes:
@@ -222,12 +222,12 @@ class Track:
         """Returns how often a round has begun."""
         return sum(event["round"] == number for event in self._events(BEGUN))
 
-    def pending(self, number: int) -> Optional[Begun]:
+    def pending(self, number: int) -> Optional[StartedRound]:
         """Returns how a round was begun that is neither done nor given up."""
         events = [e for e in self._events(BEGUN, GIVEN_UP, DONE) if e["round"] == number]
         if not events or events[-1]["event"] != BEGUN:
             return None
-        return Begun(bytes.fromhex(events[-1]["session"]), tuple(events[-1]["cohort"]))
+        return StartedRound(bytes.fromhex(events[-1]["session"]), tuple(events[-1]["cohort"]))
 
     def drawn(self, number: int) -> Optional[list[str]]:
         """Returns the names of a round's secret draw; None before the draw."""
@@ -238,7 +238,7 @@ class Track:
         """Writes the secret draw of a round."""
         self._write(DRAWN, number, cohort=list(names))
 
-    def begin(self, number: int, begun: Begun) -> None:
+    def begin(self, number: int, begun: StartedRound) -> None:
         """Writes that a round begins."""
         self._write(BEGUN, number, session=begun.session.hex(), cohort=list(begun.cohort))
 

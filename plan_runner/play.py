@@ -185,15 +185,15 @@ def _check_conformance(export: Export) -> None:
 def _verify(request: Request, export: Export, listener: Listener) -> int:
     listener.step(_LOADING)
     # These bring TensorFlow, which takes seconds.
-    from plan_runner.rounds import OnDevices, tell_checks, verify
-    from plan_runner.tflite import tflite_beside
+    from plan_runner.rounds import OnDevices, print_checks, verify
+    from plan_runner.tflite import tflite_comparison
 
     try:
-        devices = OnDevices(tflite_beside(export))
+        devices = OnDevices(tflite_comparison(export))
     except PlanError as e:
         devices = OnDevices(None, str(e))
     checks = verify(export, listener.step, devices.beside)
-    verified = tell_checks(export, checks, request.tolerance, listener.line, devices)
+    verified = print_checks(export, checks, request.tolerance, listener.line, devices)
     return VERIFIED if verified else DIFFERENT
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Optional, Protocol
 
 from fleet.node_noise.divergences import SkellamSum, composed_epsilon
-from fleet.node_noise.noise import Demands, NodeNoise
+from fleet.node_noise.noise import NodeNoise, PrivacyRequirements
 from fleet.node_noise.server_noise import ServerNoise
 from fleet.secure_aggregation.sessions import sync_folder
 from plan_runner.errors import PlanError, counted
@@ -324,7 +324,7 @@ class NodeAccount:
         demands: Limits of the node's operator.
     """
 
-    def __init__(self, path: Path, noise: NodeNoise, demands: Demands) -> None:
+    def __init__(self, path: Path, noise: NodeNoise, demands: PrivacyRequirements) -> None:
         self._file, self._noise, self._demands = Lines(path), noise, demands
         self._sessions: dict[str, SkellamSum] = {}
         for number, line in enumerate(self._file.lines, 1):

@@ -157,7 +157,7 @@ class NodeNoise:
                     f"{expected}"
                 )
 
-    def noised(
+    def add_noise(
         self, values: Mapping[str, np.ndarray], draw: Draw = skellam
     ) -> dict[str, np.ndarray]:
         """Returns a client's integers with its noise, modulo each group's modulus.
@@ -171,7 +171,7 @@ class NodeNoise:
                 raise PlanError(f"{name}: expected {constant} of every client, found another value")
         for group in self.groups:
             group.check_client(values)
-        is_silent = not _tossed(self.takes_part)
+        is_silent = not _bernoulli(self.takes_part)
         sent = {name: values[name] for name in self.without_noise}
         for group in self.groups:
             modulus = np.int64(group.modulus)
@@ -185,7 +185,7 @@ class NodeNoise:
 
 
 @dataclasses.dataclass(frozen=True)
-class Demands:
+class PrivacyRequirements:
     """What a node's operator demands of plans; `node.toml`, the table `privacy`.
 
     Attributes:
@@ -361,7 +361,7 @@ def check_sum_plan(noise: Optional[NodeNoise], sums: SumPlan) -> None:
         noise.check_plan(sums.tensors, sums.min_clients)
 
 
-def _tossed(probability: Fraction) -> bool:
+def _bernoulli(probability: Fraction) -> bool:
     """Returns true with exactly this probability: digits of a number below it, or not."""
     words = fresh_words()
     numerator, denominator = probability.numerator, probability.denominator

@@ -104,13 +104,13 @@ def _of_words(variance: Fraction, first: np.ndarray, words: Words) -> np.ndarray
     sizes = np.searchsorted(table, digits, side="right").astype(np.int64)
     equal = table[np.maximum(sizes - 1, 0)] == digits
     for i in np.flatnonzero(equal):
-        sizes[i] = _further(variance, int(digits[i]), words)
+        sizes[i] = _refine(variance, int(digits[i]), words)
     is_negative = (first & np.uint64(1)).astype(bool)
     np.negative(sizes, out=sizes, where=is_negative)
     return sizes
 
 
-def _further(variance: Fraction, digits: int, words: Words) -> int:
+def _refine(variance: Fraction, digits: int, words: Words) -> int:
     """Returns the size of a number whose first digits leave it open."""
     bits = _DIGITS
     while True:

@@ -132,7 +132,7 @@ class Server:
         if self.stage == Type.MASKED:
             self._totals = [np.zeros(t.size, np.uint64) for t in self._plan.tensors]
 
-    def _parcels(self, shares: Sequence[bytes]) -> dict[bytes, _Dealt]:
+    def _parcels(self, shares: Sequence[bytes]) -> dict[bytes, _ReceivedShares]:
         """Returns what each sharer has dealt, by its identity."""
         dealt = {}
         for message in shares:
@@ -140,7 +140,7 @@ class Server:
             holders = self._roster.holders(sender)
             read = messages.read_shares(message, len(holders), "shares")
             others = [holder for holder in holders if holder != sender]
-            dealt[sender] = _Dealt(
+            dealt[sender] = _ReceivedShares(
                 read.seed,
                 dict(zip(holders, read.commitments)),
                 dict(zip(others, read.sealed)),
@@ -400,7 +400,7 @@ class Server:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Dealt:
+class _ReceivedShares:
     """What a sharer has dealt: the commitment to its seed, and of each holder its part."""
 
     seed: bytes

@@ -12,7 +12,7 @@ import pytest
 
 from fleet.cli import main
 from fleet.demo import named_clients
-from fleet.launch import Ended, Processes, ended_by_signals
+from fleet.launch import Processes, Terminated, ended_by_signals
 from plan_runner.errors import PlanError
 from tests.processes import default_signals, is_running, wait_until
 
@@ -30,7 +30,7 @@ def _started(processes: Processes) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_processes_and_their_children(tmp_path, monkeypatch, number):
     monkeypatch.setattr("fleet.launch._ENDING_SECONDS", 0.1)
-    with pytest.raises(Ended), ended_by_signals(), Processes(tmp_path) as processes:
+    with pytest.raises(Terminated), ended_by_signals(), Processes(tmp_path) as processes:
         numbers = _started(processes)
         assert all(map(is_running, numbers))
         os.kill(os.getpid(), number)
@@ -45,10 +45,10 @@ def test_what_an_earlier_process_printed_is_not_taken_for_a_later_ones(tmp_path)
             for words in ("ready", last):
                 processes.start("node", "sh", "-c", "sleep 0.1; echo $0", words)
                 assert processes.printed("node") == ""
-                assert processes.said("node") == "nothing"
+                assert processes.last_output("node") == "nothing"
                 wait_until(lambda: processes.status("node") is not None)
                 assert processes.printed("node") == f"{words}\n"
-                assert processes.said("node") == words.removeprefix("error: ")
+                assert processes.last_output("node") == words.removeprefix("error: ")
                 processes.end("node")
     assert processes.log("node").read_text().count("ready\n") == 3
 
@@ -62,11 +62,11 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
     with Processes(tmp_path / "there") as processes:
         processes.start("cut", "sh", "-c", "echo half of")
         wait_until(lambda: processes.status("cut") is not None)
-        assert processes.said("cut") == "half of"
+        assert processes.last_output("cut") == "half of"
         monkeypatch.setattr(os, "fsync", full)
         words = "expected a folder with room, cannot write \\(No space left on device\\)"
         with pytest.raises(PlanError, match=words):
-            processes.said("cut")
+            processes.last_output("cut")
         with pytest.raises(PlanError, match=words):
             Processes(tmp_path / "new")
     # And where a command itself writes.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fleet.demo import demo
-from fleet.node_noise.noise import Demands, noise_of_export
+from fleet.node_noise.noise import PrivacyRequirements, noise_of_export
 from fleet.node_noise.skellam import skellam
 from fleet.player import Player
 from fleet.server import FleetServer
@@ -244,7 +244,7 @@ def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
 
 @pytest.mark.slow
 def test_a_node_refuses_less_noise_than_it_demands(fleet):
-    demands = Demands(least_noise_multiplier=0.9)
+    demands = PrivacyRequirements(least_noise_multiplier=0.9)
     settings = fleet.node_settings(fleet.names[0], trust=True, privacy=demands)
     with pytest.raises(PlanError, match="least_noise_multiplier: expected noise of at least 0"):
         fleet.node(settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.node_noise.noise import Demands
+from fleet.node_noise.noise import PrivacyRequirements
 from fleet.settings import (
     DataSettings,
     NodeSettings,
@@ -22,7 +22,7 @@ from fleet.settings import (
     read_roster,
     read_server_settings,
 )
-from fleet.state_folder import Begun, StateFolder, Track
+from fleet.state_folder import RoundJournal, StartedRound, StateFolder
 from fleet.wire import Kind, Message, decoded
 from plan_runner.errors import PlanError
 from plan_runner.export import TRAINING, Limits
@@ -56,7 +56,7 @@ _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "fleet_sett
         ("node.toml", NodeSettings),
         ("The table data", DataSettings),
         ("The table evaluation", PlanSettings),
-        ("The table privacy", Demands),
+        ("The table privacy", PrivacyRequirements),
         ("The table timeouts", Timeouts),
         ("The table limits", Limits),
     ],
@@ -173,9 +173,9 @@ def test_a_message_has_one_form():
     assert "tag: expected int, found str" in refused(found.get, "tag", int)
 
 
-def opened(folder) -> tuple[StateFolder, Track]:
+def opened(folder) -> tuple[StateFolder, RoundJournal]:
     kept = StateFolder(folder)
-    return kept, Track(kept, TRAINING, "0" * 64, b"initial")
+    return kept, RoundJournal(kept, TRAINING, "0" * 64, b"initial")
 
 
 def test_one_server_has_a_folder(tmp_path):
@@ -187,9 +187,9 @@ def test_one_server_has_a_folder(tmp_path):
 
 def test_a_round_is_written_step_by_step(tmp_path):
     kept, track = opened(tmp_path)
-    track.begin(1, Begun(b"s" * 32, ("a", "b")))
+    track.begin(1, StartedRound(b"s" * 32, ("a", "b")))
     track.give_up(1, "too few", asked_to_open=False)
-    track.begin(1, Begun(b"t" * 32, ("a", "b")))
+    track.begin(1, StartedRound(b"t" * 32, ("a", "b")))
     kept.close()
     kept, track = opened(tmp_path)
     assert track.completed == 0 and track.state == b"initial" and track.attempts(1) == 2
@@ -222,14 +222,14 @@ def test_changed_journals_are_refused(tmp_path):
     assert "rounds.jsonl, line 1: expected an event of a round" in refused(opened, tmp_path)
     (tmp_path / "rounds.jsonl").write_text("")
     kept = StateFolder(tmp_path)
-    found = refused(Track, kept, TRAINING, "1" * 64, b"initial")
+    found = refused(RoundJournal, kept, TRAINING, "1" * 64, b"initial")
     assert "expected rounds of the manifest 1111" in found
     kept.close()
 
 
 def test_a_full_disk_leaves_whole_events(tmp_path, monkeypatch):
     kept, track = opened(tmp_path)
-    track.begin(1, Begun(b"s" * 32, ("a",)))
+    track.begin(1, StartedRound(b"s" * 32, ("a",)))
     before = (tmp_path / "rounds.jsonl").read_bytes()
 
     def full(file):

@@ -200,7 +200,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
         )
         plan = profile.build(rounds.round_, settings)
         lite = convert_client_graph(plan.client_graph, plan.client_phase)
-        beyond = beyond_odp(lite.flex_ops, bool(plan.secure), request.noise is not None)
+        beyond = ops_missing_on_device(lite.flex_ops, bool(plan.secure), request.noise is not None)
         if request.require_odp_ops:
             check_within_odp(beyond)
         plan.plan.client_tflite_graph_bytes = lite.content
@@ -501,7 +501,7 @@ def _names(specs: Iterable[bytes]) -> list[str]:
     return [TensorSpecProto.FromString(spec).name for spec in specs]
 
 
-def beyond_odp(
+def ops_missing_on_device(
     flex_ops: Iterable[str], is_secure: bool, is_private: bool = False
 ) -> dict[str, str]:
     """Returns the ops that On-Device Personalization's devices lack, and why each is there.

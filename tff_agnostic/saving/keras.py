@@ -33,7 +33,7 @@ from tff_agnostic.models.keras_platform import (
     name_layers_afresh,
     plain_keras,
 )
-from tff_agnostic.saving.keras_guard import NotPlain, plain_file
+from tff_agnostic.saving.keras_guard import UnsafeKerasFile, open_checked
 from tff_agnostic.saving.trained_model import TrainedModel
 
 CONFIG = "config.json"
@@ -138,7 +138,7 @@ def read_keras(file: Path, classes: Mapping[str, Any], *, trust: bool = False) -
                 f"Keras {written}: run with TFF_AGNOSTIC_PLATFORM={platform}, or save the model "
                 f"with Keras {_major(release)}"
             ) from e
-        if isinstance(e, NotPlain):
+        if isinstance(e, UnsafeKerasFile):
             raise KerasFileError(f"{file}: expected {_EXPECTED}, found {e}", True) from e
         line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         raise KerasFileError(f"expected a Keras model, cannot load {file} ({line.strip()})") from e
@@ -171,13 +171,13 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
         trust: Whether the file may run code, and is loaded whatever it holds.
 
     Raises:
-        NotPlain: If it is not trusted, and holds more than Keras' own layers and numbers.
+        UnsafeKerasFile: If it is not trusted, and holds more than Keras' own layers and numbers.
         Exception: Whatever Keras raises.
     """
     load = keras_platform().load
     if trust:
         return load(file, classes, safe_mode=False)
-    with plain_file(file, classes) as checked:
+    with open_checked(file, classes) as checked:
         return load(checked, classes, safe_mode=True)
 
 

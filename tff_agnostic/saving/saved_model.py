@@ -19,7 +19,7 @@ from tff_agnostic.saving.trained_model import (
     OUTPUT,
     TrainedModel,
     inputs_by_name,
-    inputs_of,
+    inputs_from_names,
     outputs_by_name,
 )
 from tff_agnostic.saving.typed_text import store_words
@@ -100,7 +100,7 @@ class ServedModel(tf.Module):
 
         @tf.function
         def predict(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-            return outputs_by_name(self.predict(inputs_of(spec, inputs)))
+            return outputs_by_name(self.predict(inputs_from_names(spec, inputs)))
 
         return predict.get_concrete_function(**self._trained.input_specs(num_examples))
 
@@ -154,7 +154,7 @@ class ServedModel(tf.Module):
 
         @tf.function
         def of_inputs(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-            return answers(inputs_of(spec, inputs))
+            return answers(inputs_from_names(spec, inputs))
 
         return of_inputs.get_concrete_function(**self._trained.input_specs())
 
@@ -308,7 +308,7 @@ def signature(trained: TrainedModel, answers: Callable[[Any], dict[str, tf.Tenso
             name: tf.reshape(_input(one, cells, inputs), [-1, *x_specs[name].shape[1:]])
             for name, one in inputs.inputs.items()
         }
-        return answers(inputs_of(trained.model.example_spec["x"], found))
+        return answers(inputs_from_names(trained.model.example_spec["x"], found))
 
     return by_column.get_concrete_function(
         **{

@@ -23,7 +23,7 @@ from fleet.node_noise.divergences import (
     skellam_divergences,
     tree_sensitivity,
 )
-from fleet.node_noise.noise import Demands, NodeNoise, NoisedGroup, noise_of_manifest
+from fleet.node_noise.noise import NodeNoise, NoisedGroup, PrivacyRequirements, noise_of_manifest
 from plan_runner.errors import PlanError
 from tff_agnostic.privacy.distributed import Sensitivity, skellam
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
@@ -65,7 +65,7 @@ def test_node_composes_noise_of_two_plans(tmp_path):
     """A plan with much noise does not make the sums of an earlier plan with little cheaper."""
     true = _gaussian_composition([1.0] * 2 + [4.0] * 42)
     assert true == pytest.approx(10.936, abs=1e-3)
-    demands = Demands(0.5, most_epsilon=8.0, most_delta=_DELTA)
+    demands = PrivacyRequirements(0.5, most_epsilon=8.0, most_delta=_DELTA)
     path = tmp_path / "sums.jsonl"
     assert _sums_until_refused(path, _noise(1.0, 2), demands, 2) == 2
     later = _sums_until_refused(path, _noise(4.0, 42), demands, 42)
@@ -84,7 +84,7 @@ def test_account_epsilon_bounds_gaussian_composition():
 def test_node_ignores_false_table_of_author(tmp_path):
     claimed = [0.001 * n for n in range(1, 1001)]
     assert _gaussian_composition([0.5] * 1000) > 200
-    demands = Demands(0.5, most_epsilon=1.0, most_delta=_DELTA)
+    demands = PrivacyRequirements(0.5, most_epsilon=1.0, most_delta=_DELTA)
     false = _noise(0.5, 1000, claimed)
     assert _sums_until_refused(tmp_path / "sums.jsonl", false, demands, 1000) == 0
     group = vars(false.groups[0])
@@ -106,7 +106,7 @@ def test_node_bounds_delta_itself(tmp_path):
     """A plan with a delta of nearly 1 claims an epsilon of 0, truthfully."""
     void = _noise(1.0, 3, delta=0.999)
     assert void.claimed == (0.0, 0.0, 0.0)
-    demands = Demands(0.5, most_epsilon=1.0, most_delta=_DELTA)
+    demands = PrivacyRequirements(0.5, most_epsilon=1.0, most_delta=_DELTA)
     assert _sums_until_refused(tmp_path / "sums.jsonl", void, demands, 3) == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fleet.node_noise.account import NodeAccount, OpenedSums
-from fleet.node_noise.noise import Demands, NodeNoise, NoisedGroup, noise_of_manifest
+from fleet.node_noise.noise import NodeNoise, NoisedGroup, PrivacyRequirements, noise_of_manifest
 from fleet.node_noise.skellam import drawn, fresh_words, skellam, thresholds
 from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.messages import Type
@@ -170,9 +170,9 @@ def test_an_opened_sum_less_the_noise_is_the_plain_sum(fleet):
         return drawn_noise[-1]
 
     clients = [_client(n) for n in range(5)]
-    values = [_NOISE.noised(client, remembered) for client in clients]
+    values = [_NOISE.add_noise(client, remembered) for client in clients]
     total = _opened(fleet, values)
-    plain = _opened(fleet, [_NOISE.noised(client, _nothing) for client in clients])
+    plain = _opened(fleet, [_NOISE.add_noise(client, _nothing) for client in clients])
     for k, name in enumerate(("a", "b")):
         noise = sum(drawn_noise[k::2]).reshape(total[name].shape)
         expected = sum(_centred(client[name]) for client in clients)
@@ -189,7 +189,7 @@ def test_the_noise_of_an_opened_sum_fits(fleet):
     def draw(variance, size):
         return drawn(variance, size, words)
 
-    total = _opened(fleet, [_NOISE.noised(client, draw) for client in clients], without={2})
+    total = _opened(fleet, [_NOISE.add_noise(client, draw) for client in clients], without={2})
     noise = _centred(total["a"]) - sum(_centred(clients[n]["a"]) for n in (0, 1, 3, 4))
     of = [stats.norm(0, math.sqrt(count * _VARIANCE)) for count in (4, 3, 5)]
     fits = [stats.kstest(noise.ravel(), one.cdf).pvalue for one in of]
@@ -197,7 +197,7 @@ def test_the_noise_of_an_opened_sum_fits(fleet):
 
 
 def test_too_few_clients_open_nothing(fleet):
-    clients = [_NOISE.noised(_client(n)) for n in range(5)]
+    clients = [_NOISE.add_noise(_client(n)) for n in range(5)]
     with pytest.raises(SumError, match="expected MASKED of at least 4 clients, found 3"):
         _opened(fleet, clients, without={1, 2})
 
@@ -216,10 +216,10 @@ def test_a_client_that_changes_more_than_the_noise_is_for_sends_nothing(large):
     for name, value in large.items():
         client[name].flat[0] = value - 1 if value < 1000 else value
         if value < 1000:
-            _ = _NOISE.noised(client)
+            _ = _NOISE.add_noise(client)
             client[name].flat[0] = -value % _MODULUS
     with pytest.raises(PlanError, match="squares add up to at most 10000"):
-        _NOISE.noised(client)
+        _NOISE.add_noise(client)
 
 
 def test_long_vectors_count_together():
@@ -227,20 +227,20 @@ def test_long_vectors_count_together():
     client["a"] = np.full((2, 2000), 1)
     client["b"] = np.array([0, 0, 77])
     assert 4000 + 77**2 <= 10_000 < 4000 + 78**2
-    _NOISE.noised(client)
+    _NOISE.add_noise(client)
     client["b"][2] = 78
     with pytest.raises(PlanError, match="squares"):
-        _NOISE.noised(client)
+        _NOISE.add_noise(client)
 
 
 def test_what_has_no_noise_is_alike_of_every_client():
     with pytest.raises(PlanError, match="n: expected 1 of every client"):
-        _NOISE.noised({**_client(0), "n": np.array(2)})
+        _NOISE.add_noise({**_client(0), "n": np.array(2)})
 
 
 def test_a_coin_decides_who_takes_part():
     noise = dataclasses.replace(_NOISE, takes_part=Fraction(1, 3))
-    sent = [noise.noised(_client(0), _nothing) for _ in range(300)]
+    sent = [noise.add_noise(_client(0), _nothing) for _ in range(300)]
     shares = [bool(values["a"].any()) for values in sent]
     assert stats.binomtest(sum(shares), 300, 1 / 3).pvalue > 1e-4
     assert all(values["b"].any() == share for values, share in zip(sent, shares))
@@ -281,15 +281,15 @@ def test_a_plan_has_to_be_the_one_that_the_noise_is_for():
 )
 def test_a_node_refuses_less_than_its_operator_demands(demands, expected, tmp_path):
     with pytest.raises(PlanError, match=expected):
-        demanded = Demands(**demands)
+        demanded = PrivacyRequirements(**demands)
         demanded.check("node.toml: privacy")
         demanded.check_noise(_NOISE)
         for session in (b"1", b"2", b"2", b"3"):
             NodeAccount(tmp_path / "sums.jsonl", _NOISE, demanded).charge(session)
     if (tmp_path / "sums.jsonl").exists():
-        assert NodeAccount(tmp_path / "sums.jsonl", _NOISE, Demands()).sums == 2
+        assert NodeAccount(tmp_path / "sums.jsonl", _NOISE, PrivacyRequirements()).sums == 2
     with pytest.raises(PlanError, match="found one without"):
-        Demands(least_noise_multiplier=1.0).check_noise(None)
+        PrivacyRequirements(least_noise_multiplier=1.0).check_noise(None)
 
 
 def test_an_account_goes_on_after_a_restart_and_stops(tmp_path):
