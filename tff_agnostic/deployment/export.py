@@ -67,7 +67,7 @@ CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both
 TASK_MESSAGE = "task.json"
 FORMAT = "tff_agnostic federated export"
 FORMAT_VERSION = 2
-# Of the export that is written; docs/explanations/plan_verification.md says what tests have shown.
+# Of the export that is written; docs/reference/plans.md says what tests have shown.
 _VERIFIED = ["the rounds in conformance/ were computed by TensorFlow Federated's runtime"]
 _NOT_VERIFIED = "plan_runner has not verified these files in plain TensorFlow yet"
 _BYTES_OF_A_FLOAT = 4
