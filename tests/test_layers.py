@@ -71,7 +71,7 @@ _RUNNER_MODULES = {
     "binaries": ("cli",),
     "data": ("client_store",),
     "deployment": ("plan_pb2",),
-    "program/commands": ("errors", "export", "graph_session", "play"),
+    "program/commands": ("errors", "export.DEFAULT_LIMITS", "play.read_server_state"),
 }
 # Packages that the modules of a folder may import, next to the standard library.
 _ALLOWED = {
