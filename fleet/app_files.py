@@ -1,6 +1,6 @@
-"""The three small files by which Flower starts a fleet: they name what is installed, and no more.
+"""The three small files by which Flower starts a fleet; they name the installed package only.
 
-Nodes play what their operators have installed and pinned, whatever these files hold.
+Nodes run what their operators have installed and pinned, whatever these files contain.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ _PROJECT = """\
 [project]
 name = "fleet-app"
 version = "1.0.0"
-description = "Starts a fleet that plays an export of plan_runner"
+description = "Starts a fleet that runs an export"
 license = "Apache-2.0"
 dependencies = []
 

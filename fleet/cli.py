@@ -1,4 +1,4 @@
-"""The command line: `keys`, and what plays with them."""
+"""The command line of a fleet: keys, server, node, demo."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=_PROGRAM,
-        description="Plays an export on machines of their own: a server and nodes, on Flower.",
+        description="Runs an export on several machines: a server and nodes, on Flower.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_keys(commands)
@@ -130,7 +130,7 @@ def _keys(arguments: argparse.Namespace) -> int:
 
 
 def _add_server(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser("server", help="play rounds with the nodes that come")
+    parser = commands.add_parser("server", help="run rounds with the connected nodes")
     parser.add_argument(
         "--keys", metavar="FOLDER", type=Path, required=True, help="the server's keys"
     )
@@ -191,7 +191,7 @@ def _server(arguments: argparse.Namespace) -> int:
 
 
 def _add_node(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser("node", help="play as one client")
+    parser = commands.add_parser("node", help="run as one client")
     parser.add_argument(
         "--keys", metavar="FOLDER", type=Path, required=True, help="the node's keys"
     )

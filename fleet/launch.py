@@ -115,10 +115,6 @@ class Processes:
         """Whether a process was started and has not been ended."""
         return name in self._running
 
-    def id(self, name: str) -> int:
-        """Returns a process's number."""
-        return self._running[name].pid
-
     def log(self, name: str) -> Path:
         """Returns the file of what a process prints."""
         return self._folder / f"{name}.log"
@@ -207,7 +203,7 @@ def run_server(
     tell: Callable[[str], None],
     weaker_privacy: bool = False,
 ) -> None:
-    """Plays rounds as a server, and takes them up again when a part of it ends.
+    """Runs rounds as a server, and resumes them when one of its processes exits.
 
     Args:
         keys_folder: What `keys.make_server_keys` has written.
@@ -334,7 +330,7 @@ def run_node(
     port: int,
     tell: Callable[[str], None],
 ) -> None:
-    """Plays as a node until this process is ended; a part of it that ends is started again.
+    """Runs a node until this process is ended; its SuperNode is started again when it exits.
 
     Args:
         keys_folder: What `keys.make_node_keys` has written, and the server's `ca.crt`.

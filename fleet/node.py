@@ -54,7 +54,7 @@ def _log() -> logging.Logger:
 
 
 class Node:
-    """One client: it plays exports that its operator has pinned, and nothing else.
+    """One client: it runs only the exports that its operator has pinned.
 
     The process that plays is started here, in its sandbox. All that has been answered is in the
     folder for state, so that each stage of a round is answered once, also by the next process.
@@ -148,7 +148,7 @@ class Node:
 
 
 class _Plan:
-    """An export that the node plays, and what it has answered of it."""
+    """An export that the node runs, and its answers."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class _Plan:
         return update
 
     def close(self) -> None:
-        """Ends the process that plays."""
+        """Ends the sandboxed process."""
         self._player.close()
 
 

@@ -1,4 +1,4 @@
-"""An export that is played on request by a process of its own; this one has no TensorFlow."""
+"""Proxy for the process that executes an export; needs no TensorFlow itself."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _T = TypeVar("_T")
 
 
 class Ended(NamedTuple):
-    """What a round has led to.
+    """The result of a round.
 
     Attributes:
         state: The checkpoint of the server's new state.
         row: The round's line of `metrics.jsonl`.
-        line: The same for people.
+        line: A human-readable line on the round.
     """
 
     state: bytes
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
 
 class Player:
-    """Plays the parts of an export's rounds.
+    """Executes the parts of an export's rounds.
 
     The graphs are loaded once, in a process that has a sandbox and no network. It is started by the
     first call, and again if it has ended: at a bound of memory or time, say.
@@ -98,12 +98,12 @@ class Player:
         return self._request(worker.EVALUATED, step, {}, files, _reading(worker.STATE))
 
     def begin(self, state: bytes) -> bytes:
-        """Plays the server's first half of a round; returns the clients' checkpoint."""
+        """Runs the server's first half of a round; returns the clients' checkpoint."""
         take = _reading(worker.CLIENT_CHECKPOINT)
         return self._request(worker.BEGIN, "beginning a round", {}, {worker.STATE: state}, take)
 
     def values(self, name: str, checkpoint: bytes, examples: Examples) -> dict[str, np.ndarray]:
-        """Plays a client of secure sums; returns its integers by the tensors' names."""
+        """Runs a client of secure sums; returns its integers by the tensors' names."""
 
         def take(files: Files) -> dict[str, np.ndarray]:
             content = io.BytesIO(files[worker.VALUES])
@@ -112,7 +112,7 @@ class Player:
         return self._client(name, checkpoint, examples, take)
 
     def update(self, name: str, checkpoint: bytes, examples: Examples) -> bytes:
-        """Plays a client of plain sums; returns the checkpoint that it sends."""
+        """Runs a client of plain sums; returns the checkpoint that it sends."""
         return self._client(name, checkpoint, examples, _reading(worker.UPDATE))
 
     def check_examples(self, name: str, examples: Examples) -> None:
@@ -153,15 +153,15 @@ class Player:
         bytes_down: int,
         bytes_up: float,
     ) -> Ended:
-        """Plays the server's second half of a round.
+        """Runs the server's second half of a round.
 
         Args:
-            state: What `begin` was given.
-            sums: Of `plain_sums` or `secure_sums`.
-            round_number: For what is told.
-            clients: How many are in the sums, for what is told.
-            bytes_down: What each of them got, for what is told.
-            bytes_up: What each of them sent, for what is told.
+            state: The state that `begin` received.
+            sums: The result of `plain_sums` or `secure_sums`.
+            round_number: Number of the round, for the report.
+            clients: Number of clients in the sums, for the report.
+            bytes_down: Bytes that each of them received, for the report.
+            bytes_up: Bytes that each of them sent, for the report.
         """
         request = {
             "round": round_number,

@@ -1,4 +1,4 @@
-"""The process that plays an export's graphs, in the sandbox: each request is a part of a round."""
+"""Sandboxed process that executes an export's graphs, one part of a round per request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _DOMAIN_ID = "domain_id"
 
 
 def play_requests(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
-    """Plays until no more requests come; see `worker.serve`.
+    """Executes requests until no more come; see `worker.serve`.
 
     Args:
         payload: Of `player.Player`.
@@ -90,7 +90,7 @@ class _Playing:
         }
 
     def play(self, request: dict[str, Any], files: Files) -> Files:
-        """Plays a part; see `worker.serve`."""
+        """Executes a part; see `worker.serve`."""
         with refusing():
             return self._parts[request["part"]](request, files)
 

@@ -1,4 +1,4 @@
-"""The server of a fleet: plays rounds with nodes, and keeps what they lead to."""
+"""The server of a fleet: runs rounds with nodes, and keeps their results."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Listener(Protocol):
 
 
 class FleetServer:
-    """Plays rounds of training, and of evaluation between them.
+    """Runs rounds of training, and of evaluation between them.
 
     All that is needed to resume is in the folder for state: another process with the same settings
     resumes where this one was ended, in the middle of a round as well. Sums are in memory alone: a
     process that resumes asks the nodes once more for what opens them.
 
     Args:
-        player: (export, SHA-256 of its manifest, limits, trust) -> what plays it.
+        player: (export, SHA-256 of its manifest, limits, trust) -> the player of it.
         weaker_privacy: Whether rounds may break the assumptions of the plan's epsilon; the server
             then computes epsilon of the rounds as they are.
 
@@ -153,7 +153,7 @@ class FleetServer:
         self._stack.close()
 
     def _evaluate(self, evaluation: _Plan | None) -> None:
-        """Plays the round of evaluation that is due, if there is one."""
+        """Runs the round of evaluation that is due, if there is one."""
         if evaluation is None or self._settings.evaluation is None:
             return
         done, track = self.completed, evaluation.track
@@ -162,7 +162,7 @@ class FleetServer:
             self._play(evaluation, done, evaluation.player.evaluated(track.state, trained))
 
     def _play(self, plan: _Plan, number: int, state: bytes) -> None:
-        """Plays a round to its end, from wherever it is."""
+        """Runs a round to its end, from its current stage."""
         down, attempts = plan.player.begin(state), 0
         while True:
             begun = plan.track.pending(number)
@@ -282,7 +282,7 @@ class FleetServer:
 
 
 class _Plan:
-    """An export that the server plays, its rounds, and the nodes that play it as well."""
+    """An export that the server runs, its rounds, and the nodes that run it."""
 
     def __init__(
         self,
@@ -572,7 +572,7 @@ def _part(message: Message, kind: Kind) -> bytes:
 
 
 def _row(text: str) -> dict[str, Any]:
-    """Reads a line of metrics, which the process that plays has written."""
+    """Reads a line of metrics that the sandboxed process has written."""
     try:
         row = json.loads(text)
         metrics = row["metrics"]

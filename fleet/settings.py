@@ -1,4 +1,4 @@
-"""What operators set: a node's `node.toml`, the server's `server.toml`, keys and rosters.
+"""Settings of operators: a node's `node.toml`, the server's `server.toml`, keys and rosters.
 
 Paths in a file are relative to its folder.
 """
@@ -77,12 +77,12 @@ class DataSettings:
 
 @dataclasses.dataclass(frozen=True)
 class PlanSettings:
-    """An export beside the one that is trained.
+    """An export next to the one of the training.
 
     Attributes:
         export: Its folder.
-        manifest_sha256: SHA-256 of its manifest, as 64 hexadecimal digits: no other is played.
-        every: On a server: it is played after each so many rounds of training.
+        manifest_sha256: SHA-256 of its manifest, as 64 hexadecimal digits: no other export is run.
+        every: On a server: number of training rounds between its rounds.
     """
 
     export: Path
@@ -106,7 +106,7 @@ class NodeSettings:
         roster: File of all nodes' identities; see `read_roster`.
         state: Folder of what it has answered, for this node alone.
         data: Where its examples are.
-        evaluation: An export of an evaluation that it plays as well.
+        evaluation: An export of an evaluation that it also runs.
         min_clients: The fewest clients whose sum it lets be opened; the server has the same.
         checks_survivors: Whether nodes sign whose values are summed; the server has the same.
         domain: Its domain.
@@ -183,17 +183,17 @@ class ServerSettings:
         roster: File of all nodes' identities; see `read_roster`.
         state: Folder of the server's state and of its rounds; the state that it begins with is the
             export's.
-        evaluation: An export of an evaluation, and how often it is played.
+        evaluation: An export of an evaluation, and how often it runs.
         cohort_size: How many nodes are drawn for a round; all that are there if None. With
             `sampling` "poisson", how many there are on average.
         sampling: "uniform": so many, without replacement. "poisson": each node that is there by
             itself. "by_domain": as many of each domain that nodes tell, as far as there are.
-        seed: Of the draw; None draws what nobody can foresee.
+        seed: Seed of cohort sampling; None uses the system's randomness.
         min_clients: The fewest clients of a round; of secure sums the fewest whose sum is opened.
             Nodes have the same.
         checks_survivors: Whether nodes sign whose values are summed; nodes have the same.
         attempts: How often a round is begun, each time with new keys, until the server gives up.
-        rest_rounds: For how many rounds a node is left out that has not answered.
+        rest_rounds: Number of rounds for which an unresponsive node is excluded.
         timeouts: How long the server waits.
         limits: Memory and time of playing.
         trust: Play without a sandbox.

@@ -1,4 +1,4 @@
-"""The process that plays an export as both sides know it: how it is asked, and for what.
+"""Protocol between a player and its sandboxed process: requests, files and answers.
 
 It is a function in a process of its own, in a sandbox, that does one piece of work after the other.
 A request names a part of a round; files go in and come out under the names here. Their content is
@@ -268,7 +268,7 @@ class SecureValue:
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What a party has to know of a plan.
+    """The facts about a plan that server and nodes need.
 
     Attributes:
         kind: What a round does: training, or evaluation.

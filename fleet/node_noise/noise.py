@@ -186,7 +186,7 @@ class NodeNoise:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyRequirements:
-    """What a node's operator demands of plans; `node.toml`, the table `privacy`.
+    """Privacy requirements of a node's operator: table `privacy` of `node.toml`.
 
     Attributes:
         least_noise_multiplier: The least `NodeNoise.noise_multiplier`; above 0, plans without noise
