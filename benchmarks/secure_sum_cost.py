@@ -21,11 +21,11 @@ from typing import Optional, TypeVar
 import numpy as np
 from tabulate import tabulate
 
-from plan_runner.secure_aggregation import masks, messages, primitives
-from plan_runner.secure_aggregation.client import Client
-from plan_runner.secure_aggregation.server import Server
-from plan_runner.secure_aggregation.sessions import SessionFolder
-from plan_runner.secure_aggregation.sum_plan import Identities, SummedTensor, SumPlan
+from fleet.secure_aggregation import masks, messages, primitives
+from fleet.secure_aggregation.client import Client
+from fleet.secure_aggregation.server import Server
+from fleet.secure_aggregation.sessions import SessionFolder
+from fleet.secure_aggregation.sum_plan import Identities, SummedTensor, SumPlan
 
 _NAME = "update"
 _BITS = 32

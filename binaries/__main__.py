@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, Optional
 
-from plan_runner.terminal import escape_output
 from tff_agnostic import refusal_of_python
 from tff_agnostic.base.registry import did_you_mean
+from tff_agnostic.base.terminal import escape_output
 from tff_agnostic.program.commands.registry import COMMANDS, OTHER_COMMANDS, PROGRAM, command
 
 _HELP = ("--help", "-h", "help")

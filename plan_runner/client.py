@@ -26,7 +26,7 @@ from plan_runner.graph_check import (
 from plan_runner.graph_session import GraphSession, load_graph, session_config
 from plan_runner.plan_messages import check_parts, parse
 from plan_runner.ram_files import File
-from plan_runner.tflite import TfLiteBeside
+from plan_runner.tflite import TfLiteComparison
 
 _LISTS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _DTYPES = {name: dtype for dtype, name in _LISTS.items()}
@@ -162,7 +162,7 @@ class ClientGraph:
         self._names = [*self.outputs, *spec.target_node_names]
         graph_def = graph_of(plan.client_graph_bytes, f"{_WHERE}: graph")
         check_graph(graph_def, Permissions.of_client(phase), f"{_WHERE}: graph")
-        self.beside: Optional[TfLiteBeside] = None
+        self.beside: Optional[TfLiteComparison] = None
         self._feed = examples_feed(spec.dataset_token_tensor_name)
         selector = self._feed.prepare(graph_def, f"{_WHERE}: graph")
         # For device services that read the message, not the graph.
@@ -239,7 +239,7 @@ class ExamplesFeed(abc.ABC):
         """Returns the values to feed, by the names of tensors."""
 
 
-class ThroughToken(ExamplesFeed):
+class KernelDataset(ExamplesFeed):
     """Leaves the graph unchanged: the op's kernel takes the examples from the token."""
 
     def prepare(self, graph: tf.compat.v1.GraphDef, where: str) -> plan_pb2.ExampleSelector:
@@ -251,7 +251,7 @@ class ThroughToken(ExamplesFeed):
         return {self._token: kernel.token_of(examples)}
 
 
-class StandIn(ExamplesFeed):
+class FedDataset(ExamplesFeed):
     """Puts a dataset over fed examples in the place of the one node that needs a kernel."""
 
     def prepare(self, graph: tf.compat.v1.GraphDef, where: str) -> plan_pb2.ExampleSelector:
@@ -278,7 +278,7 @@ class StandIn(ExamplesFeed):
 
 def examples_feed(token: str) -> ExamplesFeed:
     """Returns the kernel's way where there is one, and the stand-in's otherwise."""
-    return StandIn(token) if kernel.kernel_problem() else ThroughToken(token)
+    return FedDataset(token) if kernel.kernel_problem() else KernelDataset(token)
 
 
 def _asked_for(graph: tf.compat.v1.GraphDef, where: str) -> tuple[Any, plan_pb2.ExampleSelector]:

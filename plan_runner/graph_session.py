@@ -85,7 +85,7 @@ class GraphSession:
         try:
             values = self._session.run(list(names), fed)
         except tf.errors.OpError as e:
-            failure = f"{type(e).__name__}: {reason(ValueError(_said(str(e.message))))}"
+            failure = f"{type(e).__name__}: {reason(ValueError(_error_line(str(e.message))))}"
             raise PlanError(f"{place}: the graph failed ({failure})") from e
         except (KeyError, TypeError, ValueError) as e:
             raise PlanError(f"{place}: expected names and values of the graph, {reason(e)}") from e
@@ -104,7 +104,7 @@ class GraphSession:
         self.close()
 
 
-def _said(message: str) -> str:
+def _error_line(message: str) -> str:
     """Returns an operation's error line, without the place in the exporter's code."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for i, line in enumerate(lines):

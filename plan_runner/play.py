@@ -185,15 +185,15 @@ def _check_conformance(export: Export) -> None:
 def _verify(request: Request, export: Export, listener: Listener) -> int:
     listener.step(_LOADING)
     # These bring TensorFlow, which takes seconds.
-    from plan_runner.rounds import OnDevices, tell_checks, verify
-    from plan_runner.tflite import tflite_beside
+    from plan_runner.rounds import OnDevices, print_checks, verify
+    from plan_runner.tflite import tflite_comparison
 
     try:
-        devices = OnDevices(tflite_beside(export))
+        devices = OnDevices(tflite_comparison(export))
     except PlanError as e:
         devices = OnDevices(None, str(e))
     checks = verify(export, listener.step, devices.beside)
-    verified = tell_checks(export, checks, request.tolerance, listener.line, devices)
+    verified = print_checks(export, checks, request.tolerance, listener.line, devices)
     return VERIFIED if verified else DIFFERENT
 
 
@@ -231,6 +231,32 @@ def _run(request: Request, export: Export, listener: Listener, scratch: Path) ->
         write_results(folder, rows, result.state)
         listener.results(folder)
     return VERIFIED
+
+
+def read_server_state(
+    plan: Path, path: Path, max_memory_gb: float = DEFAULT_LIMITS.max_memory_gb, trust: bool = False
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of a server's state by name, checked against the server's export.
+
+    Args:
+        plan: Folder of the export.
+        path: The checkpoint; it may also contain the metrics of its last round.
+        max_memory_gb: See `Limits`.
+        trust: Do without a sandbox.
+    """
+    # It loads TensorFlow.
+    from plan_runner.graph_session import check_tensors
+
+    try:
+        export = open_export(plan)
+    except PlanError as e:
+        raise PlanError(f"--plan: {e}") from e
+    limits = Limits(max_memory_gb=max_memory_gb)
+    limits.check()
+    tensors = read_state(path, limits, trust)
+    state = {name: value for name, value in tensors.items() if not name.startswith("metrics/")}
+    check_tensors(state, export.manifest.server_state, str(path))
+    return state
 
 
 def read_state(path: Path, limits: Limits, trust: bool) -> dict[str, np.ndarray]:

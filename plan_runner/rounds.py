@@ -34,7 +34,7 @@ from plan_runner.graph_session import check_tensors, read_checkpoint, type_of, w
 from plan_runner.plan_messages import parse_plan, read_plans
 from plan_runner.profile import Profile, RoundOutcome
 from plan_runner.secure import SecureProfile
-from plan_runner.tflite import TfLiteBeside
+from plan_runner.tflite import TfLiteComparison
 
 _NOBODY = "-"
 PROFILES: dict[str, Callable[[plan_pb2.Plan], Profile]] = {
@@ -138,7 +138,7 @@ def run_rounds(
     cohorts: Iterable[Sequence[Client]],
     state: Optional[Path] = None,
     begins: Callable[[str], None] = lambda step: None,
-    beside: Optional[TfLiteBeside] = None,
+    beside: Optional[TfLiteComparison] = None,
 ) -> Iterator[RoundResult]:
     """Plays a round per cohort; yields what each has led to.
 
@@ -348,7 +348,7 @@ def conformance_clients(export: Export) -> list[Client]:
 def verify(
     export: Export,
     begins: Callable[[str], None] = lambda step: None,
-    beside: Optional[TfLiteBeside] = None,
+    beside: Optional[TfLiteComparison] = None,
 ) -> Iterator[RoundCheck]:
     """Plays the conformance rounds; yields how each compares.
 
@@ -414,7 +414,7 @@ class OnDevices(NamedTuple):
         problem: Why it is not.
     """
 
-    beside: Optional[TfLiteBeside]
+    beside: Optional[TfLiteComparison]
     problem: str = ""
 
 
@@ -431,7 +431,7 @@ def round_line(result: RoundResult) -> str:
     )
 
 
-def tell_checks(
+def print_checks(
     export: Export,
     checks: Iterable[RoundCheck],
     tolerance: float,

@@ -1,11 +1,10 @@
-"""Text for terminals: escapes in place of characters that a terminal obeys or does not show."""
+"""Text for terminals: escapes instead of control and invisible characters."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any, TextIO, Union, cast
+from collections.abc import Iterable
+from typing import Any, TextIO, cast
 
 # Joiners of letters in Persian or Hindi words and of emoji, and the space of Chinese and Japanese.
 _SPELLING = "\u200c\u200d\u3000"
@@ -15,8 +14,8 @@ _LAYOUT = "\n\t"
 def printable(text: str, kept: str = "") -> str:
     """Returns text in which controls and invisible characters are written as escapes.
 
-    Controls would break a page or command a terminal, and characters that reverse the direction of
-    writing would make a name look like another one.
+    Controls would command a terminal, and characters that reverse the direction of writing would
+    make a name look like another one.
 
     Args:
         kept: Further characters to keep.
@@ -29,15 +28,10 @@ def printable(text: str, kept: str = "") -> str:
     )
 
 
-class PrintableStream:
-    """A text stream that writes `printable` text of several lines to another stream.
-
-    Args:
-        wrapped: The other stream, which does everything else.
-    """
+class _PrintableStream:
+    """A text stream that writes `printable` text of several lines to another stream."""
 
     def __init__(self, wrapped: TextIO) -> None:
-        # tqdm compares streams by this name: it clears a bar before it prints a line.
         self._wrapped = wrapped
 
     def write(self, text: str) -> int:
@@ -55,25 +49,9 @@ class PrintableStream:
         return getattr(self._wrapped, name)
 
 
-def unescaped(stream: Union[TextIO, PrintableStream]) -> TextIO:
-    """Returns the stream to move a terminal's cursor by: the wrapped one of a `PrintableStream`."""
-    return stream._wrapped if isinstance(stream, PrintableStream) else stream
-
-
 def escape_output() -> None:
-    """Lets this process print only `printable` text, in whatever names a user's data have."""
-    sys.stdout, sys.stderr = _escaping(sys.stdout), _escaping(sys.stderr)
-
-
-@contextlib.contextmanager
-def escaped_output() -> Iterator[None]:
-    """Escapes as `escape_output` does, while entered."""
-    streams = _escaping(sys.stdout), _escaping(sys.stderr)
-    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
-        yield
-
-
-def _escaping(stream: TextIO) -> TextIO:
-    if isinstance(stream, PrintableStream):
-        return cast(TextIO, stream)
-    return cast(TextIO, PrintableStream(stream))
+    """Lets this process print only `printable` text."""
+    sys.stdout, sys.stderr = (
+        cast(TextIO, s if isinstance(s, _PrintableStream) else _PrintableStream(s))
+        for s in (sys.stdout, sys.stderr)
+    )

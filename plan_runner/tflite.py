@@ -89,7 +89,7 @@ class TfLiteClient:
         return {output: self._interpreter.get_tensor(found[output]) for output in self._outputs}
 
 
-class TfLiteBeside:
+class TfLiteComparison:
     """Compares what clients send.
 
     Attributes:
@@ -129,7 +129,7 @@ class TfLiteBeside:
         self.clients += 1
 
 
-def tflite_beside(export: Export) -> TfLiteBeside:
+def tflite_comparison(export: Export) -> TfLiteComparison:
     """Returns what runs an export's TFLite graph."""
     plan, device = read_plans(export)
     if not device.tflite_graph:
@@ -138,7 +138,7 @@ def tflite_beside(export: Export) -> TfLiteBeside:
         raise PlanError(kernel_problem())
     phase = plan.phase[0].client_phase
     check_tflite(device.tflite_graph, Permissions.of_client(phase), _WHERE)
-    return TfLiteBeside(TfLiteClient(device.tflite_graph, phase))
+    return TfLiteComparison(TfLiteClient(device.tflite_graph, phase))
 
 
 def _difference(expected: np.ndarray, found: np.ndarray, name: str) -> float:

@@ -11,9 +11,11 @@ import termios
 
 import pytest
 
-from plan_runner.terminal import PrintableStream, escaped_output, printable, unescaped
+from plan_runner import terminal as runner_terminal
 from tests.binaries.harness import ROOT
+from tff_agnostic.base import terminal
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.terminal import PrintableStream, escaped_output, printable, unescaped
 
 _TITLE = "\x1b]0;title\x07"
 
@@ -26,14 +28,15 @@ _TITLE = "\x1b]0;title\x07"
     ],
 )
 def test_controls_become_escapes(character):
-    found = printable(f"a{character}b")
-    assert found.isprintable()
-    assert found == f"a{character.encode('unicode_escape').decode()}b"
+    for module in (terminal, runner_terminal):
+        found = module.printable(f"a{character}b")
+        assert found.isprintable()
+        assert found == f"a{character.encode('unicode_escape').decode()}b"
 
 
 @pytest.mark.parametrize("text", ["Grüße", "क्\u200dष", "👩\u200d🔬", "東京\u3000都", "\\x1b", ""])
 def test_printable_keeps_writing_and_emoji(text):
-    assert printable(text) == text
+    assert printable(text) == text == runner_terminal.printable(text)
 
 
 def test_output_is_escaped_inside_the_block_only(capsys):
@@ -65,7 +68,7 @@ def test_messages_of_user_errors_are_printable():
 def test_bars_move_the_cursor_and_names_do_not():
     program = (
         (
-            "from plan_runner.terminal import escape_output; escape_output()\n"
+            "from tff_agnostic.base.terminal import escape_output; escape_output()\n"
             "from tff_agnostic.program.progress import LongWork\n"
             "with LongWork('compare', 2, 'trials') as work:\n"
             f"    work.say('step {_TITLE}')\n"

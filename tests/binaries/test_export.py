@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, export, train
-from plan_runner.fleet.app_files import app_files
 from plan_runner.graph_session import read_checkpoint
 from tests import golden
 from tests.binaries.harness import TOY, Caller
@@ -105,7 +104,7 @@ def test_export_rejects_noise_generator_where_nodes_add_noise(call, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_fleets_export_is_that_plan_and_an_app_that_names_it(call, trained, exported, tmp_path):
+def test_fleet_export_has_the_plan_and_a_readme(call, trained, exported, tmp_path):
     """Of secure sums; without what a server of the platform has of its own."""
     secure, _ = exported
     if json.loads((secure / "manifest.json").read_text())["profile"] != "secure":
@@ -119,7 +118,7 @@ def test_a_fleets_export_is_that_plan_and_an_app_that_names_it(call, trained, ex
         f"--export={path}/plan --clients=CLIENTS --nodes=4 --rounds=3"
     )
     assert "On-Device Personalization" not in outcome.out
-    assert {each.name for each in path.iterdir()} == {"plan", "app", "README.md"}
+    assert {each.name for each in path.iterdir()} == {"plan", "README.md"}
     found, expected = (
         {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*.*")}
         for folder in (path / "plan", secure)
@@ -132,9 +131,7 @@ def test_a_fleets_export_is_that_plan_and_an_app_that_names_it(call, trained, ex
     assert manifest["backend"] == "flower"
     assert "backend" not in of_platform
     assert not any("platform" in text for text in manifest["not_verified"])
-    app = {each.name: each.read_text() for each in (path / "app").iterdir()}
     sha256 = hashlib.sha256(found["manifest.json"]).hexdigest()
-    assert app == app_files(sha256)
     readme = (path / "README.md").read_text().splitlines()
     assert len(readme) <= 10 and f"{sha256}." in readme
 

@@ -139,7 +139,7 @@ class TestChoice:
 def test_a_plan_cannot_hold_the_survey(call, folder, family):
     message = call.refused(folder, export, f"--checkpoint={family[0]}", "--output_dir=plan")
     assert message == (
-        "--algorithm: a plan of the platform has one step between server and devices in a "
-        "round, and delta_fl has 2 (survey, training): it cannot be exported; it has one with "
-        "--threshold=lagged or --threshold=tracked"
+        "--algorithm: expected one step between server and devices in a round, as plans of the "
+        "platform have, found 2 steps of delta_fl (survey, training); it has one with "
+        "threshold=lagged or threshold=tracked"
     )

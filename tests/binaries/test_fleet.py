@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 from binaries import evaluate, export, import_state, train
-from plan_runner.fleet.server import FleetServer
-from plan_runner.fleet.settings import PlanSettings, manifest_sha256
+from fleet.server import FleetServer
+from fleet.settings import PlanSettings, manifest_sha256
 from tests.binaries.harness import Caller
-from tests.plan_runner.fleet.fleet import Fleet, LocalChannel, Told
+from tests.fleet.fleet import Fleet, LocalChannel, Told
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
 from tests.plan_runner.harness import call as run_plan
 

@@ -194,7 +194,7 @@ def test_every_flag_can_be_given():
 def test_flags_of_commands_that_are_no_settings_are_known():
     """A user's algorithm may not have a setting that is called so, whatever the command."""
     there = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
-    assert {*COMMANDS, "fleet", "run_plan"} == there
+    assert {*COMMANDS, "run_plan"} == there
     commands = [importlib.import_module(f"binaries.{name}") for name in COMMANDS]
     commands.remove(import_data)
     names = set().union(*map(defined_flags, commands))

@@ -259,8 +259,8 @@ def test_rounds_of_two_steps_run_and_cannot_be_deployed(call, algorithm, folder)
             *(f"--profile={profile}", "--output_dir=plans/plan"),
         )
         assert message == (
-            "--algorithm: a plan of the platform has one step between server and devices in a "
-            "round, and by_size has 2 (training, again): it cannot be exported"
+            "--algorithm: expected one step between server and devices in a round, as plans of "
+            "the platform have, found 2 steps of by_size (training, again)"
         )
     outcome = call(train, *_SHORT, *_BY_SIZE, "--output_dir=run")
     assert outcome.status == 0, outcome

@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from tests import golden
-from tff_agnostic.deployment.backends import ServerTaskSettings, check_heeded, task_message
+from tff_agnostic.deployment.backends import ServerTaskSettings, task_message
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 
 _TYPES = descriptor_pb2.FieldDescriptorProto
@@ -105,21 +105,3 @@ def test_an_evaluation_says_of_which_checkpoint(request_type, of, expected):
 @golden.values
 def test_settings_out_of_range(case):
     return golden.refusal(ServerTaskSettings, **case)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("rounds_between", EVALUATION),
-        ("every_iterations", TRAINING),
-        ("training_task_id", TRAINING),
-        ("training_population", TRAINING),
-    ],
-)
-def test_settings_that_a_message_has_no_place_for(name, kind):
-    (other,) = {TRAINING, EVALUATION} - {kind}
-    check_heeded(["population", name], other)
-    assert (
-        golden.refusal(check_heeded, ["population", name], kind)
-        == f"--{name} has no effect with --kind={kind}: it needs --kind={other}"
-    )

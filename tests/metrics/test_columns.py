@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plan_runner.terminal import printable
 from tests import golden
 from tests.run.harness import (
     AWKWARD_NAMES,
@@ -19,6 +18,7 @@ from tests.run.harness import (
 )
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.report_fields import ReportField, Role, Unit, flattened
+from tff_agnostic.base.terminal import printable
 from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns, distinct, with_role
 from tff_agnostic.metrics.formatting import short_names, signed
 from tff_agnostic.metrics.metrics_file import Column

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from fleet.node_noise.server_noise import server_noise_of_manifest
 from plan_runner.errors import PlanError
-from plan_runner.private_sums.server_noise import server_noise_of_manifest
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.mechanisms import CentralNoise, TreeNoise
 from tff_agnostic.privacy.sampling import (

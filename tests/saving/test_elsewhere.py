@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import runpy
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from tff_agnostic.program.runs.privacy import private_training
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.saving import saved_model
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
+from tff_agnostic.saving.typed_text import store_words
 from tff_agnostic.tasks.stored import text_inputs
 from tff_agnostic.tasks.stored_inputs import StoredInputs
 
@@ -141,6 +143,8 @@ _TEXTS = [
     "See  you, at 5 o'clock... l\u2019\u00e9t\u00e9 <unk> (so-called) 'n' \u00ab\u00ab x",
     "...",
     "<math> A-1",
+    "\u0926\u094b\u0938\u094d\u0924\u00a0\u0e1b\u0e39\u0e48 \u0130STANBUL \u6771\u4eac\u3002\u3002",
+    "\U0001f602\U0001f602 x_y \u2167 5\u00bd",
 ]
 
 
@@ -151,10 +155,23 @@ def test_texts_become_the_imports_words(tmp_path, tokenizer, case, punctuation):
     words_of = runpy.run_path(str(tmp_path / "words_of.py"))["words_of"]
     options = ImportOptions(tokenizer=tokenizer, case=case, punctuation=punctuation)
     own = Normalizer(options, "words")
-    found = [words_of(text, own.rule) for text in _TEXTS]
+    read = [words_of(text, own.rule) for text in _TEXTS]
     expected = [own.sentence(own.tokenize(text)) for text in _TEXTS]
-    # An import leaves out a text without a word.
-    assert expected[1] == "" and [found[0], found[2]] == [expected[0], expected[2]]
+    # An import skips a text without a word.
+    assert expected[1] == ""
+    assert [read[0], *read[2:]] == [expected[0], *expected[2:]]
+    served = [text.decode() for text in store_words(tf.constant(_TEXTS), own.rule).numpy()]
+    assert served == expected
+    again = store_words(tf.constant(served), own.rule).numpy()
+    assert [text.decode() for text in again] == expected
+
+
+def test_the_cards_pattern_needs_findall_only():
+    rule = Normalizer(ImportOptions(), "words").rule
+    text = "Wait... what?! It's a so-called test\u2014<unk>"
+    assert re.findall(rule["pattern"], text) == (
+        ["Wait", "...", "what", "?", "!", "It's", "a", "so-called", "test", "—", "<unk>"]
+    )
 
 
 def test_a_store_of_texts_says_its_column_and_its_rule(tmp_path):

@@ -268,8 +268,8 @@ def test_numbers_have_neither_probabilities_nor_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tied_embedding", "--format=keras: Keras cannot save and load this model ("),
-        ("within", "--format=keras: expected LSTM layers where Keras' own can take their place, f"),
+        ("tied_embedding", "format keras: Keras cannot save and load this model ("),
+        ("within", "format keras: expected LSTM layers where Keras' own can take their place, f"),
     ],
 )
 def test_what_keras_cannot_hold_is_told_in_one_line(

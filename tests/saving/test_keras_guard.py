@@ -24,7 +24,8 @@ from tests import golden
 from tests.models import keras_zoo
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.models.keras_platform import KERAS_3, keras_platform
-from tff_agnostic.saving.keras import load_keras, read_keras
+from tff_agnostic.program.keras_files import read_named_keras
+from tff_agnostic.saving.keras import load_keras
 
 layers = tf.keras.layers
 _IS_KERAS_3 = keras_platform().release == KERAS_3
@@ -187,7 +188,7 @@ def test_code_is_refused_and_does_not_run(plain, tmp_path, case):
 
 
 def _refused(path: Path) -> str:
-    message = golden.refusal(read_keras, path, {}, "--initial_model")
+    message = golden.refusal(read_named_keras, path, {}, "--initial_model")
     assert message.startswith(f"--initial_model: {path}: expected a Keras model of Keras' own ")
     assert message.endswith(
         "(--trust loads it, and lets it run code: for files of people you trust)"
@@ -213,7 +214,7 @@ def test_file_of_later_keras_names_both_versions(plain, tmp_path, suffix, trust)
     else:
         metadata = json.dumps({"keras_version": version}).encode()
         _keras(plain, path, _of_today, without="metadata.json", **{"metadata.json": metadata})
-    message = golden.refusal(read_keras, path, {}, "--initial_model", trust)
+    message = golden.refusal(read_named_keras, path, {}, "--initial_model", trust)
     own = importlib.metadata.version("keras")
     assert message == (
         f"--initial_model: {path}: expected a file that Keras {own} reads, found one written by "
@@ -227,7 +228,7 @@ def test_a_file_that_is_trusted_runs(tmp_path, suffix):
     path, mark = tmp_path / f"model{suffix}", tmp_path / "mark"
     _saved(path, layers.Lambda(_touching(mark)))
     mark.rmdir()
-    read_keras(path, {}, "--initial_model", trust=True)
+    read_named_keras(path, {}, "--initial_model", trust=True)
     assert mark.exists()
 
 
@@ -353,7 +354,7 @@ def test_a_damaged_file_is_told_as_before(plain, tmp_path):
         file.attrs["model_config"] = '{"config":' + "[" * 9000 + "]" * 9000 + "}"
     found = "pop expected" if _IS_KERAS_3 else "recursion"
     with pytest.raises(UserError, match=r"expected a Keras model, cannot load .*" + found):
-        read_keras(path, {}, "--initial_model")
+        read_named_keras(path, {}, "--initial_model")
 
 
 def _of_ops() -> tf.keras.Model:

@@ -48,7 +48,7 @@ def test_version_matches_changelog_and_citation():
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """The wheels that `./run build` makes, opened: the package's, and plan_runner's alone."""
+    """The wheels that `./run build` makes, opened: the package's, plan_runner's and fleet's."""
     folder = tmp_path_factory.mktemp("a folder") / "dist"
     # Caches of checks that run at the same time, and uv, which the build gets where it is missing.
     caches = {".mypy_cache", ".pytest_cache", ".ruff_cache", ".uv"}
@@ -58,6 +58,7 @@ def wheels(tmp_path_factory):
     names = (
         f"tff_agnostic-{version()}-py3-none-any.whl",
         f"plan_runner/tff_agnostic_plan_runner-{version()}-py3-none-any.whl",
+        f"fleet/tff_agnostic_fleet-{version()}-py3-none-any.whl",
     )
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.whl")}
     assert found == set(names)
@@ -84,25 +85,33 @@ def test_the_wheel_holds_every_module_and_nothing_at_a_common_name(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = modules_of("tff_agnostic")
     expected |= {f"tff_agnostic/{path}" for path in modules_of("binaries")}
-    # Under its own name: it is used, and copied, without the rest.
-    expected |= modules_of("plan_runner")
+    # They are used without the rest.
+    expected |= modules_of("plan_runner") | modules_of("fleet")
     assert {name for name in names if name.endswith(".py")} == expected
-    assert {name.split("/")[0] for name in names} == {"plan_runner", "tff_agnostic"}
+    assert {name.split("/")[0] for name in names} == {"fleet", "plan_runner", "tff_agnostic"}
 
 
 @pytest.mark.slow
-def test_the_wheel_of_plan_runner_holds_it_whole_and_nothing_else(wheels, wheel):
-    _, runner = wheels
-    names = {name for name in runner.namelist() if ".dist-info/" not in name}
-    of_both = {name for name in wheel.namelist() if name.startswith("plan_runner/")}
-    assert names == of_both | {"plan_runner/fleet/requirements.lock"}
-    for name in of_both:
-        assert runner.read(name) == wheel.read(name), name
-    assert metadata_file(runner, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
-    said = email.message_from_string(metadata_file(runner, "METADATA"))
-    assert (said["Name"], said["Version"]) == ("tff-agnostic-plan-runner", version())
-    extras = {line for line in said.get_all("Requires-Dist") if 'extra == "flower"' in line}
-    assert "flwr" in {Requirement(line).name for line in extras}
+@pytest.mark.parametrize(
+    ("number", "folder", "more", "needs"),
+    [
+        (1, "plan_runner", set(), "tensorflow"),
+        (2, "fleet", {"fleet/requirements.lock"}, "tff-agnostic-plan-runner"),
+    ],
+)
+def test_a_small_wheel_holds_one_package(wheels, wheel, number, folder, more, needs):
+    small = wheels[number]
+    names = {name for name in small.namelist() if ".dist-info/" not in name}
+    shared = {name for name in wheel.namelist() if name.startswith(f"{folder}/")}
+    assert names == shared | more
+    for name in shared:
+        assert small.read(name) == wheel.read(name), name
+    assert metadata_file(small, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
+    metadata = email.message_from_string(metadata_file(small, "METADATA"))
+    name = f"tff-agnostic-{folder.replace('_', '-')}"
+    assert (metadata["Name"], metadata["Version"]) == (name, version())
+    required = {Requirement(line).name for line in metadata.get_all("Requires-Dist")}
+    assert needs in required and "tff-agnostic" not in required
 
 
 @pytest.mark.slow
@@ -169,7 +178,9 @@ def test_binaries_do_not_import_one_another():
 
 def test_the_list_of_packages_is_complete(project):
     modules = [
-        path for name in ("plan_runner", "tff_agnostic") for path in (ROOT / name).rglob("*.py")
+        path
+        for name in ("fleet", "plan_runner", "tff_agnostic")
+        for path in (ROOT / name).rglob("*.py")
     ]
     packages = {".".join(path.parent.relative_to(ROOT).parts) for path in modules}
     packages |= {"tff_agnostic.binaries", "tff_agnostic.configs"}
@@ -195,10 +206,10 @@ def test_every_package_imported_is_asked_for(project):
     asked = {Requirement(text).name for text in project["project"]["dependencies"]}
     for extra in project["project"]["optional-dependencies"].values():
         asked |= {Requirement(text).name for text in extra}
-    runner = tomllib.loads((ROOT / "plan_runner" / "pyproject.toml").read_text())
-    asked |= {Requirement(t).name for t in runner["project"]["optional-dependencies"]["flower"]}
+    fleet = tomllib.loads((ROOT / "fleet" / "pyproject.toml").read_text())
+    asked |= {Requirement(text).name for text in fleet["project"]["dependencies"]}
     asked = {canonicalize_name(name) for name in asked}
-    own = {"plan_runner", "tff_agnostic"}
+    own = {"fleet", "plan_runner", "tff_agnostic"}
     for folder in (*own, "binaries"):
         for place, name in imported(folder):
             if name not in own and name not in sys.stdlib_module_names:

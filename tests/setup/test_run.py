@@ -202,3 +202,15 @@ def test_signals_reach_the_command(checkout):
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("flag", ["--help", "--helpfull"])
+@pytest.mark.parametrize("command", [(), ("demo",)])
+def test_fleet_help_needs_no_environment(bare, command, flag):
+    shutil.copytree(ROOT / "fleet", bare.root / "fleet")
+    shutil.copytree(ROOT / "plan_runner", bare.root / "plan_runner")
+    bare.add("python3", f'#!/usr/bin/env bash\nexec {sys.executable} -S "$@"\n')
+    status, output, errors = bare.run("fleet", *command, flag)
+    assert (status, errors) == (0, "")
+    assert output.startswith(" ".join(("usage: fleet", *command)))
+    assert not (bare.root / ".venv-fleet").exists()

@@ -47,7 +47,7 @@ def _loaded(*arguments: str) -> list[str]:
     return line.split()[1:]
 
 
-@pytest.mark.nightly_cases(but=["fleet", "import_data", "privacy", "run_plan"])
+@pytest.mark.nightly_cases(but=["import_data", "privacy", "run_plan"])
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_help_loads_no_large_package(command):
     assert _loaded(command, "--help") == []
@@ -176,7 +176,7 @@ names = [
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
     # What is for Keras 3 or for Flower, neither of which is here, is imported where they are.
     if module.name not in (
-        "tff_agnostic.models.keras3", "plan_runner.fleet.flower", "plan_runner.fleet.proxy",
+        "tff_agnostic.models.keras3", "fleet.flower", "fleet.proxy",
     )
 ]
 for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plan_runner.terminal import printable
+from tff_agnostic.base.terminal import printable
 
 
 class UserError(ValueError):

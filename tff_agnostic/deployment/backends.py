@@ -1,13 +1,12 @@
-"""What plays an export: the platform's servers and devices, or a fleet of `plan_runner` on Flower.
+"""Execution backends of exports: the platform's servers and devices, or a fleet on Flower.
 
-An export for a fleet is a folder with the plan in one folder, for the server and the nodes, and
-with the app in another, which Flower's server is given. The app names the plan by its manifest's
-hash, so it cannot be among the files that the manifest names.
+An export for a fleet is a folder with a README next to the plan's folder, whose files all have to
+be in its manifest.
 
-The platform's servers are given a message that creates a task. It is JSON in the mapping of proto3
-(names in camelCase, 64-bit integers as texts), with the messages of the On-Device Personalization
-server: `shuffler/proto/task.proto` of privacysandbox/odp-federatedcompute at commit 015930f. It was
-never sent to a server.
+An export for the platform has a message that creates a task at a server. It is JSON in the mapping
+of proto3 (names in camelCase, 64-bit integers as strings), with the messages of the On-Device
+Personalization server: `shuffler/proto/task.proto` of privacysandbox/odp-federatedcompute at commit
+015930f. No server has received it.
 """
 
 from __future__ import annotations
@@ -15,25 +14,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Callable
+from typing import Annotated, Any, Callable
 
-from plan_runner.fleet.app_files import app_files
-from tff_agnostic.base.errors import UserError, counted
-from tff_agnostic.base.options import Options, Within
+from tff_agnostic.base.errors import counted
+from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
-
-if TYPE_CHECKING:
-    from plan_runner.private_sums.noise import NodeNoise
-
 
 # Defaults of the platform's own task builder.
 _CLIENT_VERSIONS = {"minClientVersion": "0", "maxClientVersion": "999999999"}
 _TRAFFIC_WEIGHT = 100
-# Options that only messages of one kind have a place for.
-_OF_ONE_KIND = {
+# Options that messages of one kind only have a field for.
+KIND_OF_OPTION = {
     "rounds_between": TRAINING,
     "training_population": EVALUATION,
     "training_task_id": EVALUATION,
@@ -44,15 +38,14 @@ _IN_ADDRESS = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class ServerTaskSettings(Options):
-    """Options of a task at a server; every field is a flag of the same name.
+    """Options of a task at a server.
 
     Attributes:
-        population: Of the task message: name of the population of devices.
-        iterations: Of the task message: rounds after which the task is complete.
-        over_selection: Of the task message: how many more devices than --clients_per_round a round
-            may have, as a share of them.
-        rounds_between: Of the task message of a training: rounds between two contributions of one
-            device.
+        population: Task message: name of the population of devices.
+        iterations: Task message: rounds after which the task is complete.
+        over_selection: Task message: maximum number of additional devices in a round, as a fraction
+            of --clients_per_round.
+        rounds_between: Task message of a training: rounds between two contributions of one device.
         training_population: Task message of an evaluation: population of the training whose
             checkpoints are evaluated, if it is another one.
         training_task_id: Task message of an evaluation: the server's number of the training in that
@@ -70,28 +63,13 @@ class ServerTaskSettings(Options):
     every_iterations: Annotated[int, Within(least=1)] = 1
 
     def __post_init__(self) -> None:
-        """Refuses populations that could not stand in the address of a task, too."""
+        """Also refuses populations that cannot be part of a task's address."""
         super().__post_init__()
-        for flag in ("population", "training_population"):
-            name = getattr(self, flag)
-            if not _IN_ADDRESS.fullmatch(name) and (name or flag == "population"):
-                raise UserError(
-                    f"--{flag}: expected a name of letters, digits, '.', '_' and '-', as it stands "
-                    f"in an address, found {name!r}"
-                )
-
-
-def check_heeded(given: Iterable[str], kind: str) -> None:
-    """Refuses settings that messages of a kind have no place for.
-
-    Args:
-        given: Names of the settings that the user gave.
-        kind: Kind of the rounds; see `rounds.KINDS`.
-    """
-    for name in given:
-        of = _OF_ONE_KIND.get(name, kind)
-        if of != kind:
-            raise UserError(f"--{name} has no effect with --kind={kind}: it needs --kind={of}")
+        for field in ("population", "training_population"):
+            name = getattr(self, field)
+            if not _IN_ADDRESS.fullmatch(name) and (name or field == "population"):
+                expected = "a name of letters, digits, '.', '_' and '-', for an address"
+                raise OptionError(field, expected, name, type(self))
 
 
 def task_message(kind: str, settings: ServerTaskSettings, clients_per_round: int) -> dict[str, Any]:
@@ -147,9 +125,9 @@ _INFOS: Registry[Callable[[ServerTaskSettings], dict[str, Any]]] = Registry(
 
 
 FCP, FLOWER = "fcp", "flower"
-# Folders of an export for a fleet.
-PLAN, APP = "plan", "app"
-# Secure sums take 3; one more may be lost.
+# Folder of the plan in an export for a fleet.
+PLAN = "plan"
+# Secure sums need 3 clients; one more may fail.
 _DEMO_NODES = 4
 _README = """\
 # {algorithm} on {task}, after {rounds}: a plan for a fleet
@@ -157,24 +135,19 @@ _README = """\
 `plan/` is the plan, for the server and all nodes; nodes do without `server_state.ckpt`, which may
 hold a secret. Their operators pin the SHA-256 of `plan/manifest.json`, which is
 {sha256}.
-`app/` is what Flower's server is given to start a run: it names this hash, and holds no other code.
-
-    ./run fleet demo --export=plan --clients=CLIENTS --nodes={nodes} --rounds=3
-
-plays it here, where CLIENTS has a file NAME.tfrecord a client; more: docs/how_to/live_fleet.md.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """What plays an export.
+    """An execution backend of exports.
 
     Attributes:
-        profiles: Names of the kinds of plans that it plays, the default first.
-        not_verified: What was not tried with an export when it is written.
-        is_fleet: Whether it is a fleet of `plan_runner`, whose nodes add noise of their own, and
-            whose server has no message that creates a task.
-        without: Flags of `export` that have no effect with it.
+        profiles: Names of the profiles that it runs, the default first.
+        not_verified: Claims that nobody has tested for an export when it is written.
+        is_fleet: Whether it is a fleet, whose nodes add the noise, and whose server has no message
+            that creates a task.
+        without: Options of an export that have no effect with it.
     """
 
     profiles: tuple[str, ...]
@@ -209,51 +182,39 @@ BACKENDS: Registry[Backend] = Registry(
 )
 
 
-def profile_of(backend: str, given: str | None) -> str:
+def choose_profile(backend: str, given: str | None) -> str:
     """Returns the name of an export's profile.
 
     Args:
-        backend: Name of what plays it.
-        given: What the user has asked for.
+        backend: Name of the execution backend.
+        given: Name of the requested profile; None for the backend's default.
     """
-    known = BACKENDS[backend].profiles
-    if given is not None and given not in known:
-        raise UserError(
-            f"--profile: expected {' or '.join(known)} with --backend={backend}, found {given}: "
-            "its clients are summed by secure aggregation"
-        )
-    return given or known[0]
+    names = BACKENDS[backend].profiles
+    if given is not None and given not in names:
+        expected = f"{' or '.join(names)} with the backend {backend}, which needs secure sums"
+        raise OptionError("profile", expected, Verbatim(given))
+    return given or names[0]
 
 
-def nodes_of_demo(noise: NodeNoise | None) -> int:
-    """Returns how many nodes a demo has: as many as the noise that they add takes, or more."""
-    return _DEMO_NODES if noise is None else max(_DEMO_NODES, noise.fewest_clients)
+def demo_size(manifest: Mapping[str, Any]) -> int:
+    """Returns the number of nodes of a demo, which has at least those that the noise needs."""
+    noise = manifest["privacy"].get("differential_privacy", {})
+    return max(_DEMO_NODES, noise.get("fewest_clients", 0))
 
 
-def write_app(folder: Path, manifest: dict[str, Any]) -> int:
-    """Writes the app and the README of an export for a fleet beside its plan.
+def write_readme(folder: Path, manifest: Mapping[str, Any], how_to: str) -> None:
+    """Writes the README of an export for a fleet next to its plan.
 
     Args:
-        folder: Has the plan.
-        manifest: The plan's.
-
-    Returns:
-        How many nodes a demo of it has.
+        folder: Folder of the export, which contains the plan.
+        manifest: The plan's manifest.
+        how_to: Lines on running the plan.
     """
-    # Only fleets need the package `cryptography`, which a plain installation lacks.
-    from plan_runner.private_sums.noise import noise_of_manifest
-
-    content = (folder / PLAN / "manifest.json").read_bytes()
-    sha256, nodes = hashlib.sha256(content).hexdigest(), nodes_of_demo(noise_of_manifest(content))
-    (folder / APP).mkdir()
-    for name, text in app_files(sha256).items():
-        (folder / APP / name).write_text(text, "utf-8")
+    sha256 = hashlib.sha256((folder / PLAN / "manifest.json").read_bytes()).hexdigest()
     readme = _README.format(
         algorithm=manifest["algorithm"],
         task=manifest["task"],
         rounds=counted(manifest["rounds_trained"], "round"),
         sha256=sha256,
-        nodes=nodes,
     )
-    (folder / "README.md").write_text(readme, "utf-8")
-    return nodes
+    (folder / "README.md").write_text(f"{readme}\n{how_to}", "utf-8")

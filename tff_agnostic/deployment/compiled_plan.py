@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Optional
 
 from plan_runner import plan_pb2
-from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.deployment.client_graph import ExampleSource
 from tff_agnostic.deployment.graphs import Leaf, file_path, restore, save
@@ -49,10 +49,9 @@ def sum_modulus(bits: int, clients: int) -> int:
     """Returns the smallest power of 2 above any sum of so many clients' values of so many bits."""
     modulus = 1 << (clients * (2**bits - 1)).bit_length()
     if modulus > _LARGEST_MODULUS:
-        raise UserError(
-            f"--max_clients_per_round: expected a modulus of secure sums of at most 2^62, found "
-            f"2^{modulus.bit_length() - 1} of {clients} clients with values of {bits} bits"
-        )
+        found = f"2^{modulus.bit_length() - 1} of {clients} clients with values of {bits} bits"
+        expected = "a modulus of secure sums of at most 2^62"
+        raise OptionError("max_clients_per_round", expected, Verbatim(found))
     return modulus
 
 

@@ -19,9 +19,9 @@ from plan_runner import plan_pb2
 from tff_agnostic import versions
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.distributed_sum import MODULAR, SumOfDevices
-from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import OWNER_ONLY, new_folder
 from tff_agnostic.base.later import tf
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.data.clients import first_rows
@@ -67,11 +67,9 @@ CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both
 TASK_MESSAGE = "task.json"
 FORMAT = "tff_agnostic federated export"
 FORMAT_VERSION = 2
-# Of the export that is written; docs/explanations/plan_verification.md says what tests have shown.
+# Of the export that is written; docs/reference/plans.md says what tests have shown.
 _VERIFIED = ["the rounds in conformance/ were computed by TensorFlow Federated's runtime"]
-_NOT_VERIFIED = (
-    "these files have not been played in plain TensorFlow yet: run_plan --verify does that"
-)
+_NOT_VERIFIED = "plan_runner has not verified these files in plain TensorFlow yet"
 _BYTES_OF_A_FLOAT = 4
 _FLEX = "Flex"
 # TensorFlow's ops in On-Device Personalization's build of TensorFlow Lite, next to TFLite's own:
@@ -106,8 +104,8 @@ ODP_FLEX_OPS = frozenset(
 )
 _DROPOUT = "random numbers of a layer, as of dropout: a model without such layers has none"
 _GRADIENT = "the gradient of a layer that has none in TensorFlow Lite"
-_FLOAT64 = "--profile=secure quantises in float64, for which TensorFlow Lite has no ops"
-_CLIPPED = "--privacy clips in float64, for which TensorFlow Lite has no ops"
+_FLOAT64 = "secure sums quantise in float64, for which TensorFlow Lite has no ops"
+_CLIPPED = "private sums clip in float64, for which TensorFlow Lite has no ops"
 _UNKNOWN = "the model or the algorithm needs it"
 # Ops of quantisation for secure sums; TFLite has these itself, but for smaller numbers only.
 _OF_FLOAT64 = frozenset(
@@ -195,14 +193,14 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
     algorithm = kind.algorithm(request)
     check_single_step(algorithm)
     source = ExampleSource(request.example_format(), request.collection_uri, request.max_examples)
-    with new_folder(folder, "--output_dir") as path:
+    with new_folder(folder, "export") as path:
         rounds = kind.rounds(runtime, request)
         settings = PlanSettings(
             source, rounds.quantities, request.max_clients_per_round, _modular(request)
         )
         plan = profile.build(rounds.round_, settings)
         lite = convert_client_graph(plan.client_graph, plan.client_phase)
-        beyond = beyond_odp(lite.flex_ops, bool(plan.secure), request.noise is not None)
+        beyond = ops_missing_on_device(lite.flex_ops, bool(plan.secure), request.noise is not None)
         if request.require_odp_ops:
             check_within_odp(beyond)
         plan.plan.client_tflite_graph_bytes = lite.content
@@ -258,12 +256,12 @@ def check_single_step(algorithm: Algorithm) -> None:
     """Checks that an algorithm can be a plan of the platform, which has one step a round."""
     names = [step.name for step in algorithm.steps]
     if len(names) > 1:
-        options = " or ".join(f"--{option}" for option in algorithm.single_step_options)
+        options = " or ".join(algorithm.single_step_options)
         advice = f"; it has one with {options}" if options else ""
-        raise UserError(
-            f"--algorithm: a plan of the platform has one step between server and devices in a "
-            f"round, and {algorithm.name} has {len(names)} ({', '.join(names)}): it cannot be "
-            f"exported{advice}"
+        raise OptionError(
+            "algorithm",
+            "one step between server and devices in a round, as plans of the platform have",
+            Verbatim(f"{len(names)} steps of {algorithm.name} ({', '.join(names)}){advice}"),
         )
 
 
@@ -503,7 +501,7 @@ def _names(specs: Iterable[bytes]) -> list[str]:
     return [TensorSpecProto.FromString(spec).name for spec in specs]
 
 
-def beyond_odp(
+def ops_missing_on_device(
     flex_ops: Iterable[str], is_secure: bool, is_private: bool = False
 ) -> dict[str, str]:
     """Returns the ops that On-Device Personalization's devices lack, and why each is there.
@@ -523,9 +521,10 @@ def check_within_odp(beyond: Mapping[str, str]) -> None:
     """Checks that On-Device Personalization's devices have all ops."""
     if beyond:
         op, reason = next(iter(beyond.items()))
-        raise UserError(
-            "--require_odp_ops: expected no op that On-Device Personalization's devices lack, "
-            f"found {len(beyond)}: {', '.join(beyond)} ({op}: {reason})"
+        raise OptionError(
+            "require_odp_ops",
+            "no op that On-Device Personalization's devices lack",
+            Verbatim(f"{len(beyond)}: {', '.join(beyond)} ({op}: {reason})"),
         )
 
 

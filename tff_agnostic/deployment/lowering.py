@@ -119,13 +119,13 @@ def _value(tensor: tf.Tensor) -> Optional[np.ndarray]:
 BinaryOp = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
-def xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def lower_xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Returns the exclusive or, of halves."""
     halves = tf.bitwise.bitwise_xor(tf.bitcast(x, tf.int32), tf.bitcast(y, tf.int32))
     return tf.bitcast(halves, tf.int64)
 
 
-def or_(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def lower_or(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Returns the or, bit by bit."""
     return _from_bits(tf.logical_or(_to_bits(x), _to_bits(y)))
 
@@ -216,7 +216,7 @@ def convolution_filter_gradient(
         outputs = tf.reshape(outputs, [-1, filters])
         at_places = [
             tf.matmul(tf.reshape(pixels, [-1, channels]), outputs, transpose_a=True)
-            for _, pixels in _places(images, (height, width), span, stride)
+            for _, pixels in _window_offsets(images, (height, width), span, stride)
         ]
         return tf.reshape(tf.stack(at_places), [height, width, channels, filters])
 
@@ -242,7 +242,7 @@ def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: byt
         images = _with_margins(images, before, after, _LOWEST)
         # Windows without an earlier maximum, and the gradient of each pixel.
         is_open, sums = tf.ones_like(maxima), tf.zeros_like(images)
-        for place, pixels in _places(images, (height, width), span, stride):
+        for place, pixels in _window_offsets(images, (height, width), span, stride):
             is_first = tf.where(tf.equal(pixels, maxima), is_open, tf.zeros_like(is_open))
             is_open -= is_first
             spread = _spread(is_first * outputs, stride)[:, : span[0], : span[1]]
@@ -259,7 +259,7 @@ def _span(outputs: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
     return (tf.shape(outputs)[1:3] - 1) * stride + 1
 
 
-def _places(
+def _window_offsets(
     images: tf.Tensor, size: Sequence[int], span: tf.Tensor, stride: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], tf.Tensor]]:
     """Yields each place of a window, row by row, and the pixels there in all windows."""
@@ -347,9 +347,9 @@ def _is_of_images(attr: Any) -> bool:
 
 # Replacements by op and dtype.
 LOWERINGS: Mapping[tuple[str, str], Lowering] = {
-    ("BitwiseXor", "int64"): lambda attr, known: xor,
+    ("BitwiseXor", "int64"): lambda attr, known: lower_xor,
     ("BitwiseAnd", "int64"): lambda attr, known: and_with(known[1]),
-    ("BitwiseOr", "int64"): lambda attr, known: or_,
+    ("BitwiseOr", "int64"): lambda attr, known: lower_or,
     ("RightShift", "int64"): lambda attr, known: right_shift_by(known[1]),
     ("TensorScatterSub", "float32"): lambda attr, known: tensor_scatter_sub,
     ("SparseSoftmaxCrossEntropyWithLogits", "float32"): (

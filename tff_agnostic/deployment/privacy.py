@@ -93,7 +93,7 @@ class FleetNoise(NamedTuple):
         server_must: Further duties of a server.
         of_nodes: The account of nodes that add the noise themselves; None if the server adds it.
         draw: The draw of cohorts that the guarantee is for, as a server of a fleet enforces it:
-            `plan_runner.private_sums.server_noise.Draw`. Empty if nodes add the noise.
+            `fleet.node_noise.server_noise.Draw`. Empty if nodes add the noise.
         rounds: Number of rounds that the guarantee is for.
     """
 
@@ -175,7 +175,7 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
 def node_noise_facts(
     step: RoundStep, state: RunState, noise: FleetNoise, plan: CompiledPlan
 ) -> dict[str, Any]:
-    """Returns the manifest's entry on noise that nodes add: what `plan_runner.private_sums` reads.
+    """Returns the manifest's entry on noise that nodes add: what `fleet.node_noise` reads.
 
     Args:
         step: What is exported, whose integers nodes add noise to.

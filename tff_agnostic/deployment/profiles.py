@@ -196,8 +196,8 @@ def require_only_sums(aggregation: tff.Computation) -> None:
     if others or len(uris) != 1 or len(block.locals) != 1:
         raise UserError(
             "profile daf: expected one sum of client updates, found "
-            f"{', '.join(others) or f'{len(block.locals)} operations'}; --profile=secure has "
-            "secure sums"
+            f"{', '.join(others) or f'{len(block.locals)} operations'}; the profile secure "
+            "has secure sums"
         )
 
 

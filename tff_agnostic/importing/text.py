@@ -27,6 +27,14 @@ UNKNOWN = "<unk>"
 _WITH_MARKS = (range(0x20000), range(0xE0100, 0xE01F0))
 # Within a word of Persian or Hindi, between letters that are joined or not.
 _JOINERS = "\u200c\u200d"
+# Apostrophes and the hyphen.
+_IN_WORDS = "'\u2019-"
+# Signs whose runs are one word.
+_REPEATED_SIGNS = (
+    "!\"#$%&'()*+,-./:;<=>?@[\\]^`{|}~\u00a1\u00a7\u00ab\u00b0\u00b7\u00bb\u00bf"
+    "\u2010\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2022\u2026\u2039\u203a\u3001\u3002\u30fb"
+    "\uff01\uff0c\uff0e\uff1a\uff1b\uff1f\uff5e"
+)
 _LITERAL = re.compile(r"</?\w+>")
 _END = re.compile("[.?!\u2026]+")
 _CASES: dict[str, Callable[[str], str]] = {"keep": str, "lower": str.lower, "upper": str.upper}
@@ -200,9 +208,11 @@ class VocabularySummary:
 def _word() -> re.Pattern[str]:
     """Returns the pattern of a word in the rule "words".
 
-    That is one that stands for something, such as <unk>; one with apostrophes or hyphens inside; a
-    run of one sign such as "..."; or a single sign. Letters keep their marks, which Python does not
-    count among word characters: words of Hindi, Thai or vocalised Arabic would fall apart.
+    A word is one that stands for something, such as <unk>; one with apostrophes or hyphens inside;
+    a run of a repeated sign such as "..."; or a single sign. Letters keep their marks, which Python
+    does not count among word characters: words of Hindi, Thai or vocalised Arabic would fall apart.
+
+    Model cards have the pattern, for `re.findall`: it has no group, so no reference to one either.
     """
     characters = map(chr, itertools.chain(*_WITH_MARKS))
     marks = [c for c in characters if unicodedata.category(c).startswith("M")]
@@ -213,7 +223,8 @@ def _word() -> re.Pattern[str]:
         else:
             ranges.append([mark, mark])
     inside = rf"[\w{_JOINERS}{''.join(f'{first}-{last}' for first, last in ranges)}]"
-    return re.compile(rf"</?\w+>|\w{inside}*(?:['\u2019-]\w{inside}*)*|(\S)\1*")
+    runs = "|".join(f"{re.escape(sign)}+" for sign in _REPEATED_SIGNS)
+    return re.compile(rf"</?\w+>|\w{inside}*(?:[{_IN_WORDS}]\w{inside}*)*|{runs}|\S")
 
 
 def _by_pattern(text: str) -> list[str]:

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from plan_runner.terminal import printable
 from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.base.terminal import printable
 
 # What stands in a table where there is no number.
 UNDEFINED = "-"

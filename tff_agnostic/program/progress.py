@@ -8,8 +8,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Optional
 
-from plan_runner.terminal import printable, unescaped
 from tff_agnostic.base.later import Later
+from tff_agnostic.base.terminal import printable, unescaped
 
 if TYPE_CHECKING:
     from tqdm import auto as tqdm

@@ -144,7 +144,7 @@ class CheckpointFolder:
         beside = {"data": self._data, "trained_with": self._trained_with}
         np.savez(content, **_arrays(round_num, state, in_keras, beside))
         saved = self._folder / f"round_{round_num:08d}.npz"
-        _make_way(saved)
+        _rename_aside(saved)
         with atomic_file(saved, owner_only=self._secret) as file:
             file.write(content.getbuffer())
         paths = self._newest_first()
@@ -153,7 +153,7 @@ class CheckpointFolder:
             sync_folder(self._folder)
             sync_folder(self._folder.parent)
         for path in paths[:newest] + paths[newest + self._keep :]:
-            _make_way(path)
+            _rename_aside(path)
             with write_errors(path):
                 path.unlink(missing_ok=True)
 
@@ -207,7 +207,7 @@ def _arrays(
     return {_HEADER: np.array(json.dumps(header)), **arrays}
 
 
-def _make_way(path: Path) -> None:
+def _rename_aside(path: Path) -> None:
     """Moves a folder away that has the name of a checkpoint; one with nothing in it is removed."""
     if path.is_symlink() or not path.is_dir():
         return

@@ -133,12 +133,12 @@ def _kinds() -> tuple[Any, ...]:
     )
 
 
-class NotPlain(ValueError):
+class UnsafeKerasFile(ValueError):
     """A Keras file has parts that are not read from an untrusted file; the message names them."""
 
 
 @contextlib.contextmanager
-def plain_file(path: Path, own: Mapping[str, Any]) -> Iterator[Union[Path, h5py.File]]:
+def open_checked(path: Path, own: Mapping[str, Any]) -> Iterator[Union[Path, h5py.File]]:
     """Yields what Keras may load a file from, while no more is made than the file has weights for.
 
     Args:
@@ -146,7 +146,7 @@ def plain_file(path: Path, own: Mapping[str, Any]) -> Iterator[Union[Path, h5py.
         own: Classes and functions that the caller hands to Keras for it, by name.
 
     Raises:
-        NotPlain: If it holds code, has unknown names, links to other files, or unpacks to
+        UnsafeKerasFile: If it holds code, has unknown names, links to other files, or unpacks to
             many times its size.
         Exception: Whatever reading a damaged file raises.
     """
@@ -172,10 +172,10 @@ def check_config(config: Any, own: Mapping[str, Any]) -> None:
 
     Args:
         config: What is in the JSON.
-        own: As of `plain_file`.
+        own: As of `open_checked`.
 
     Raises:
-        NotPlain: If one is code, or not known.
+        UnsafeKerasFile: If one is code, or not known.
     """
     values = [config]
     while values:
@@ -193,39 +193,39 @@ def _check_object(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     registered = found.get("registered_name", name)
     config = found.get("config")
     if not isinstance(name, str) or not isinstance(module, (str, type(None))):
-        raise NotPlain(f"an object of the class {name!r:.60}")
+        raise UnsafeKerasFile(f"an object of the class {name!r:.60}")
     if name == _FUNCTION:
         _check_function(config, module, registered, own)
     elif name == "TypeSpec":
         if found.get("type_spec") not in _SPECS:
-            raise NotPlain(f"the type {found.get('type_spec')!r:.60}, which is not known")
+            raise UnsafeKerasFile(f"the type {found.get('type_spec')!r:.60}, which is not known")
     elif name not in _VALUES and not _is_own(registered, own):
         # Keras looks for registered names first.
         if registered not in (None, name):
-            raise NotPlain(f"the class {registered!r:.60}{_unknown()}")
+            raise UnsafeKerasFile(f"the class {registered!r:.60}{_unknown()}")
         _check_class(name, module, config if isinstance(config, Mapping) else {})
 
 
 def _check_class(name: str, module: Optional[str], config: Mapping[str, Any]) -> None:
     if name in (_LAMBDA, "__lambda__"):
-        raise NotPlain(f"the code of a Lambda layer {_named(config)}".strip())
+        raise UnsafeKerasFile(f"the code of a Lambda layer {_named(config)}".strip())
     is_private = name in _PRIVATE and module in (None, *_PRIVATE[name])
-    if not is_private and not _is_of_keras(name, module):
-        raise NotPlain(f"the class {name!r:.60}{_of_module(module)}{_unknown()}")
+    if not is_private and not _is_keras_module(name, module):
+        raise UnsafeKerasFile(f"the class {name!r:.60}{_of_module(module)}{_unknown()}")
     if isinstance(config.get("vocabulary"), str):
-        raise NotPlain(f"a layer that reads the file {config['vocabulary']!r:.60}")
+        raise UnsafeKerasFile(f"a layer that reads the file {config['vocabulary']!r:.60}")
     if name in _OPS and not _is_pure(config.get("function")):
-        raise NotPlain(
+        raise UnsafeKerasFile(
             f"a call of TensorFlow's {config.get('function')!r:.60}, which does more than compute"
         )
     if name in _MEMBERS_OF_TENSORS and config.get("attr_name") not in _OF_TENSORS:
-        raise NotPlain(f"{name} of {config.get('attr_name')!r:.60}")
+        raise UnsafeKerasFile(f"{name} of {config.get('attr_name')!r:.60}")
     if name == _CLASS_METHOD and (
         config.get("cls_symbol") != "RaggedTensor"
         or not str(config.get("method_name")).startswith("from_")
     ):
         method = f"{config.get('cls_symbol')}.{config.get('method_name')}"
-        raise NotPlain(f"{name} of {method!r:.60}")
+        raise UnsafeKerasFile(f"{name} of {method!r:.60}")
     if isinstance(config.get("layers"), list):
         _check_order(config["layers"])
 
@@ -242,7 +242,7 @@ def _check_function(
         or registered not in (None, name, _FUNCTION)
         or module not in (None, "builtins", *(f"{_MODULE}.{place}" for place in _FUNCTIONS))
     ):
-        raise NotPlain(f"the function {name!r:.60}{_of_module(module)}{_unknown()}")
+        raise UnsafeKerasFile(f"the function {name!r:.60}{_of_module(module)}{_unknown()}")
 
 
 def _of_module(module: Optional[str]) -> str:
@@ -260,7 +260,7 @@ def _is_own(name: Any, own: Mapping[str, Any]) -> bool:
     return name in own or module.startswith("keras.") or is_of_a_user(module)
 
 
-def _is_of_keras(name: str, module: Optional[str]) -> bool:
+def _is_keras_module(name: str, module: Optional[str]) -> bool:
     if module == tf.constant_initializer.__module__:
         # TensorFlow's own initializers, such as EfficientNetV2 has.
         return name in {kind.__name__ for kind in _initializers()}
@@ -321,7 +321,7 @@ def _check_order(layers: Sequence[Any]) -> None:
                 is_new = True
     stuck = [name for name, nodes in waiting.items() if nodes]
     if stuck:
-        raise NotPlain(f"layers that wait for one another's outputs ({stuck[0]!r:.60})")
+        raise UnsafeKerasFile(f"layers that wait for one another's outputs ({stuck[0]!r:.60})")
 
 
 def _inputs_of(node: Any) -> list[tuple[str, int]]:
@@ -345,11 +345,11 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
         name = member.filename
         is_asset = name.startswith(_ASSETS) and ".." not in Path(name).parts
         if name not in _MEMBERS and not is_asset:
-            raise NotPlain(f"{name!r:.60}, which is neither {_CONFIG} nor {_WEIGHTS}")
+            raise UnsafeKerasFile(f"{name!r:.60}, which is neither {_CONFIG} nor {_WEIGHTS}")
         if stat.S_ISLNK(member.external_attr >> 16):
-            raise NotPlain(f"the link {name!r:.60}")
+            raise UnsafeKerasFile(f"the link {name!r:.60}")
         if names.count(name) > 1:
-            raise NotPlain(f"{name!r:.60} twice")
+            raise UnsafeKerasFile(f"{name!r:.60} twice")
     _check_size(sum(member.file_size for member in members), size)
 
 
@@ -361,7 +361,7 @@ def _checked_weights(file: h5py.File, size: int) -> int:
         for name in group:
             where = f"{group.name.rstrip('/')}/{name}"
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                raise NotPlain(f"the link {where!r:.100} in place of numbers")
+                raise UnsafeKerasFile(f"the link {where!r:.100} in place of numbers")
             found = group[name]
             if _address(found) in seen:
                 continue
@@ -372,9 +372,9 @@ def _checked_weights(file: h5py.File, size: int) -> int:
                 if found.is_virtual or found.external:
                     # Kept by the trace until Python ends, a virtual one ends it with a fault.
                     del found
-                    raise NotPlain(f"{where!r:.100}, whose numbers are in another file")
+                    raise UnsafeKerasFile(f"{where!r:.100}, whose numbers are in another file")
                 if found.dtype.hasobject:
-                    raise NotPlain(f"{where!r:.100}, which is not numbers")
+                    raise UnsafeKerasFile(f"{where!r:.100}, which is not numbers")
                 total += math.prod(found.shape or ()) * found.dtype.itemsize
                 _check_size(total, size)
     return total
@@ -387,7 +387,7 @@ def _address(found: Union[h5py.Group, h5py.Dataset]) -> int:
 
 def _check_size(unpacked: int, size: int) -> None:
     if unpacked > max(_FREE_BYTES, _MAX_RATIO * size):
-        raise NotPlain(f"{size} bytes that unpack to {unpacked}")
+        raise UnsafeKerasFile(f"{size} bytes that unpack to {unpacked}")
 
 
 def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
@@ -407,7 +407,7 @@ def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
             count = tf.TensorShape(shape).num_elements()
             left -= (count or 0) * tf.as_dtype(dtype).size
             if left < 0:
-                raise NotPlain(
+                raise UnsafeKerasFile(
                     f"layers that need more weights than its {num_bytes} bytes (one {list(shape)})"
                 )
         return next_creator(**arguments)

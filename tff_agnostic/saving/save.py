@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 from urllib.parse import quote
 
-from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import OneOf, OptionError, Verbatim, check
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.models.model import Model, ModelWeights
@@ -45,21 +45,16 @@ class SavedFile:
 
 
 def check_request(formats: Sequence[str], quantize: str) -> None:
-    """Checks the arguments."""
+    """Checks the formats to write, and that a quantization applies to one of them."""
     if not formats:
-        raise UserError(f"--format: expected some of {', '.join(FORMATS)}, found none")
-    _check_known("format", formats, FORMATS)
-    _check_known("quantize", [quantize], QUANTIZATIONS)
+        raise OptionError("format", f"some of {', '.join(FORMATS)}", Verbatim("none"))
+    for name in formats:
+        check("format", Annotated[str, OneOf(FORMATS)], name)
+    check("quantize", Annotated[str, OneOf(QUANTIZATIONS)], quantize)
     if quantize != NOT_QUANTIZED and not any(FORMATS[name].quantizes for name in formats):
         able = " or ".join(name for name, one in FORMATS.items() if one.quantizes)
-        raise UserError(
-            f"--quantize has no effect with --format={','.join(formats)}: it needs --format={able}"
-        )
-
-
-def _check_known(flag: str, names: Sequence[str], known: Registry[Any]) -> None:
-    for name in names:
-        known.given(f"--{flag}", name)
+        found = Verbatim(f"{quantize} with the format {','.join(formats)}")
+        raise OptionError("quantize", f"none without the format {able}", found)
 
 
 def save_models(

@@ -19,9 +19,10 @@ from tff_agnostic.saving.trained_model import (
     OUTPUT,
     TrainedModel,
     inputs_by_name,
-    inputs_of,
+    inputs_from_names,
     outputs_by_name,
 )
+from tff_agnostic.saving.typed_text import store_words
 
 PREDICT = "predict"
 # tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
@@ -99,7 +100,7 @@ class ServedModel(tf.Module):
 
         @tf.function
         def predict(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-            return outputs_by_name(self.predict(inputs_of(spec, inputs)))
+            return outputs_by_name(self.predict(inputs_from_names(spec, inputs)))
 
         return predict.get_concrete_function(**self._trained.input_specs(num_examples))
 
@@ -110,6 +111,7 @@ class ServedModel(tf.Module):
         `probabilities` [n, classes], `class` int32 [n] and, if classes have names, `class_name`
         [n] of a classifier; of texts with a label it takes texts [n]. Of a next-word model it is
         `next_words`: texts [n] to `words` and `probabilities` [n, k], with k as it is given, or 3.
+        Texts are as users type them, if the rule by which the import made words of them is known.
         `by_column` takes the cells of a table in place of the inputs, where these are made of it.
         """
         predict = self.predict_function()
@@ -152,7 +154,7 @@ class ServedModel(tf.Module):
 
         @tf.function
         def of_inputs(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-            return answers(inputs_of(spec, inputs))
+            return answers(inputs_from_names(spec, inputs))
 
         return of_inputs.get_concrete_function(**self._trained.input_specs())
 
@@ -161,9 +163,15 @@ class ServedModel(tf.Module):
 
         @tf.function(input_signature=[_text_spec()])
         def of_texts(text: tf.Tensor) -> dict[str, tf.Tensor]:
-            return answers(_first_words(table, text, ids, length))
+            return answers(_first_words(table, self._store_words(text), ids, length))
 
         return of_texts.get_concrete_function()
+
+    def _store_words(self, text: tf.Tensor) -> tf.Tensor:
+        """Returns texts in words that spaces separate; unchanged if no import's rule is known."""
+        inputs = self._trained.inputs
+        columns = None if inputs is None else inputs.columns
+        return text if columns is None or not columns.words else store_words(text, columns.words)
 
     def _vocabulary(self) -> tuple[TokenIds, tf.lookup.StaticHashTable]:
         """Returns the ids of the model's words, and a table from words to ids."""
@@ -183,7 +191,7 @@ class ServedModel(tf.Module):
         assert words is not None
 
         def answer(text: tf.Tensor, best: tf.Tensor) -> dict[str, tf.Tensor]:
-            x, last = _begins(table, text, ids, length)
+            x, last = _begins(table, self._store_words(text), ids, length)
             scores = tf.gather(self.predict(x), last, batch_dims=1)
             # Neither padding nor marks can be typed: words only.
             of_words = tf.nn.softmax(scores)[:, 1 : ids.vocabulary_size + 1]
@@ -300,7 +308,7 @@ def signature(trained: TrainedModel, answers: Callable[[Any], dict[str, tf.Tenso
             name: tf.reshape(_input(one, cells, inputs), [-1, *x_specs[name].shape[1:]])
             for name, one in inputs.inputs.items()
         }
-        return answers(inputs_of(trained.model.example_spec["x"], found))
+        return answers(inputs_from_names(trained.model.example_spec["x"], found))
 
     return by_column.get_concrete_function(
         **{

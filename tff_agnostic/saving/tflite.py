@@ -67,7 +67,7 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
     # Its errors have no common base, and are pages long.
     except Exception as e:
         line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
-        raise UserError(f"--format=tflite: TensorFlow cannot convert this model ({line})") from e
+        raise UserError(f"format tflite: TensorFlow cannot convert this model ({line})") from e
     with atomic_file(path) as file:
         file.write(content)
     ops = custom_op_names(content)

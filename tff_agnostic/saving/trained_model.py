@@ -88,7 +88,7 @@ def inputs_by_name(x: Any) -> dict[str, Any]:
     return dict(x) if isinstance(x, Mapping) else {INPUT: x}
 
 
-def inputs_of(spec: Any, by_name: Mapping[str, Any]) -> Any:
+def inputs_from_names(spec: Any, by_name: Mapping[str, Any]) -> Any:
     """Returns x in the form of its spec; the inverse of `inputs_by_name`."""
     return dict(by_name) if isinstance(spec, Mapping) else by_name[INPUT]
 
@@ -160,7 +160,7 @@ def check_file(
             sums["run"].add(examples, expected)
             sums["file"].add(examples, found)
         num_examples += len(tf.nest.flatten(x)[0])
-    domains = _side_by_side(task, sums)
+    domains = _prediction_table(task, sums)
     return FileCheck(num_examples, source, finite_or_none(largest), is_same, domains)
 
 
@@ -181,7 +181,7 @@ def made_up(trained: TrainedModel, seed: int = 0) -> Examples:
             else rng.integers(_num_ids(trained, name), size=shape)
         )
         by_name[name] = drawn.astype(spec.dtype.as_numpy_dtype)
-    return {"x": inputs_of(trained.model.example_spec["x"], by_name)}
+    return {"x": inputs_from_names(trained.model.example_spec["x"], by_name)}
 
 
 def _num_ids(trained: TrainedModel, name: str) -> int:
@@ -256,7 +256,7 @@ class _Sums:
         return losses, tf.ones_like(losses)
 
 
-def _side_by_side(task: Task, sums: dict[str, _Sums]) -> dict[str, dict[str, Any]]:
+def _prediction_table(task: Task, sums: dict[str, _Sums]) -> dict[str, dict[str, Any]]:
     run, file = sums["run"], sums["file"]
     return {
         name: {

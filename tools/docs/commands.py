@@ -18,8 +18,8 @@ from typing import Any, Optional
 
 from absl import flags
 
+from fleet import cli as fleet
 from plan_runner import cli as run_plan
-from plan_runner.fleet import cli as fleet
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.options import Within, alternatives
@@ -181,7 +181,8 @@ def _index(shared: Iterable[Shared]) -> str:
 
 
 def _doc(name: str) -> str:
-    return (importlib.import_module(f"binaries.{name}").__doc__ or "").strip()
+    module = "fleet.__main__" if name == "fleet" else f"binaries.{name}"
+    return (importlib.import_module(module).__doc__ or "").strip()
 
 
 def _summary(name: str) -> str:

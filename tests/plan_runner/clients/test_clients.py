@@ -8,11 +8,11 @@ import tensorflow as tf
 from tensorflow.lite.python.convert import register_custom_opdefs
 from tensorflow.python.framework import op_def_registry
 
+from fleet.playing import convert_example
 from plan_runner import kernel, plan_pb2
 from plan_runner.client import Client, clients_in
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType, open_export
-from plan_runner.fleet.playing import as_plans_read
 from plan_runner.graph_session import read_checkpoint, write_checkpoint
 from plan_runner.kernel import kernel_problem, token_of
 from plan_runner.rounds import conformance_clients, run_rounds
@@ -303,7 +303,9 @@ def _taken(domain: str, **own: tf.train.Feature) -> dict[str, list]:
     text = tf.train.Feature(bytes_list=tf.train.BytesList(value=[domain.encode()]))
     kinds = {name: TensorType("int64", ()) for name in ("y", "domain_id")}
     stored = encoded({"label": _int(7), "domain": text, **own})
-    found = tf.train.Example.FromString(as_plans_read(stored, kinds, ["a", "b"], "ann, example 3"))
+    found = tf.train.Example.FromString(
+        convert_example(stored, kinds, ["a", "b"], "ann, example 3")
+    )
     return {name: list(found.features.feature[name].int64_list.value) for name in kinds}
 
 
@@ -321,4 +323,4 @@ def test_labels_and_domains_of_a_store_have_the_plans_names():
         str(caught.value) == "ann, example 3: expected one of the plan's domains, a, b, found 'c'"
     )
     # What is no example is for `check_example` to refuse.
-    assert as_plans_read(b"\xff\xff", FEATURES, ["a"], "ann") == b"\xff\xff"
+    assert convert_example(b"\xff\xff", FEATURES, ["a"], "ann") == b"\xff\xff"

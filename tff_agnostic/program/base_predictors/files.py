@@ -26,6 +26,7 @@ from tff_agnostic.models.keras_platform import classes_of, layers_of
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.user_model import NUM_ROWS, described
+from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.options.tasks import check_format, load_task_of_run, task_in
 from tff_agnostic.saving.checkpoints import (
     CHECKPOINTS,
@@ -33,7 +34,7 @@ from tff_agnostic.saving.checkpoints import (
     newest_checkpoint,
     read_checkpoint,
 )
-from tff_agnostic.saving.keras import KERAS_FILES, architecture_text, read_keras
+from tff_agnostic.saving.keras import KERAS_FILES, architecture_text
 from tff_agnostic.tasks.task import DATA, MODEL_CODE, Task, TaskContext
 
 FLAG = "--base_predictors"
@@ -220,7 +221,7 @@ def _keras_predictor(
         expected = "a run or a file of base_predictors for distributions of words"
         raise _error(path, expected, "a Keras model")
     classes = {} if model.keras_model is None else classes_of(model.keras_model)
-    keras_model = read_keras(path, classes, FLAG, mixing.trust)
+    keras_model = read_named_keras(path, classes, FLAG, mixing.trust)
     outputs = _outputs(path, keras_model, model.example_spec["x"])
     _check_outputs(path, outputs, model)
     takes = takes_scores(model.loss)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Optional
 
-from plan_runner.terminal import escaped_output
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.registry import did_you_mean
+from tff_agnostic.base.terminal import escaped_output
 from tff_agnostic.program.options.flag_table import FlagTable
 from tff_agnostic.program.options.flags import Flag, build
 from tff_agnostic.program.options.help import group_page, help_page, own_groups

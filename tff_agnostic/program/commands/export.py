@@ -18,16 +18,18 @@ from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.deployment.backends import (
     BACKENDS,
     FCP,
+    KIND_OF_OPTION,
     PLAN,
     ServerTaskSettings,
-    check_heeded,
-    profile_of,
-    write_app,
+    choose_profile,
+    demo_size,
+    write_readme,
 )
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions
+from tff_agnostic.program.options.flag_table import check_needs, flags_in_errors
 from tff_agnostic.program.options.flags import NONE, flags_of, values_of
 from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.export import (
@@ -52,6 +54,13 @@ if TYPE_CHECKING:
     from tff_agnostic.runtimes.tff import TffRuntime
 
 _DEFAULT_TASK = "digits"
+# In the README of an export for a fleet.
+_HOW_TO = """\
+    ./run fleet demo --export=plan --clients=CLIENTS --nodes={nodes} --rounds=3
+
+runs it on this machine, where CLIENTS has a file NAME.tfrecord per client; more:
+docs/how_to/live_fleet.md.
+"""
 # Of whatever kind of privacy, beside the limits of clients.
 _OF_NOISE = {flag.name for spec in PRIVACIES.values() for flag in flags_of(spec.options)} - {
     *(flag.name for flag in flags_of(LimitedOptions)),
@@ -103,14 +112,17 @@ class Exported(NamedTuple):
 
 def export_plan(given: GivenRun) -> Exported:
     """Exports, and prints what was written."""
-    own = dataclasses.replace(given.own, profile=profile_of(given.own.backend, given.own.profile))
+    with flags_in_errors(given.own):
+        profile = choose_profile(given.own.backend, given.own.profile)
+    own = dataclasses.replace(given.own, profile=profile)
     given = dataclasses.replace(given, own=own)
     folder, clients_dir, kind = own.output_dir, own.clients_dir, own.kind
     backend = BACKENDS[own.backend]
     for name in sorted(given.names):
         if name in backend.without:
             raise UserError(f"--{name} has no effect with --backend={own.backend}")
-    check_heeded([o.name for o in flags_of(ServerTaskSettings) if o.name in given.names], kind)
+    needs = {name: ("kind", (needed,)) for name, needed in KIND_OF_OPTION.items()}
+    check_needs(needs, {"kind": kind}, sorted(given.names))
     trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
     spec = _spec(given, trained[0].spec() if trained else None)
     check_federated(spec.config, "to export")
@@ -140,11 +152,12 @@ def export_plan(given: GivenRun) -> Exported:
     if trained is not None:
         trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
     demo_nodes = None
-    with started("tff", Options()) as runtime:
+    with started("tff", Options()) as runtime, flags_in_errors(own, spec.config):
         if backend.is_fleet:
             with new_folder(folder, "--output_dir") as path:
                 manifest = export(path / PLAN, request, cast("TffRuntime", runtime))
-                demo_nodes = write_app(path, manifest)
+                demo_nodes = demo_size(manifest)
+                write_readme(path, manifest, _HOW_TO.format(nodes=demo_nodes))
         else:
             manifest = export(folder, request, cast("TffRuntime", runtime))
     print(summary(manifest))

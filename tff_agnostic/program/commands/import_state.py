@@ -11,14 +11,14 @@ from typing import Any, Optional
 import numpy as np
 
 from plan_runner.errors import PlanError
-from plan_runner.export import DEFAULT_LIMITS, Export, Limits, open_export
-from plan_runner.play import read_state
+from plan_runner.export import DEFAULT_LIMITS
+from plan_runner.play import read_server_state
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import check_free, make_folder, new_folder, read_json, write_text
 from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.computations.round import Round
-from tff_agnostic.deployment.graphs import METRICS, SERVER, names_of
+from tff_agnostic.deployment.graphs import SERVER, names_of
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.metrics.metrics_file import ROUND
@@ -175,29 +175,6 @@ class ImportedRun:
         folder.write_config(self._spec, self.fingerprint, {})
 
 
-def read_server_state(
-    export: Export, path: Path, limits: Limits, trust: bool
-) -> dict[str, np.ndarray]:
-    """Returns the state's tensors in a server's checkpoint, by name.
-
-    Args:
-        export: The export that the server was given.
-        path: The checkpoint; the metrics of its last round may be beside the state.
-        limits: What reading it may take.
-        trust: Read it without a sandbox.
-    """
-    # It loads TensorFlow.
-    from plan_runner.graph_session import check_tensors
-
-    try:
-        tensors = read_state(path, limits, trust)
-        state = {n: value for n, value in tensors.items() if not n.startswith(f"{METRICS}/")}
-        check_tensors(state, export.manifest.server_state, str(path))
-    except PlanError as e:
-        raise UserError(str(e)) from e
-    return state
-
-
 def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
     """Returns the state that a server's tensors are.
 
@@ -237,17 +214,11 @@ def import_state(given: GivenRun) -> RunOfServer:
     plan, server_state = own.plan, own.server_state
     check_free(own.output_dir, "--output_dir")
     try:
-        export = open_export(plan)
-    except PlanError as e:
-        raise UserError(f"--plan: {e}") from e
-    manifest = read_json(plan / "manifest.json")
-    check_format(plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
-    limits = Limits(max_memory_gb=own.max_memory_gb)
-    try:
-        limits.check()
+        tensors = read_server_state(plan, server_state, own.max_memory_gb, own.trust)
     except PlanError as e:
         raise UserError(str(e)) from e
-    tensors = read_server_state(export, server_state, limits, own.trust)
+    manifest = read_json(plan / "manifest.json")
+    check_format(plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
     options = given.task_options(manifest["task"])
     completed = int(tensors[ROUND_NUM])
     spec = run_of_export(manifest, completed, given.settings, options, own.data_dir, own.data)

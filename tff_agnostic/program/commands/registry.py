@@ -32,8 +32,8 @@ COMMANDS: Registry[str] = Registry(
         "tune": "studies.tune:TUNE",
     },
 )
-# Commands of plan_runner, with options described there.
-OTHER_COMMANDS = ("fleet", "run_plan")
+# The command of plan_runner, with options described there.
+OTHER_COMMANDS = ("run_plan",)
 # It knows no runs, and so no algorithms whose settings are called as its flags are.
 _KNOWS_NO_RUNS = "import_data"
 

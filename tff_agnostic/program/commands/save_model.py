@@ -8,6 +8,7 @@ from pathlib import Path
 from tff_agnostic.aggregations.private_sum import PrivacyOptions
 from tff_agnostic.base.files import check_free, new_folder, write_json
 from tff_agnostic.program.commands.command_line import DataOptions, GivenRun, RunCommand
+from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.runs.folder import find_checkpoint
 from tff_agnostic.program.runs.results import CARD, model_card, result_after, saved_line
 from tff_agnostic.saving.save import SavedFile, check_request, save_models
@@ -48,7 +49,8 @@ def save_model(given: GivenRun) -> SavedModels:
     runs are compared on made-up examples: metrics of test examples would be exact.
     """
     own = given.own
-    check_request(own.format, own.quantize)
+    with flags_in_errors(own):
+        check_request(own.format, own.quantize)
     check_free(own.output_dir, "--output_dir")
     saved_run, checkpoint = find_checkpoint(own.checkpoint)
     spec = given.inheriting(saved_run.spec())

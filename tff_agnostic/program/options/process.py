@@ -26,10 +26,10 @@ from typing import Any, Callable, NoReturn, Optional
 
 from absl import app, flags, logging
 
-from plan_runner.terminal import escape_output
 from tff_agnostic.base.errors import ExecutionError, UserCodeError, UserError
 from tff_agnostic.base.files import named_path, read_text
 from tff_agnostic.base.options import OptionError
+from tff_agnostic.base.terminal import escape_output
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _FLAG_FILE = "flagfile"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Optional, Union
 from urllib.parse import quote
 
-from plan_runner.terminal import printable
 from tff_agnostic.base.later import jinja2, matplotlib
 from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.base.terminal import printable
 from tff_agnostic.metrics.formatting import UNDEFINED, cell
 
 # Digits after the point of a plain number.

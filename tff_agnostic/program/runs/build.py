@@ -46,6 +46,7 @@ from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.keras_platform import classes_of, keras_platform, plain_keras
 from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import algorithm_named
 from tff_agnostic.program.runs.baseline_files import check_baselines_of
@@ -58,7 +59,7 @@ from tff_agnostic.program.runs.release_ledger import ReleaseLedger
 from tff_agnostic.program.runs.spec import RunSpec, check_sizes_by_chance, check_test_clients
 from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.saving.checkpoints import read_checkpoint
-from tff_agnostic.saving.keras import KERAS_FILES, read_keras
+from tff_agnostic.saving.keras import KERAS_FILES
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation, prepared_labels
 from tff_agnostic.training.private import PrivateTraining
@@ -423,7 +424,7 @@ def _keras_weights(file: Path, model: Model, trust: bool) -> ModelWeights:
         raise UserError(
             "--initial_model: expected a task with a Keras model, found a model of another kind"
         )
-    saved = read_keras(file, classes_of(keras_model), "--initial_model", trust)
+    saved = read_named_keras(file, classes_of(keras_model), "--initial_model", trust)
     values = [weight.numpy() for weight in saved.weights]
     names = [keras_platform().weight_name(weight) for weight in keras_model.weights]
     try:

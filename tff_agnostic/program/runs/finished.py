@@ -16,9 +16,9 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.by_group import ByGroup, by_group_of
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.model import Measure
+from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.saving.keras import read_keras
 from tff_agnostic.saving.save import FORMATS
 
 
@@ -76,4 +76,4 @@ class FinishedRun:
         if not path.is_file():
             names = ", ".join(sorted(p.stem for p in folder.glob(f"*{ending}")))
             raise UserError(f"{path}: expected a Keras model, found {names or 'none'} in {folder}")
-        return read_keras(path, custom_objects or {}, "keras_model", trust)
+        return read_named_keras(path, custom_objects or {}, "keras_model", trust)

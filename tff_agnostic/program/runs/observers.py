@@ -18,11 +18,11 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from plan_runner.terminal import printable, unescaped
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import make_folder, tensorflow_writes, write_errors
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.report_fields import ReportField, ReportFields, Role, paired
+from tff_agnostic.base.terminal import printable, unescaped
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.metrics.columns import RunRows, example_counts
 from tff_agnostic.metrics.metrics_file import History

@@ -1,0 +1,48 @@
+"""The three small files by which Flower starts a fleet; they name the installed package only.
+
+Nodes run what their operators have installed and pinned, whatever these files contain.
+"""
+
+from __future__ import annotations
+
+_PROJECT = """\
+[project]
+name = "fleet-app"
+version = "1.0.0"
+description = "Starts a fleet that runs an export"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fleet"
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config]
+manifest-sha256 = "{manifest}"
+settings = ""
+rounds = 0
+weaker_privacy = false
+"""
+_PART = '''\
+"""The {part} that the installed fleet runs."""
+
+from fleet.flower import {part}_app as app
+
+__all__ = ["app"]
+'''
+
+
+def app_files(manifest: str) -> dict[str, str]:
+    """Returns the files' text by their names.
+
+    Args:
+        manifest: SHA-256 of the export's manifest, as 64 hexadecimal digits.
+    """
+    return {
+        "pyproject.toml": _PROJECT.format(manifest=manifest),
+        "server_app.py": _PART.format(part="server"),
+        "client_app.py": _PART.format(part="client"),
+    }

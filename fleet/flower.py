@@ -1,0 +1,340 @@
+"""A fleet on Flower: its channel, its apps, and the calls of processes beside Flower's own.
+
+This module alone imports flwr. The calls of `serve`, `register` and `start_run` are internals of
+Flower 1.41, which change from release to release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.cli.build import build_fab_from_files
+from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
+from flwr.clientapp import ClientApp
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.server import ServerApp
+from flwr.serverapp import Grid
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fleet.app_files import app_files
+from fleet.errors import ERRORS
+from fleet.members import Exchange
+from fleet.node import Node
+from fleet.server import FleetServer
+from fleet.settings import read_node_settings, read_server_settings
+from fleet.wire import refused, tag_of, tagged
+from plan_runner.errors import PlanError, reason
+
+EVENTS, SERVING = "events.jsonl", "serving"
+
+_KIND = "fleet"
+_TYPE = f"query.{_KIND}"
+# Larger ones travel in pieces.
+_MOST_BYTES_IN_ONE = 1_000_000
+# A SuperNode looks for messages once in three seconds: to look for them, and for answers, ten times
+# a second costs processor seconds and hardly shortens an exchange.
+_POLL_SECONDS = 0.5
+_NODES_SECONDS = 1.0
+_TASK_SECONDS = 0.4
+_TASK = "flwr-clientapp"
+_ACQUIRE = frozenset(("/flwr.proto.Runtime/AcquireTask",))
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger(__name__)
+
+
+class FlowerChannel:
+    """A `members.Channel` that is Flower's grid; it asks the grid no more often than is of use."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        # By Flower's ids of messages.
+        self._waiting: dict[str, _Sent] = {}
+        self._nodes: list[str] = []
+        self._answers: list[tuple[str, bytes]] = []
+        self._looked = self._pulled = -_NODES_SECONDS
+
+    def nodes(self) -> list[str]:
+        """Returns who can be reached now, by Flower's ids of nodes."""
+        if time.monotonic() >= self._looked + _NODES_SECONDS:
+            self._nodes = [str(node) for node in self._grid.get_node_ids()]
+            self._looked = time.monotonic()
+        return self._nodes
+
+    def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        """Sends requests by node, and does not wait."""
+        names = list(requests)
+        messages = [
+            Message(_record(requests[name]), int(name), _TYPE, ttl=timeout) for name in names
+        ]
+        until = time.monotonic() + timeout
+        for name, key in zip(names, self._grid.push_messages(messages)):
+            if key is not None:
+                self._waiting[key] = _Sent(name, until, tag_of(requests[name]))
+
+    def receive(self) -> Mapping[str, bytes]:
+        """Returns answers that have come since the last call, by their nodes; of each node one."""
+        self._pull()
+        found: dict[str, bytes] = {}
+        while self._answers and self._answers[0][0] not in found:
+            found.update([self._answers.pop(0)])
+        return found
+
+    def _pull(self) -> None:
+        now = time.monotonic()
+        self._waiting = {key: sent for key, sent in self._waiting.items() if sent.until > now}
+        if not self._waiting or now < self._pulled + _POLL_SECONDS:
+            return
+        for reply in self._grid.pull_messages(list(self._waiting)):
+            sent = self._waiting.pop(reply.metadata.reply_to_message_id, None)
+            if sent is None:
+                continue
+            if reply.has_error():
+                # Flower's own: the node will not answer, which is told in its place.
+                words = refused(f"nothing, Flower says of it: {reply.error.reason}")
+                self._answers.append((sent.node, tagged(words, sent.tag)))
+            else:
+                self._answers.append((sent.node, _content(reply)))
+        self._pulled = time.monotonic()
+
+
+class _Sent(NamedTuple):
+    """A request that waits for its answer until a time of the clock."""
+
+    node: str
+    until: float
+    tag: str
+
+
+class _Events:
+    """A `server.Listener` that writes lines of JSON, for the process that watches."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, **event: Any) -> None:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def line(self, text: str) -> None:
+        self.write(line=text)
+
+    def exchange(self, kind: str, round_number: int, exchange: Exchange) -> None:
+        self.write(kind=kind, round=round_number, exchange=vars(exchange))
+
+    def step(self, done: str) -> None:
+        """What is on the disk is in the folder's journal."""
+
+
+server_app = ServerApp()
+client_app = ClientApp()
+
+
+@server_app.main()
+def _main(grid: Grid, context: Context) -> None:
+    settings = read_server_settings(Path(str(context.run_config["settings"])))
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    events = _Events(settings.state / EVENTS)
+    with serving(settings.state):
+        events.write(pid=os.getpid())
+        try:
+            weaker = bool(context.run_config["weaker_privacy"])
+            server = FleetServer(settings, FlowerChannel(grid), events, weaker_privacy=weaker)
+            with contextlib.closing(server):
+                server.run(int(context.run_config["rounds"]))
+        except ERRORS as e:
+            events.write(error=str(e))
+            raise
+        except Exception as e:
+            # Flower keeps what a ServerApp prints to itself.
+            events.write(line=f"the ServerApp fails: {type(e).__name__}: {reason(e)}")
+            raise
+        events.write(done=server.completed)
+
+
+@client_app.query(_KIND)
+def _query(message: Message, context: Context) -> Message:
+    """Answers where Flower starts a process for each message: slower, and to the same effect."""
+    settings = read_node_settings(Path(str(context.node_config["settings"])))
+    with contextlib.closing(Node(settings)) as node:
+        return Message(_record(node.answer(_content(message))), reply_to=message)
+
+
+@contextlib.contextmanager
+def serving(state: Path, wait: bool = True) -> Iterator[None]:
+    """Holds what one ServerApp at a time has.
+
+    Raises:
+        BlockingIOError: If another process has it, and `wait` is false.
+    """
+    with open(state / SERVING, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None:
+    """Answers messages of a SuperNode of process isolation, until this process is ended.
+
+    It plays what is installed, whatever the run's FAB holds, which is neither unpacked nor loaded.
+
+    Args:
+        address: HOST:PORT of the SuperNode's Runtime API, on loopback.
+        secret: What the SuperNode was started with.
+    """
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE)
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    asking = RuntimeHttpClient.from_server_address(address, True, None, [version, signed])
+    arrived: _Arrived = queue.SimpleQueue()
+    while True:
+        try:
+            acquired = asking.AcquireTask(AcquireTaskRequest(supported_task_types=[_TASK]))
+        except httpx.HTTPError as e:
+            # The SuperNode starts again by itself.
+            _log().info("no SuperNode: %s", reason(e))
+            time.sleep(1)
+            continue
+        if acquired.token:
+            # A task may wait for its message for hours: a SuperNode keeps one whose run has ended
+            # before it had all of its message. Others come meanwhile.
+            task = _Task(address, acquired.token)
+            threading.Thread(target=task.pull, args=(arrived,), daemon=True).start()
+        with contextlib.suppress(queue.Empty):
+            task, message, context = arrived.get(timeout=_TASK_SECONDS)
+            task.finish(message, context, answer)
+
+
+class _Task:
+    """A task of a SuperNode: a message to answer."""
+
+    def __init__(self, address: str, token: str) -> None:
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        signed = RuntimeTokenHttpInterceptor(token)
+        self._client = RuntimeHttpClient.from_server_address(address, True, None, [version, signed])
+        self._beating = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
+        self._beating.start()
+
+    def pull(self, arrived: _Arrived) -> None:
+        """Waits for the message, in a thread, and puts it where those are that have arrived."""
+        try:
+            message, context, _, _ = pull_task_input(self._client)
+        # Whatever it is, other tasks are not concerned.
+        except Exception as e:
+            _log().warning("a task is lost: %s", reason(e))
+            self._end(None, "failed", "the node could not read the message")
+        else:
+            arrived.put((self, message, context))
+
+    def finish(self, message: Message, context: Context, answer: Callable[[bytes], bytes]) -> None:
+        """Answers the message, and ends the task."""
+        status, details = "failed", "the node could not answer"
+        try:
+            reply = Message(_record(answer(_content(message))), reply_to=message)
+            push_message(self._client, reply, context)
+            status, details = "completed", ""
+        # Whatever it is, other tasks are not concerned.
+        except Exception as e:
+            _log().warning("a task is lost: %s", reason(e))
+        finally:
+            self._end(context, status, details)
+
+    def _end(self, context: Optional[Context], status: str, details: str) -> None:
+        push_task_output(self._client, context, status, details)
+        self._beating.stop()
+        self._client.close()
+
+
+_Arrived = queue.SimpleQueue[tuple[_Task, Message, Context]]
+
+
+@contextlib.contextmanager
+def control(address: str, authority: Path) -> Iterator[ControlHttpClient]:
+    """Yields what registers nodes and starts runs, as Flower's command line does."""
+    client = ControlHttpClient.from_server_address(
+        address,
+        False,
+        authority.read_bytes(),
+        [CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+    try:
+        yield client
+    except httpx.HTTPError as e:
+        raise PlanError(f"{address}: the SuperLink refuses: {reason(e)}") from e
+    finally:
+        client.close()
+
+
+def register(client: ControlHttpClient, logins: Sequence[Path]) -> None:
+    """Lets nodes log in, by their public keys; those that may already stay."""
+    for path in logins:
+        key = public_key_to_bytes(serialization.load_ssh_public_key(path.read_bytes()))
+        try:
+            client.RegisterNode(RegisterNodeRequest(public_key=key, name=path.stem))
+        except httpx.HTTPStatusError as e:
+            if "already in use" not in e.response.text:
+                raise
+
+
+def start_run(
+    client: ControlHttpClient,
+    manifest: str,
+    settings: Path,
+    rounds: int,
+    weaker_privacy: bool = False,
+) -> int:
+    """Starts the ServerApp; returns Flower's number of the run."""
+    files = {name: text.encode() for name, text in app_files(manifest).items()}
+    content, _ = build_fab_from_files(files)
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    config = user_config_to_proto(
+        {
+            "settings": str(settings.resolve()),
+            "rounds": rounds,
+            "weaker_privacy": weaker_privacy,
+        }
+    )
+    answer = client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config))
+    if not answer.HasField("run_id"):
+        raise PlanError("the SuperLink has started no run")
+    return int(answer.run_id)
+
+
+def _record(content: bytes) -> RecordDict:
+    if len(content) <= _MOST_BYTES_IN_ONE:
+        return RecordDict({_KIND: ConfigRecord({"bytes": content})})
+    array = Array(dtype="uint8", shape=(len(content),), stype="bytes", data=content)
+    return RecordDict({_KIND: ArrayRecord({"bytes": array})})
+
+
+def _content(message: Message) -> bytes:
+    record: Optional[Any] = message.content.get(_KIND)
+    value = record.get("bytes") if record is not None else None
+    content = value.data if isinstance(value, Array) else value
+    # What is no message of a fleet is refused by its reader.
+    return content if isinstance(content, bytes) else b""

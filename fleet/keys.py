@@ -1,0 +1,313 @@
+"""Keys and certificates of a fleet: an authority, a server's certificate, nodes' keys.
+
+A node's secrets are made where the node is, and stay there. What its operator sends to the server's
+is `NAME.public.toml`; what comes back is `ca.crt` and `roster.toml`, which hold no secret.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Union
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fleet.settings import read_toml
+from plan_runner.errors import PlanError
+
+AUTHORITY, AUTHORITY_KEY = "ca.crt", "ca.key"
+CERTIFICATE, CERTIFICATE_KEY = "server.crt", "server.key"
+# Of the processes that take tasks from the server's, or from a node's, part of Flower.
+TASKS_SECRET = "tasks.secret"
+IDENTITY, NODE_KEY, ROSTER = "identity.key", "node.key", "roster.toml"
+# On the server, the keys by which nodes log in: NAME.pub.
+NODES = "nodes"
+PUBLIC = ".public.toml"
+
+_AUTHORITY_DAYS = 3650
+_SECRET_BYTES = 32
+_LOOPBACK = ("localhost", "127.0.0.1")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_DAY = datetime.timedelta(days=1)
+# A clock that is slow by a few minutes must not refuse a new certificate.
+_CLOCKS_DIFFER = datetime.timedelta(hours=1)
+_Certificate = x509.Certificate
+
+
+@dataclasses.dataclass(frozen=True)
+class NodePublic:
+    """What a server has to know of a node.
+
+    Attributes:
+        name: Its name in the roster.
+        identity: Ed25519 public key by which it signs, as 64 hexadecimal digits.
+        login: The public key by which it logs in, in OpenSSH's form.
+    """
+
+    name: str
+    identity: str
+    login: str
+
+
+def make_node_keys(folder: Path, name: str) -> Path:
+    """Makes a node's secrets in a new folder; returns the file that its operator sends.
+
+    Raises:
+        PlanError: If there are keys already: another identity is another node.
+    """
+    _check_name(name)
+    if (folder / IDENTITY).exists():
+        raise PlanError(f"{folder}: expected a folder without keys, found {IDENTITY}")
+    _make(folder)
+    identity = ed25519.Ed25519PrivateKey.generate()
+    login = ec.generate_private_key(ec.SECP384R1())
+    raw = (serialization.Encoding.Raw, serialization.PrivateFormat.Raw)
+    _write(
+        folder / IDENTITY,
+        identity.private_bytes(*raw, serialization.NoEncryption()).hex().encode() + b"\n",
+    )
+    _write(
+        folder / NODE_KEY,
+        login.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        ),
+    )
+    _write(folder / TASKS_SECRET, secrets.token_bytes(_SECRET_BYTES))
+    public = NodePublic(name, identity.public_key().public_bytes_raw().hex(), _openssh(login))
+    lines = [f'{key} = "{value}"\n' for key, value in dataclasses.asdict(public).items()]
+    sent = folder / f"{name}{PUBLIC}"
+    _write(sent, "".join(lines).encode(), mode=0o644)
+    return sent
+
+
+def make_server_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[Path], days: int) -> None:
+    """Makes what a server needs; an authority and a secret that are there already stay.
+
+    Again with other nodes it writes the roster of those, and always a new certificate.
+
+    Args:
+        hosts: Names and addresses by which nodes reach the server.
+        nodes: Files that `make_node_keys` has written.
+        days: How long the certificate holds.
+    """
+    found = read_publics(nodes)
+    _make(folder)
+    if not (folder / AUTHORITY).exists():
+        key = ec.generate_private_key(ec.SECP256R1())
+        _write(folder / AUTHORITY_KEY, _pem(key))
+        authority = _authority(key)
+        _write(folder / AUTHORITY, authority.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    if not (folder / TASKS_SECRET).exists():
+        _write(folder / TASKS_SECRET, secrets.token_bytes(_SECRET_BYTES))
+    authority = read_certificate(folder / AUTHORITY)
+    server_key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _server_certificate(
+        server_key, authority, _read_key(folder / AUTHORITY_KEY), hosts, days
+    )
+    _write(folder / CERTIFICATE_KEY, _pem(server_key))
+    _write(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    _make(folder / NODES)
+    for stale in (folder / NODES).glob("*.pub"):
+        stale.unlink()
+    for public in found:
+        _write(folder / NODES / f"{public.name}.pub", f"{public.login}\n".encode(), mode=0o644)
+    roster = "".join(f'{public.name} = "{public.identity}"\n' for public in found)
+    _write(folder / ROSTER, roster.encode(), mode=0o644)
+
+
+def read_publics(files: Sequence[Path]) -> list[NodePublic]:
+    """Reads what nodes have sent, in the order of their names; each name and key is there once."""
+    found = sorted((_read_public(file) for file in files), key=lambda public: public.name)
+    if not found:
+        raise PlanError(f"expected files NAME{PUBLIC} of nodes, found none")
+    for field in dataclasses.fields(NodePublic):
+        values = [getattr(public, field.name) for public in found]
+        if len(set(values)) != len(values):
+            raise PlanError(f"{field.name}: expected another one of each node, found one twice")
+    return found
+
+
+def read_certificate(path: Path) -> _Certificate:
+    """Reads a certificate, which must hold today.
+
+    Raises:
+        PlanError: If there is none, or if it has expired.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as e:
+        raise PlanError(f"{path}: expected a certificate, cannot read it ({e.strerror})") from e
+    except ValueError as e:
+        raise PlanError(f"{path}: expected a certificate, found another text") from e
+    now = datetime.datetime.now(datetime.UTC)
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        raise PlanError(
+            f"{path}: expected a certificate that holds today, {now:%Y-%m-%d}, this one holds from "
+            f"{certificate.not_valid_before_utc:%Y-%m-%d} to {expiry(certificate)}: "
+            "./run fleet keys --server=HOSTS makes a new one"
+        )
+    return certificate
+
+
+def expiry(certificate: _Certificate) -> str:
+    """Returns the last day of a certificate."""
+    return f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+
+
+def _read_public(path: Path) -> NodePublic:
+    fields = [field.name for field in dataclasses.fields(NodePublic)]
+    expected = f"{path}: expected a file of a node, {', '.join(fields)}"
+    table = read_toml(path)
+    if set(table) != set(fields) or not all(isinstance(value, str) for value in table.values()):
+        raise PlanError(f"{expected}, found others")
+    public = NodePublic(**table)
+    _check_name(public.name, f"{path}: name: ")
+    if not re.fullmatch(r"[0-9a-f]{64}", public.identity):
+        raise PlanError(f"{path}: identity: expected 64 hexadecimal digits, found another text")
+    try:
+        key = serialization.load_ssh_public_key(public.login.encode())
+    except ValueError:
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or "\n" in public.login:
+        raise PlanError(f"{path}: login: expected a line of OpenSSH with a key of P-384")
+    return public
+
+
+def is_name(name: str) -> bool:
+    """Returns whether a node may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _check_name(name: str, where: str = "") -> None:
+    if not is_name(name):
+        raise PlanError(
+            f"{where}expected a name of letters, digits, _ and -, at most 64, found {name!r}"
+        )
+
+
+def _authority(key: ec.EllipticCurvePrivateKey) -> _Certificate:
+    name = _name("fleet")
+    builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
+    # Strict clients, as Python's are from 3.13 on, refuse an authority that does not say so.
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+    return builder.sign(key, hashes.SHA256())
+
+
+def _server_certificate(
+    key: ec.EllipticCurvePrivateKey,
+    authority: _Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    hosts: Sequence[str],
+    days: int,
+) -> _Certificate:
+    if datetime.datetime.now(datetime.UTC) + days * _DAY > authority.not_valid_after_utc:
+        raise PlanError(
+            f"days: expected a certificate that ends before its authority's, {expiry(authority)}, "
+            f"found {days}"
+        )
+    builder = _builder(_name(hosts[0]), authority.subject, key.public_key(), days)
+    # The server's own processes reach it by its loopback names.
+    names = [_general_name(host) for host in dict.fromkeys((*hosts, *_LOOPBACK))]
+    authority_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    for extension, critical in (
+        (x509.SubjectAlternativeName(names), False),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(digital_signature=True), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (authority_id, False),
+    ):
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(authority_key, hashes.SHA256())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(
+        issuer_name=issuer,
+        subject_name=subject,
+        public_key=key,
+        serial_number=x509.random_serial_number(),
+    )
+    builder = builder.not_valid_before(now - _CLOCKS_DIFFER).not_valid_after(now + days * _DAY)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _general_name(host: str) -> Union[x509.DNSName, x509.IPAddress]:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"[A-Za-z0-9*]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host):
+        raise PlanError(f"expected a host's name or address, found {host!r}")
+    return x509.DNSName(host)
+
+
+def _usage(**given: bool) -> x509.KeyUsage:
+    names = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    )
+    return x509.KeyUsage(**{name: given.get(name, False) for name in names})
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as e:
+        raise PlanError(f"{path}: expected a private key, cannot read it ({e.strerror})") from e
+    except (TypeError, ValueError):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise PlanError(f"{path}: expected a private key, found another text")
+    return key
+
+
+def _openssh(key: ec.EllipticCurvePrivateKey) -> str:
+    form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return key.public_key().public_bytes(*form).decode()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as e:
+        raise PlanError(f"{folder}: expected a folder to write to ({e.strerror})") from e
+
+
+def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Writes a file so that a reader finds all of it; by default for its owner alone."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(content)
+        os.replace(partial, path)
+    except OSError as e:
+        raise PlanError(f"{path}: cannot write it ({e.strerror})") from e

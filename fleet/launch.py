@@ -1,0 +1,425 @@
+"""Starts, watches and ends the processes of a server and of a node."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, Optional
+
+from fleet import keys
+from fleet.resident import READY
+from fleet.settings import manifest_sha256, read_node_settings, read_server_settings
+from plan_runner.errors import PlanError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+SUPERLINK = "superlink"
+_PR_SET_PDEATHSIG = 1
+_ENDING_SECONDS = 10.0
+# Flower starts another ServerApp if one takes 30 seconds: on a busy machine it may take several.
+_START_SECONDS = 600.0
+_MOST_RUNS = 20
+_LOOK_SECONDS = 0.2
+# So much is checked to be free; Flower's own files take more.
+_ROOM_BYTES = 1 << 16
+# What a SuperNode says when it is refused, how many seconds of that are waited for, and what its
+# operator can do. For two minutes a SuperLink takes a node that was killed for one that is there.
+_REFUSALS = {
+    "code: 2004": (
+        120.0,
+        "the server does not know this node's key, or another process has it: the server's "
+        "operator adds the node's file NAME.public.toml by ./run fleet keys --server",
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        0.0,
+        "the server's certificate is not of the authority in ca.crt",
+    ),
+}
+# A SuperNode that ran for so long had been let in.
+_LET_IN_SECONDS = 60.0
+
+
+class Terminated(BaseException):
+    """A signal that asks this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Processes:
+    """Processes, each with a group of its own, which are ended with this object's context."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # Where in its log each process begins: what was there before, another one has printed.
+        self._begins: dict[str, int] = {}
+        check_room(folder)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # A second signal must not leave any of them behind.
+        previous = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+        for process in self._running.values():
+            _signal(process, signal.SIGTERM)
+        for name in list(self._running):
+            self.end(name)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def start(self, name: str, *command: str) -> int:
+        """Starts a program; what it prints goes to NAME.log. Returns its process's number."""
+        environment = {
+            **os.environ,
+            "FLWR_HOME": str(self._folder / f"{name}_home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            # Flower starts its programs by their names.
+            "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
+        }
+        parent = os.getpid()
+
+        def with_parent() -> None:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        with open(self.log(name), "ab") as log:
+            self._begins[name] = log.tell()
+            self._running[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=with_parent,
+            )
+        return self._running[name].pid
+
+    def has(self, name: str) -> bool:
+        """Whether a process was started and has not been ended."""
+        return name in self._running
+
+    def log(self, name: str) -> Path:
+        """Returns the file of what a process prints."""
+        return self._folder / f"{name}.log"
+
+    def printed(self, name: str) -> str:
+        """Returns what a process has printed since it was started the last time."""
+        with open(self.log(name), "rb") as log:
+            log.seek(self._begins[name])
+            return log.read().decode(errors="replace")
+
+    def status(self, name: str) -> Optional[int]:
+        """Returns the exit status; None of one that runs."""
+        return self._running[name].poll()
+
+    def end(self, name: str, number: int = signal.SIGTERM) -> None:
+        """Ends a process and all of its group."""
+        process = self._running.pop(name, None)
+        if process is None:
+            return
+        _signal(process, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_ENDING_SECONDS)
+        # Of its children as well, which may be there without it.
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+    def last_output(self, name: str) -> str:
+        """Returns what a process has printed last, an error without that word, as part of a line.
+
+        Raises:
+            PlanError: If there is no room for what it prints, which is why it has failed, then.
+        """
+        check_room(self._folder)
+        lines = self.printed(name).split("\n")
+        errors = [line for line in lines if line.startswith("error: ")]
+        last = (errors or [line for line in lines if line.strip()] or ["nothing"])[-1]
+        return last.strip().removeprefix("error: ")
+
+
+def check_room(folder: Path) -> None:
+    """Makes a folder, and checks that there is room for files in it."""
+    probe = folder / ".room"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(probe, "wb") as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as e:
+        raise PlanError(
+            f"{folder}: expected a folder with room, cannot write ({e.strerror})"
+        ) from e
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raises Terminated where this process is asked to end."""
+
+    def end(number: int, frame: Optional[FrameType]) -> NoReturn:
+        del frame
+        raise Terminated(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def run_server(
+    keys_folder: Path,
+    settings_file: Path,
+    rounds: int,
+    address: tuple[str, int],
+    port: int,
+    tell: Callable[[str], None],
+    weaker_privacy: bool = False,
+) -> None:
+    """Runs rounds as a server, and resumes them when one of its processes exits.
+
+    Args:
+        keys_folder: What `keys.make_server_keys` has written.
+        address: Where nodes reach the filter.
+        port: Of the SuperLink, on loopback.
+        tell: Called with lines for people.
+        weaker_privacy: See `server.FleetServer`.
+    """
+    from fleet import flower
+
+    settings = read_server_settings(settings_file)
+    manifest = manifest_sha256(settings.export)
+    for name in (keys.AUTHORITY, keys.CERTIFICATE):
+        path = keys_folder / name
+        tell(f"{path}: holds until {keys.expiry(keys.read_certificate(path))}")
+    check_port(*address)
+    check_port("127.0.0.1", port)
+    check_room(settings.state)
+    events = Events(settings.state / flower.EVENTS)
+    superlink = f"127.0.0.1:{port}"
+    with Processes(settings.state / "processes") as processes:
+        secret = str(keys_folder / keys.TASKS_SECRET)
+        authority = keys_folder / keys.AUTHORITY
+
+        def start() -> None:
+            pid = processes.start(
+                *(SUPERLINK, "flower-superlink", "--host", "127.0.0.1", "--port", str(port)),
+                *("--ssl-ca-certfile", str(authority)),
+                *("--ssl-certfile", str(keys_folder / keys.CERTIFICATE)),
+                *("--ssl-keyfile", str(keys_folder / keys.CERTIFICATE_KEY)),
+                *("--enable-supernode-auth", "--isolation", "process"),
+                *("--superexec-auth-secret-file", secret),
+                *("--database", str(settings.state / "superlink.db")),
+                "--disable-runtime-dependency-installation",
+            )
+            (settings.state / f"{SUPERLINK}.pid").write_text(str(pid))
+            _wait_for(processes, SUPERLINK, port)
+            with flower.control(superlink, authority) as client:
+                flower.register(client, sorted((keys_folder / keys.NODES).glob("*.pub")))
+            processes.start(
+                *("superexec", "flower-superexec", "--runtime-api-address", superlink),
+                *("--root-certificates", str(authority)),
+                *("--superexec-auth-secret-file", secret),
+            )
+
+        processes.start(
+            *("proxy", sys.executable, "-m", "fleet.proxy"),
+            *("--host", address[0], "--port", str(address[1]), "--upstream", superlink),
+            *("--authority", str(authority), "--certificate", str(keys_folder / keys.CERTIFICATE)),
+            *("--key", str(keys_folder / keys.CERTIFICATE_KEY)),
+        )
+        start()
+        _wait_for(processes, "proxy", address[1])
+        tell(f"server: nodes may come to {address[0]}:{address[1]}")
+        for _ in range(_MOST_RUNS):
+            with flower.control(superlink, authority) as client:
+                number = flower.start_run(client, manifest, settings_file, rounds, weaker_privacy)
+            tell(f"server: run {number} has started")
+            ended = _follow_run(processes, events, settings.state, tell)
+            if ended is None:
+                return
+            tell(f"server: {ended} has ended; goes on from what is on the disk")
+            for name in ("superexec", SUPERLINK):
+                processes.end(name)
+            start()
+        raise PlanError(f"{settings.state}: the server's parts have ended {_MOST_RUNS} times")
+
+
+def _follow_run(
+    processes: Processes, events: Events, state: Path, tell: Callable[[str], None]
+) -> Optional[str]:
+    """Watches a run; returns None when its rounds are done, or which part has ended."""
+    from fleet import flower
+
+    began, has_started = time.monotonic(), False
+    while True:
+        gone = None
+        for name in (SUPERLINK, "superexec", "proxy"):
+            if processes.status(name) is not None:
+                gone = name
+        if has_started and gone is None:
+            with contextlib.suppress(BlockingIOError), flower.serving(state, wait=False):
+                gone = "the ServerApp"
+        for event in events.new():
+            has_started = has_started or "pid" in event
+            if "error" in event:
+                raise PlanError(event["error"])
+            if "done" in event:
+                return None
+            if "line" in event:
+                tell(event["line"])
+        if gone == "proxy":
+            raise PlanError(f"proxy: {processes.last_output('proxy')}")
+        if gone is not None:
+            return gone
+        if not has_started and time.monotonic() > began + _START_SECONDS:
+            raise PlanError(f"the ServerApp has not started in {_START_SECONDS:g} s")
+        time.sleep(_LOOK_SECONDS)
+
+
+class Events:
+    """Lines of JSON that another process appends to a file, as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = path.stat().st_size if path.exists() else 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """Returns those since the last call."""
+        if not self._path.exists():
+            return []
+        with open(self._path, "rb") as file:
+            file.seek(self._at)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._at += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def run_node(
+    keys_folder: Path,
+    settings_file: Path,
+    server: tuple[str, int],
+    port: int,
+    tell: Callable[[str], None],
+) -> None:
+    """Runs a node until this process is ended; its SuperNode is started again when it exits.
+
+    Args:
+        keys_folder: What `keys.make_node_keys` has written, and the server's `ca.crt`.
+        server: The server's name or address, and its port.
+        port: Of the SuperNode, on loopback.
+        tell: Called with lines for people.
+    """
+    read_node_settings(settings_file)
+    authority = keys_folder / keys.AUTHORITY
+    keys.read_certificate(authority)
+    check_server(*server, authority)
+    check_port("127.0.0.1", port)
+    secret = str(keys_folder / keys.TASKS_SECRET)
+    with Processes(settings_file.parent / "processes") as processes:
+        commands: dict[str, Sequence[str]] = {
+            "resident": (
+                *(sys.executable, "-m", "fleet.resident"),
+                *("--settings", str(settings_file), "--address", f"127.0.0.1:{port}"),
+                *("--secret", secret),
+            ),
+            "supernode": (
+                *("flower-supernode", "--isolation", "process"),
+                *("--superexec-auth-secret-file", secret, "--root-certificates", str(authority)),
+                *("--auth-supernode-private-key", str(keys_folder / keys.NODE_KEY)),
+                *("--superlink", f"{server[0]}:{server[1]}"),
+                *("--host", "127.0.0.1", "--port", str(port)),
+            ),
+        }
+        processes.start("resident", *commands["resident"])
+        while READY not in processes.printed("resident"):
+            _check_resident(processes)
+            time.sleep(_LOOK_SECONDS)
+        processes.start("supernode", *commands["supernode"])
+        tell("node: ready")
+        started = refused_since = time.monotonic()
+        while True:
+            _check_resident(processes)
+            status = processes.status("supernode")
+            if status is not None:
+                now = time.monotonic()
+                if now > started + _LET_IN_SECONDS:
+                    refused_since = now
+                log = processes.printed("supernode")
+                for words, (seconds, meaning) in _REFUSALS.items():
+                    if words in log and now >= refused_since + seconds:
+                        raise PlanError(meaning)
+                tell(f"node: the SuperNode has ended with status {status}; it starts again")
+                time.sleep(5)
+                processes.end("supernode")
+                processes.start("supernode", *commands["supernode"])
+                started = time.monotonic()
+            time.sleep(_LOOK_SECONDS)
+
+
+def _check_resident(processes: Processes) -> None:
+    if processes.status("resident") is not None:
+        raise PlanError(processes.last_output("resident"))
+
+
+def check_port(host: str, port: int) -> None:
+    """Checks that a port can be listened to."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as opened:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind((host, port))
+    except (OSError, OverflowError) as e:
+        why = getattr(e, "strerror", None) or str(e)
+        raise PlanError(f"{host}:{port}: expected a free port, cannot listen ({why})") from e
+
+
+def check_server(host: str, port: int, authority: Path) -> None:
+    """Checks that a server is there, with a certificate of the authority for this name."""
+    context = ssl.create_default_context(cafile=str(authority))
+    where = f"{host}:{port}: expected the fleet's server"
+    try:
+        with socket.create_connection((host, port), 10) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as e:
+        raise PlanError(f"{where}, its certificate is refused ({e.verify_message})") from e
+    except OSError as e:
+        raise PlanError(f"{where}, cannot reach it ({e.strerror or e})") from e
+
+
+def _wait_for(processes: Processes, name: str, port: int) -> None:
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until:
+        if processes.status(name) is not None:
+            break
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(_LOOK_SECONDS)
+    raise PlanError(f"{name}: expected it to listen on port {port}: {processes.last_output(name)}")

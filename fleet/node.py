@@ -1,0 +1,342 @@
+"""A node: one client of a fleet, which answers what a server sends."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import logging
+import platform
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+
+from fleet.errors import ERRORS
+from fleet.node_noise.account import NodeAccount
+from fleet.node_noise.noise import check_sum_plan, noise_of_export
+from fleet.node_noise.skellam import Draw, skellam
+from fleet.player import Examples, Player, sum_plan
+from fleet.secure_aggregation import messages, primitives
+from fleet.secure_aggregation.client import Client
+from fleet.secure_aggregation.sessions import SessionFolder
+from fleet.secure_aggregation.sum_plan import Identities, SumPlan
+from fleet.settings import (
+    DataSettings,
+    NodeSettings,
+    PlanSettings,
+    read_identity,
+    read_roster,
+)
+from fleet.wire import (
+    Kind,
+    Message,
+    checked_tag,
+    decoded,
+    identity_text,
+    refused,
+    tagged,
+)
+from plan_runner.client_store import ClientStore
+from plan_runner.errors import PlanError, reason
+from plan_runner.export import SUFFIX, check_count
+
+_SERVER = "message of the server"
+_ACCOUNT = "noised_sums.jsonl"
+_FAILED = "the client's work failed on this node, whose log says why"
+
+
+def _log() -> logging.Logger:
+    return logging.getLogger(__name__)
+
+
+class Node:
+    """One client: it runs only the exports that its operator has pinned.
+
+    The process that plays is started here, in its sandbox. All that has been answered is in the
+    folder for state, so that each stage of a round is answered once, also by the next process.
+
+    Args:
+        draw: Draws the noise that it adds, where its plan is of noise.
+
+    Raises:
+        PlanError: If the export is not the pinned one, or the examples are not what it reads.
+    """
+
+    def __init__(self, settings: NodeSettings, draw: Draw = skellam) -> None:
+        self._settings = settings
+        self._secret = read_identity(settings.identity)
+        self._identity = primitives.identity_public(self._secret)
+        roster = read_roster(settings.roster)
+        if self._identity not in roster:
+            raise PlanError(
+                f"{settings.roster}: expected the identity of {settings.identity}, "
+                f"{self._identity.hex()}, found none"
+            )
+        self._lock = threading.Lock()
+        self._answers: dict[Kind, Callable[[Message, _Plan], Message]] = {
+            Kind.HELLO: self._welcome,
+            Kind.STAGE: self._stage,
+            Kind.WORK: self._work,
+        }
+        given = [PlanSettings(settings.export, settings.manifest_sha256)]
+        if settings.evaluation is not None:
+            given.append(settings.evaluation)
+        with contextlib.ExitStack() as stack:
+            self._plans = {}
+            for plan in given:
+                loaded = _Plan(settings, plan, self._secret, roster, draw)
+                stack.callback(loaded.close)
+                loaded.check()
+                self._plans[bytes.fromhex(plan.manifest_sha256)] = loaded
+            self._stack = stack.pop_all()
+
+    def answer(self, request: bytes) -> bytes:
+        """Returns the answer to a message of a server; in words, if it is not done."""
+        tag = None
+        try:
+            with self._lock:
+                message = decoded(request, _SERVER)
+                tag = checked_tag(message)
+                if message.kind not in self._answers:
+                    raise PlanError(f"{_SERVER}: expected a request, found {message.kind.name}")
+                answer = self._answers[message.kind](message, self._plan(message))
+        except ERRORS as e:
+            _log().warning("refused: %s", e)
+            answer = refused(str(e))
+        # A server's words must not end a node.
+        except Exception as e:
+            _log().exception("a request failed")
+            answer = refused(f"{type(e).__name__} on this node, whose log says more")
+        return tagged(answer, tag)
+
+    def close(self) -> None:
+        """Ends the processes that play."""
+        self._stack.close()
+
+    def _plan(self, message: Message) -> _Plan:
+        asked = message.digest("manifest")
+        if asked not in self._plans:
+            pinned = " or ".join(plan.hex() for plan in self._plans)
+            raise PlanError(
+                f"expected the manifest {pinned}, which the operator of this node has pinned, the "
+                f"server has {asked.hex()}: both need the same export"
+            )
+        return self._plans[asked]
+
+    def _welcome(self, message: Message, plan: _Plan) -> Message:
+        plan.check_server(message)
+        text = identity_text(message.digest("challenge"), message.digest("manifest"))
+        return Message(
+            Kind.WELCOME,
+            {
+                "identity": self._identity.hex(),
+                "signature": primitives.sign(self._secret, text).hex(),
+                "domain": self._settings.domain if self._settings.tells_domain else None,
+                "python": platform.python_version(),
+            },
+        )
+
+    def _stage(self, message: Message, plan: _Plan) -> Message:
+        return Message(Kind.STAGED, {}, (plan.staged(message),))
+
+    def _work(self, message: Message, plan: _Plan) -> Message:
+        return Message(Kind.WORKED, {}, (plan.worked(message),))
+
+
+class _Plan:
+    """An export that the node runs, and its answers."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        plan: PlanSettings,
+        secret: bytes,
+        roster: Identities,
+        draw: Draw,
+    ) -> None:
+        self._settings = settings
+        self._name = roster.name(primitives.identity_public(secret))
+        self._source = _source(settings.data, settings.limits.max_records)
+        pinned = plan.manifest_sha256
+        reads = [] if settings.data.tfrecord is None else _readable(settings.data.tfrecord)
+        self._player = Player(plan.export, pinned, settings.limits, settings.trust, reads)
+        self._folder = SessionFolder(settings.state / pinned[:16])
+        self._secret, self._roster = secret, roster
+        self._sums: SumPlan | None = None
+        self._client: Client | None = None
+        self._pinned = pinned
+        self._draw = draw
+        self._noise = noise_of_export(plan.export, pinned)
+        # Of all plans together: a new one does not make what was told before untold.
+        self._account = settings.state / _ACCOUNT
+
+    def check(self) -> None:
+        """Loads the plan, and checks that it reads this node's examples."""
+        settings, about = self._settings, self._player.about
+        settings.privacy.check_noise(self._noise)
+        if about.secure:
+            self._sums = sum_plan(
+                self._pinned, about, settings.min_clients, settings.checks_survivors
+            )
+            self._client = Client(self._sums, self._secret, self._roster, self._folder)
+            check_sum_plan(self._noise, self._sums)
+        else:
+            _log().warning(
+                "%s: profile %s: sums are plain, the server sees every update of this node",
+                self._pinned[:16],
+                about.profile,
+            )
+        self._player.check_examples(self._name, self._source())
+
+    def check_server(self, message: Message) -> None:
+        """Checks that the server sums as this node does."""
+        own = "" if self._sums is None else self._sums.digest().hex()
+        if message.get("sums", str) == own:
+            return
+        for name in ("min_clients", "checks_survivors"):
+            value = getattr(self._sums or self._settings, name)
+            found = message.get(name, type(value))
+            if found != value:
+                raise PlanError(
+                    f"{name}: expected {value} as this node has, the server has {found}: both need "
+                    "the same"
+                )
+        raise PlanError("secure sums: expected those of this node's plan, the server has others")
+
+    def staged(self, message: Message) -> bytes:
+        """Returns the answer to a message of secure aggregation."""
+        if self._client is None or self._sums is None:
+            raise PlanError("expected work of plain sums for this plan, found secure aggregation")
+        sums, with_values = self._sums, len(message.parts) == 2
+        request = message.part(0, 2 if with_values else 1)
+
+        def values() -> Mapping[str, np.ndarray]:
+            if not with_values:
+                raise PlanError(f"{_SERVER}: expected a checkpoint with DELIVERY, found none")
+            with _for_the_log():
+                found = self._player.values(self._name, message.parts[1], self._source())
+                sums.check_values(found, "values of this client")
+                noised = None if self._noise is None else self._noise.add_noise(found, self._draw)
+            if self._noise is None or noised is None:
+                return found
+            demands = self._settings.privacy
+            NodeAccount(self._account, self._noise, demands).charge(session)
+            return noised
+
+        kind, session = messages.read_header(request, sums, _SERVER)
+        answer = self._client.answer(request, values)
+        if kind == messages.Type.BEGIN:
+            # The server goes on without them: nobody needs their secrets again.
+            for other in self._client.unfinished():
+                if other != session:
+                    self._client.give_up(other)
+        return answer
+
+    def worked(self, message: Message) -> bytes:
+        """Returns the update of plain sums; for one round once, and the same bytes again."""
+        if self._client is not None:
+            raise PlanError("expected secure aggregation for this plan, found work of plain sums")
+        checkpoint, round_id = message.part(0, 1), message.digest("id")
+        asked = hashlib.sha256(checkpoint).digest()
+        with self._folder.locked():
+            stored = self._folder.read(round_id)
+            if stored is not None:
+                if stored[0]["request"] != asked or not stored[1]:
+                    raise PlanError(
+                        f"round {round_id.hex()[:16]}: expected a new round, this node has "
+                        "answered it"
+                    )
+                return stored[1]
+            with _for_the_log():
+                update = self._player.update(self._name, checkpoint, self._source())
+            for other in self._folder.sessions():
+                found = self._folder.read(other)
+                # Of an earlier round it is enough to know that it was answered.
+                if found is not None and found[1]:
+                    self._folder.write(other, found[0], b"")
+            self._folder.write(round_id, {"request": asked}, update)
+        return update
+
+    def close(self) -> None:
+        """Ends the sandboxed process."""
+        self._player.close()
+
+
+@contextlib.contextmanager
+def _for_the_log() -> Iterator[None]:
+    """Keeps to this node what is wrong with its work: the words may tell of its examples."""
+    try:
+        yield
+    except ERRORS as e:
+        _log().error("%s", e)
+        raise PlanError(_FAILED) from e
+
+
+def _source(data: DataSettings, max_records: int) -> Callable[[], Examples]:
+    """Returns what gives the examples, as they are when a round needs them."""
+    if data.store is not None:
+        return functools.partial(
+            _read_store, data.store, data.split, data.client or "", max_records
+        )
+    if data.tfrecord is not None:
+        path = data.tfrecord
+        return lambda: Examples(paths=_files(path))
+    assert data.load is not None, "checked with the settings"
+    load, where = _load_function(data.load), f"{data.load}: load"
+
+    def records() -> Examples:
+        try:
+            found = list(load(dict(data.config)))
+        # Whatever the operator's function does.
+        except Exception as e:
+            raise PlanError(f"{where}: {type(e).__name__}: {reason(e)}") from e
+        for record in found:
+            if not isinstance(record, bytes):
+                raise PlanError(
+                    f"{where}: expected serialised tf.train.Example messages, found "
+                    f"{type(record).__name__}"
+                )
+        return Examples(records=found)
+
+    return records
+
+
+def _read_store(path: Path, split: str, client: str, max_records: int) -> Examples:
+    with contextlib.closing(ClientStore(path)) as store:
+        counts = store.client_counts(split)
+        # Before they are read.
+        check_count(counts.get(client, 0), max_records, f"{path}: client {client}")
+        return Examples(records=store.examples(split, client, counts), are_stored=True)
+
+
+def _load_function(path: Path) -> Callable[[dict[str, Any]], Any]:
+    spec = importlib.util.spec_from_file_location("plan_runner_node_data", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise PlanError(f"{path}: expected a Python file with a function load, found none")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        raise PlanError(f"{path}: {type(e).__name__}: {reason(e)}") from e
+    load: Callable[[dict[str, Any]], Any] | None = getattr(module, "load", None)
+    if not callable(load):
+        raise PlanError(f"{path}: expected a function load, found none")
+    return load
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob(f"*{SUFFIX}"))
+    if not found:
+        raise PlanError(f"{path}: expected files NAME{SUFFIX}, found none")
+    return found
+
+
+def _readable(path: Path) -> list[Path]:
+    """Returns what the sandbox has to let through: links may lead elsewhere."""
+    return [path, *(file.resolve() for file in _files(path))]

@@ -1,0 +1,245 @@
+"""The mechanism of a plan whose server adds the noise, and the epsilon of rounds with it.
+
+Noise is in the plan's graphs; who takes part is up to the server. The manifest names the draw of
+cohorts. `ServerNoise.sampled_epsilon` is for rounds that kept to it, and
+`ServerNoise.known_epsilon` for the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from fleet.node_noise.divergences import (
+    TOLERANCE,
+    epsilon_of,
+    gaussian,
+    gaussian_epsilon,
+    least_epsilon,
+    poisson_sampled_gaussian,
+    sampled_without_replacement,
+    tree_sensitivity,
+)
+from fleet.node_noise.noise import WHERE, pinned_manifest
+from plan_runner.errors import PlanError, counted
+
+POISSON, FIXED_SIZE, STRATIFIED = "poisson", "fixed_size", "stratified"
+SPACED, EVERYONE = "spaced", "everyone"
+_SCHEMES = (POISSON, FIXED_SIZE, STRATIFIED, SPACED, EVERYONE)
+_CENTRAL, _TREE = "central", "tree"
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """The draw of cohorts that a plan's epsilon is for.
+
+    Attributes:
+        scheme: POISSON: each client by itself. FIXED_SIZE: without replacement. STRATIFIED: so in
+            each stratum. SPACED: any clients, whose rounds are limited. EVERYONE: any clients.
+        clients: Number of clients of the population.
+        per_round: Clients of a round, on average.
+        rate: Largest probability of a client to be in a round.
+        sensitivity: Distance of neighbouring populations in a sum, in clip norms.
+        max_participations: Maximum number of rounds of a client; no limit if None.
+        min_separation: Minimum number of rounds from one of a client's to its next one.
+    """
+
+    scheme: str
+    clients: int
+    per_round: float
+    rate: float
+    sensitivity: float
+    max_participations: Optional[int] = None
+    min_separation: int = 1
+
+    @property
+    def text(self) -> str:
+        """The draw in words."""
+        of_all = f"{self.per_round:g} of {counted(self.clients, 'client')}"
+        if self.scheme != SPACED:
+            return f"{self.scheme}, {of_all}"
+        most = self.max_participations
+        times = "" if most is None else f", at most {counted(most, 'round')} of a client"
+        return f"{of_all}{times}, at least {counted(self.min_separation, 'round')} apart"
+
+    def may_take_part(self, rounds: Iterable[int], number: int) -> bool:
+        """Whether a client that took part in these rounds may take part in another one."""
+        earlier = [other for other in rounds if other != number]
+        most = self.max_participations
+        return (most is None or len(earlier) < most) and all(
+            abs(number - other) >= self.min_separation for other in earlier
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerNoise:
+    """The noise that a plan's server adds, and its guarantee.
+
+    Attributes:
+        noise_multiplier: Standard deviation of a round's noise per clip norm.
+        delta: The delta of the epsilons.
+        draw: The draw of cohorts.
+        rounds: Number of rounds that the guarantee is for.
+        claimed: Epsilon after those, as the plan's author has written it.
+        is_tree: Whether noise is of the nodes of trees over the rounds.
+        restart_every: Rounds of each tree; one tree over all rounds if None.
+    """
+
+    noise_multiplier: float
+    delta: float
+    draw: Draw
+    rounds: int
+    claimed: float
+    is_tree: bool = False
+    restart_every: Optional[int] = None
+
+    def sampled_epsilon(self, rounds: int) -> float:
+        """Returns epsilon after rounds whose cohorts were drawn as the plan says, and are secret.
+
+        It is an upper bound by Renyi divergences, and exact where everyone takes part.
+        """
+        draw, z = self.draw, self.noise_multiplier
+        if not rounds:
+            return 0.0
+        if not z:
+            return math.inf
+        exact = gaussian_epsilon(draw.sensitivity * math.sqrt(rounds) / z, self.delta)
+        if draw.rate == 1:
+            return exact
+        if draw.scheme == POISSON:
+            divergences = poisson_sampled_gaussian(z, draw.rate)
+        else:
+            divergences = sampled_without_replacement(gaussian(draw.sensitivity / z), draw.rate)
+        return min(exact, epsilon_of(rounds * divergences, self.delta))
+
+    def known_epsilon(self, rounds: Iterable[int], last: int) -> float:
+        """Returns epsilon of a client that took part in these rounds, which are no secret.
+
+        Args:
+            rounds: Rounds in which the client took part, from 1.
+            last: Number of rounds so far.
+        """
+        numbers = set(rounds)
+        if self.is_tree:
+            distance = tree_sensitivity(numbers, last, self.restart_every)
+        else:
+            distance = math.sqrt(len(numbers))
+        if not distance:
+            return 0.0
+        if not self.noise_multiplier:
+            return math.inf
+        distance *= self.draw.sensitivity / self.noise_multiplier
+        return gaussian_epsilon(distance, self.delta)
+
+    def check(self) -> None:
+        """Checks that the claimed epsilon is not below the least that the mechanism allows.
+
+        Raises:
+            PlanError: It is: the manifest promises more than its noise can give.
+        """
+        if self.draw.scheme == SPACED:
+            # One of the allowed patterns: as early and as often as possible.
+            numbers = range(1, self.rounds + 1, self.draw.min_separation)
+            least = self.known_epsilon(numbers[: self.draw.max_participations], self.rounds)
+        elif self.noise_multiplier and self.rounds:
+            least = least_epsilon(
+                self.noise_multiplier,
+                self.draw.rate,
+                self.rounds,
+                self.delta,
+                self.draw.sensitivity,
+            )
+        else:
+            least = math.inf if self.rounds else 0.0
+        if self.claimed < least * (1 - TOLERANCE):
+            raise PlanError(
+                f"{WHERE}: guarantee_as_simulated: epsilon: expected at least {least:.6g} after "
+                f"{counted(self.rounds, 'round')}, which follows from the noise and the draw, "
+                f"found {self.claimed:g}"
+            )
+
+
+def server_noise_of_export(export: Path, pinned: str) -> Optional[ServerNoise]:
+    """Returns the noise that the server adds; None if an export's manifest has none.
+
+    Args:
+        export: Folder of the export.
+        pinned: SHA-256 of its manifest, as hexadecimal digits.
+    """
+    return server_noise_of_manifest(pinned_manifest(export, pinned))
+
+
+def server_noise_of_manifest(content: bytes) -> Optional[ServerNoise]:
+    """Returns the noise that the server adds, after `ServerNoise.check`; None without noise."""
+    try:
+        entry = json.loads(content)["privacy"]["differential_privacy"]
+        mechanism = entry["mechanism"]
+    except KeyError:
+        return None
+    except (ValueError, TypeError, RecursionError) as e:
+        raise PlanError(f"{WHERE}: expected JSON, cannot read it ({e})") from e
+    if mechanism not in (_CENTRAL, _TREE):
+        return None
+    try:
+        noise = _read(entry, mechanism == _TREE)
+    except (KeyError, ValueError, TypeError, AttributeError) as e:
+        raise PlanError(f"{WHERE}: expected the server's noise, cannot read it ({e!r})") from e
+    _check_numbers(noise)
+    noise.check()
+    return noise
+
+
+def _read(entry: Mapping[str, Any], is_tree: bool) -> ServerNoise:
+    drawn, guarantee = entry["draw"], entry["guarantee_as_simulated"]
+    most, restart = drawn.get("max_participations"), entry.get("tree_restart_every")
+    claimed = guarantee["epsilon"]
+    multipliers = np.array([float(group["noise_multiplier"]) for group in entry["groups"]])
+    # The groups together are one Gaussian release (McMahan and Andrew 2018, section 3).
+    z = float(np.sum(multipliers**-2.0) ** -0.5) if multipliers.all() else 0.0
+    return ServerNoise(
+        z,
+        float(entry["delta"]),
+        Draw(
+            str(drawn["scheme"]),
+            int(drawn["clients"]),
+            float(drawn["per_round"]),
+            float(drawn["rate"]),
+            float(drawn["sensitivity"]),
+            None if most is None else int(most),
+            int(drawn.get("min_separation", 1)),
+        ),
+        int(entry["rounds"]),
+        # JSON has no infinity: epsilon of no noise is null.
+        math.inf if claimed is None else float(claimed),
+        is_tree,
+        None if restart is None else int(restart),
+    )
+
+
+def _check_numbers(noise: ServerNoise) -> None:
+    draw, most = noise.draw, noise.draw.max_participations
+    expected = {
+        f"draw: scheme: one of {', '.join(_SCHEMES)}": draw.scheme in _SCHEMES,
+        "draw: scheme: spaced with a tree, and no other": noise.is_tree == (draw.scheme == SPACED),
+        "delta: a number between 0 and 1": 0 < noise.delta < 1,
+        "noise_multiplier: a number from 0": 0 <= noise.noise_multiplier < math.inf,
+        "draw: clients and per_round: numbers of clients": 0 < draw.per_round <= draw.clients,
+        "draw: rate: a probability of at least per_round / clients": (
+            draw.per_round / draw.clients <= draw.rate * (1 + 1e-9) and draw.rate <= 1
+        ),
+        "draw: sensitivity: 1 or 2": draw.sensitivity in (1, 2),
+        "draw: max_participations and min_separation: at least 1": (
+            draw.min_separation >= 1 and (most is None or most >= 1)
+        ),
+        "rounds: at least 1": noise.rounds >= 1,
+        "tree_restart_every: at least 1": noise.restart_every is None or noise.restart_every >= 1,
+    }
+    for words, holds in expected.items():
+        if not holds:
+            raise PlanError(f"{WHERE}: expected {words}; found {draw}")

@@ -1,0 +1,418 @@
+"""A client of secure aggregation: answers the server's messages, each stage once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fleet.secure_aggregation import messages, primitives, shamir
+from fleet.secure_aggregation import roster as rosters
+from fleet.secure_aggregation.errors import ProtocolError
+from fleet.secure_aggregation.messages import (
+    TWO_SHARES_BYTES,
+    Commitments,
+    Delivery,
+    Type,
+    read_header,
+)
+from fleet.secure_aggregation.roster import Roster
+from fleet.secure_aggregation.sessions import SessionFolder
+from fleet.secure_aggregation.shamir import SHARE_BYTES
+from fleet.secure_aggregation.sum_plan import Identities, SumPlan
+
+_SERVER = "message of the server"
+Values = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """What a client keeps of a session; what it needs no more is empty.
+
+    Attributes:
+        identity: The client's own.
+        plan: Digest of the `SumPlan`.
+        answered: The type of the last answer, 0 for a session that was given up.
+        request: SHA-256 of the message that it answered.
+        sealing: Secret of the key that shares are encrypted with.
+        masking: Secret of the key that masks of pairs are made of.
+        seed: What its own mask is made of.
+        roster: The messages KEYS of all who take part.
+        own_shares: The two shares of its own secrets that it holds itself.
+        dealers: Whose shares it holds: its neighbours that sent any, and itself.
+        shares: Their two shares, dealer by dealer.
+        sharers: Who sent shares.
+        survivors: Whose values are summed.
+    """
+
+    identity: bytes
+    plan: bytes
+    answered: int
+    request: bytes
+    sealing: bytes = b""
+    masking: bytes = b""
+    seed: bytes = b""
+    roster: tuple[bytes, ...] = ()
+    own_shares: bytes = b""
+    dealers: tuple[bytes, ...] = ()
+    shares: tuple[bytes, ...] = ()
+    sharers: tuple[bytes, ...] = ()
+    survivors: tuple[bytes, ...] = ()
+
+
+class Client:
+    """One client of a fleet.
+
+    It holds nothing in memory: each answer begins with the session's file and is written to it
+    before it is returned. So a process may end at any time, and another go on. A message that was
+    answered last gets the same bytes again, whatever values come with it; any other message for a
+    stage that is over is refused.
+
+    Args:
+        plan: From the client's own copy of the plan.
+        identity: The Ed25519 secret of its identity, 32 bytes.
+        identities: All clients of the fleet, this one among them.
+        folder: Where it keeps its sessions, for this client alone.
+    """
+
+    def __init__(
+        self, plan: SumPlan, identity: bytes, identities: Identities, folder: SessionFolder
+    ) -> None:
+        self._plan = plan
+        self._secret = identity
+        self._own = primitives.identity_public(identity)
+        self._identities = identities
+        self._folder = folder
+        if self._own not in identities:
+            raise ProtocolError(
+                "identities: expected the client's own key among them, found none "
+                f"{identities.name(self._own)}"
+            )
+        after_survivors = Type.VOTE if plan.checks_survivors else Type.OPENING
+        # By the request: which answer has to be there, what computes the next one, and its type.
+        self._stages: dict[Type, tuple[Type, _Stage, Type]] = {
+            Type.ROSTER: (Type.KEYS, self._share, Type.SHARES),
+            Type.DELIVERY: (Type.SHARES, self._mask, Type.MASKED),
+            Type.SURVIVORS: (Type.MASKED, self._agree, after_survivors),
+        }
+        if plan.checks_survivors:
+            self._stages[Type.VOTES] = (Type.VOTE, self._open, Type.OPENING)
+
+    def answer(self, message: bytes, values: Callable[[], Values] | None = None) -> bytes:
+        """Returns the answer to a message of the server.
+
+        Args:
+            values: Gives the client's integers by the tensors' names. It is called once, for
+                DELIVERY.
+        """
+        kind, session = read_header(message, self._plan, _SERVER)
+        with self._folder.locked():
+            stored = self._folder.read(session)
+            if stored is None:
+                if kind != Type.BEGIN:
+                    raise self._refused(
+                        session, f"expected a session that began, found {kind.name}"
+                    )
+                state, answer = self._advertise(message, session)
+            else:
+                state = self._own_state(stored[0], session)
+                if state.answered and state.request == _hashed(message):
+                    return stored[1]
+                state, answer = self._next(kind, message, session, state, values)
+            self._folder.write(session, vars(state), answer)
+            return answer
+
+    def give_up(self, session: bytes) -> None:
+        """Erases the secrets of a session, which is not answered again."""
+        with self._folder.locked():
+            stored = self._folder.read(session)
+            if stored is not None:
+                state = _State(**stored[0])
+                over = _State(state.identity, state.plan, 0, state.request)
+                self._folder.write(session, vars(over), b"")
+
+    def unfinished(self) -> list[bytes]:
+        """Returns the sessions of which it keeps secrets."""
+        with self._folder.locked():
+            states = {name: self._folder.read(name) for name in self._folder.sessions()}
+        over = (0, int(Type.OPENING))
+        return [name for name, kept in states.items() if kept and kept[0]["answered"] not in over]
+
+    def _own_state(self, fields: dict[str, Any], session: bytes) -> _State:
+        state = _State(**fields)
+        if state.identity != self._own:
+            raise self._refused(session, "expected sessions of this client, found another's")
+        if state.plan != self._plan.digest():
+            raise self._refused(session, "expected the plan that it began with, found another")
+        return state
+
+    def _next(
+        self,
+        kind: Type,
+        message: bytes,
+        session: bytes,
+        state: _State,
+        values: Callable[[], Values] | None,
+    ) -> tuple[_State, bytes]:
+        if kind not in self._stages:
+            what = "a new session" if kind == Type.BEGIN else "a message of this protocol"
+            raise self._refused(session, f"expected {what}, found {kind.name} of one that began")
+        before, stage, after = self._stages[kind]
+        if state.answered != before:
+            done = Type(state.answered).name if state.answered else "given up"
+            raise self._refused(
+                session, f"expected {kind.name} after {before.name}, this session is at {done}"
+            )
+        state, body = stage(_Request(message, session, values), state)
+        state = dataclasses.replace(state, answered=int(after), request=_hashed(message))
+        return state, self._signed(after, session, body)
+
+    def _signed(self, kind: Type, session: bytes, body: bytes) -> bytes:
+        return messages.signed(kind, session, self._secret, self._own, body)
+
+    def _refused(self, session: bytes, text: str) -> ProtocolError:
+        return ProtocolError(f"session {session.hex()[:16]}: {text}")
+
+    def _advertise(self, message: bytes, session: bytes) -> tuple[_State, bytes]:
+        """Stage 0: new keys, for this session alone."""
+        plan = self._plan.digest()
+        asked = messages.read_begin(message, _SERVER)
+        if asked != plan:
+            raise self._refused(
+                session,
+                f"expected the plan {plan.hex()[:16]}, the server has {asked.hex()[:16]}: plan, "
+                "limits or moduli differ",
+            )
+        sealing = primitives.random_bytes(primitives.KEY_BYTES)
+        masking = primitives.random_bytes(primitives.KEY_BYTES)
+        state = _State(
+            self._own, plan, int(Type.KEYS), _hashed(message), sealing=sealing, masking=masking
+        )
+        public = (primitives.exchange_public(sealing), primitives.exchange_public(masking))
+        return state, self._signed(Type.KEYS, session, messages.keys_body(plan, *public))
+
+    def _share(self, request: _Request, state: _State) -> tuple[_State, bytes]:
+        """Stage 1: shares of the masking secret and of the seed, for each holder."""
+        keys = messages.read_roster(
+            request.message, request.session, self._plan, self._identities, _SERVER
+        )
+        roster = Roster(request.session, keys)
+        own = roster.keys.get(self._own)
+        mine = tuple(map(primitives.exchange_public, (state.sealing, state.masking)))
+        if own is None or (own.sealing, own.masking) != mine:
+            raise self._refused(request.session, "expected its own keys in the roster, found none")
+        seed = primitives.random_bytes(shamir.SECRET_BYTES)
+        holders = roster.holders(self._own)
+        points = [roster.point(holder) for holder in holders]
+        threshold = self._plan.threshold(len(holders))
+        of_key = shamir.split(state.masking, threshold, points)
+        of_seed = shamir.split(seed, threshold, points)
+        commitments, sealed, own_shares = [], [], b""
+        for holder, point in zip(holders, points):
+            shares = of_key[point] + of_seed[point]
+            bound = rosters.share_commitments(roster.digest, self._own, holder, shares)
+            commitments.append(bound)
+            if holder == self._own:
+                own_shares = shares
+            else:
+                key, context = self._sealing(roster, state, self._own, holder, bound)
+                sealed.append(primitives.seal(key, shares, context))
+        body = messages.shares_body(
+            rosters.seed_commitment(roster.digest, self._own, seed), commitments, sealed
+        )
+        members = tuple(k.message for k in keys)
+        return dataclasses.replace(state, roster=members, seed=seed, own_shares=own_shares), body
+
+    def _sealing(
+        self, roster: Roster, state: _State, dealer: bytes, holder: bytes, bound: Commitments
+    ) -> tuple[bytes, bytes]:
+        """Returns the key and the context in which a dealer encrypts shares for a holder.
+
+        The key is made of the whole roster: who was shown another one cannot decrypt.
+        """
+        other = roster.keys[holder if dealer == self._own else dealer]
+        with self._no_weak_key(other.sender):
+            agreed = primitives.agree(state.sealing, other.sealing)
+        info = b"shares" + dealer + holder
+        return primitives.derive_key(agreed, roster.digest, info), bound.key + bound.seed
+
+    def _mask(self, request: _Request, state: _State) -> tuple[_State, bytes]:
+        """Stage 2: the values plus the client's own mask and those of its pairs."""
+        roster = self._roster(request.session, state)
+        delivery = messages.read_delivery(request.message, self._plan, _SERVER)
+        self._check_remaining(delivery.sharers, roster.keys, "who sent shares", request, roster)
+        holders = roster.holders(self._own)
+        dealers = tuple(client for client in delivery.sharers if client in holders)
+        threshold = self._plan.threshold(len(holders))
+        if len(dealers) < threshold or len(delivery.parcels) != len(dealers) - 1:
+            raise self._refused(
+                request.session,
+                f"expected shares of at least {threshold} of its {len(holders)} holders, found "
+                f"{len(dealers)} clients and {len(delivery.parcels) + 1} shares",
+            )
+        shares = self._unsealed(roster, state, dealers, delivery)
+        if request.values is None:
+            raise ValueError("expected the client's values with DELIVERY")
+        totals = self._plan.check_values(request.values(), "values of this client")
+        own = rosters.own_key(state.seed, roster.digest, self._own)
+        self._plan.apply_masks(totals, own, 1)
+        for other in dealers:
+            if other != self._own:
+                with self._no_weak_key(other):
+                    key = rosters.pair_key(
+                        state.masking, roster.keys[other].masking, roster.digest, self._own, other
+                    )
+                self._plan.apply_masks(totals, key, rosters.pair_sign(self._own, other))
+        # What others hold shares of, or nobody needs again.
+        state = dataclasses.replace(
+            state,
+            sealing=b"",
+            masking=b"",
+            seed=b"",
+            own_shares=b"",
+            dealers=dealers,
+            shares=shares,
+            sharers=delivery.sharers,
+        )
+        return state, self._plan.pack(totals)
+
+    def _unsealed(
+        self, roster: Roster, state: _State, dealers: tuple[bytes, ...], delivery: Delivery
+    ) -> tuple[bytes, ...]:
+        """Returns the two shares of each dealer, after a check of its commitments."""
+        parcels = iter(delivery.parcels)
+        found = []
+        for dealer in dealers:
+            if dealer == self._own:
+                found.append(state.own_shares)
+                continue
+            bound, sealed = next(parcels)
+            key, context = self._sealing(roster, state, dealer, self._own, bound)
+            shares = primitives.unseal(key, sealed, context)
+            if shares is None or len(shares) != TWO_SHARES_BYTES:
+                raise self._at_fault(
+                    dealer,
+                    "expected shares for this client and this roster, found others: it, or the "
+                    "server, does not keep to the protocol",
+                )
+            halves = (shares[:SHARE_BYTES], shares[SHARE_BYTES:])
+            if (
+                not all(map(shamir.is_share, halves))
+                or rosters.share_commitments(roster.digest, dealer, self._own, shares) != bound
+            ):
+                raise self._at_fault(
+                    dealer, "expected the shares that it is bound to, found others"
+                )
+            found.append(shares)
+        return tuple(found)
+
+    def _agree(self, request: _Request, state: _State) -> tuple[_State, bytes]:
+        """Stage 3: signs whose values are summed, or opens shares if nobody signs."""
+        roster = self._roster(request.session, state)
+        survivors = messages.read_survivors(request.message, self._plan, _SERVER)
+        self._check_remaining(survivors, state.sharers, "whose values have come", request, roster)
+        state = dataclasses.replace(state, survivors=survivors)
+        if not self._plan.checks_survivors:
+            return self._opened(state)
+        return state, rosters.survivors_digest(roster.digest, survivors)
+
+    def _open(self, request: _Request, state: _State) -> tuple[_State, bytes]:
+        """Stage 4: opens shares, after enough others have signed the same list."""
+        roster = self._roster(request.session, state)
+        votes = messages.read_votes(
+            request.message, request.session, self._plan, self._identities, _SERVER
+        )
+        expected = rosters.survivors_digest(roster.digest, state.survivors)
+        for vote in votes:
+            if vote.sender not in state.survivors:
+                raise self._refused(
+                    request.session,
+                    "expected signatures of survivors, found one of client "
+                    f"{self._identities.name(vote.sender)}",
+                )
+            if vote.survivors != expected:
+                raise self._refused(
+                    request.session,
+                    "expected signatures of the same roster and survivors, client "
+                    f"{self._identities.name(vote.sender)} signed others: the server has shown "
+                    "clients different lists",
+                )
+        threshold = self._plan.threshold(len(roster.keys))
+        if len(votes) < threshold:
+            raise self._refused(
+                request.session, f"expected {threshold} signatures at least, found {len(votes)}"
+            )
+        return self._opened(state)
+
+    def _opened(self, state: _State) -> tuple[_State, bytes]:
+        """Returns one share of each dealer, and the state without any secret.
+
+        Of a client whose values are summed it is that of the seed, of any other that of the key.
+        """
+        survivors = set(state.survivors)
+        opened = [
+            shares[SHARE_BYTES:] if dealer in survivors else shares[:SHARE_BYTES]
+            for dealer, shares in zip(state.dealers, state.shares)
+        ]
+        over = _State(state.identity, state.plan, state.answered, state.request)
+        return over, messages.opening_body(opened)
+
+    def _roster(self, session: bytes, state: _State) -> Roster:
+        return Roster(session, tuple(messages.read_keys(m, "roster") for m in state.roster))
+
+    def _check_remaining(
+        self,
+        clients: tuple[bytes, ...],
+        among: Any,
+        what: str,
+        request: _Request,
+        roster: Roster,
+    ) -> None:
+        """Checks a list of those who are still there."""
+        fewest = max(self._plan.min_clients, self._plan.threshold(len(roster.keys)))
+        if len(clients) < fewest:
+            raise self._refused(
+                request.session,
+                f"expected at least {fewest} of {len(roster.keys)} clients in the list of those "
+                f"{what}, found {len(clients)}",
+            )
+        allowed = set(among)
+        for client in clients:
+            if client not in allowed:
+                raise self._refused(
+                    request.session,
+                    f"expected clients of the list before, found {self._identities.name(client)} "
+                    f"in the list of those {what}",
+                )
+        if self._own not in clients:
+            raise self._refused(
+                request.session, f"expected this client in the list of those {what}, found others"
+            )
+
+    @contextlib.contextmanager
+    def _no_weak_key(self, client: bytes) -> Iterator[None]:
+        try:
+            yield
+        except ValueError:
+            raise self._at_fault(client, "expected a key of X25519, found a weak one") from None
+
+    def _at_fault(self, client: bytes, text: str) -> ProtocolError:
+        return ProtocolError(f"client {self._identities.name(client)}: {text}", client)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    message: bytes
+    session: bytes
+    values: Callable[[], Values] | None
+
+
+_Stage = Callable[[_Request, _State], tuple[_State, bytes]]
+
+
+def _hashed(message: bytes) -> bytes:
+    return hashlib.sha256(message).digest()

@@ -1,0 +1,461 @@
+"""The messages of the protocol as bytes, read strictly.
+
+Every message begins with a mark, the version, its type and the session. A client's message goes on
+with the client's identity and ends with its signature of all that is before. What is between has
+fixed widths; numbers are unsigned, most significant byte first; lists of clients are in ascending
+order, so that a message has one form only.
+
+A reader never takes more memory than a multiple of the message's own length, which has a bound
+that follows from the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fleet.secure_aggregation.errors import ProtocolError
+from fleet.secure_aggregation.primitives import (
+    DIGEST_BYTES,
+    KEY_BYTES,
+    SEALED_BYTES,
+    SIGNATURE_BYTES,
+    is_signed,
+    sign,
+)
+from fleet.secure_aggregation.shamir import SHARE_BYTES
+from fleet.secure_aggregation.sum_plan import MOST_CLIENTS, Identities, SumPlan
+
+VERSION = 1
+SESSION_BYTES = 32
+_MARK = b"SECAGG"
+_COUNT_BYTES = 2
+_HEADER_BYTES = len(_MARK) + 2 + SESSION_BYTES
+_SENDER_BYTES = _HEADER_BYTES + KEY_BYTES
+_KEYS_BYTES = _SENDER_BYTES + DIGEST_BYTES + 2 * KEY_BYTES + SIGNATURE_BYTES
+_VOTE_BYTES = _SENDER_BYTES + DIGEST_BYTES + SIGNATURE_BYTES
+# Of one dealer for one holder: the share of its key, and the share of its seed.
+TWO_SHARES_BYTES = 2 * SHARE_BYTES
+_SEALED_SHARES_BYTES = TWO_SHARES_BYTES + SEALED_BYTES
+# Where a client's message has its identity.
+SENDER = slice(_HEADER_BYTES, _SENDER_BYTES)
+_T = TypeVar("_T")
+
+
+class Type(enum.IntEnum):
+    """The types of messages, in the order of a session; the server's are odd."""
+
+    BEGIN = 1
+    KEYS = 2
+    ROSTER = 3
+    SHARES = 4
+    DELIVERY = 5
+    MASKED = 6
+    SURVIVORS = 7
+    VOTE = 8
+    VOTES = 9
+    OPENING = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Commitments:
+    """What a dealer binds itself to, of the two shares that it gives a holder."""
+
+    key: bytes
+    seed: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """A client's public keys for one session.
+
+    Attributes:
+        sender: Its identity.
+        plan: The digest of its `SumPlan`.
+        sealing: Public key of the key that shares are encrypted with.
+        masking: Public key of the key that masks of pairs are made of.
+        message: The whole message, which others check the signature of.
+    """
+
+    sender: bytes
+    plan: bytes
+    sealing: bytes
+    masking: bytes
+    message: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """A client's shares of its secrets, for its holders: its neighbours and itself.
+
+    Attributes:
+        seed: Commitment to the seed of its own mask.
+        commitments: To the shares, holder by holder.
+        sealed: The shares, encrypted, neighbour by neighbour.
+    """
+
+    sender: bytes
+    seed: bytes
+    commitments: tuple[Commitments, ...]
+    sealed: tuple[bytes, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Delivery:
+    """What a client gets of the others' shares.
+
+    Attributes:
+        sharers: Who sent shares, the client among them.
+        parcels: Commitments and encrypted shares of each neighbour among them, in this order.
+    """
+
+    sharers: tuple[bytes, ...]
+    parcels: tuple[tuple[Commitments, bytes], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """A client's signature of whose values are summed."""
+
+    sender: bytes
+    survivors: bytes
+
+
+def header(kind: Type, session: bytes) -> bytes:
+    """Returns how a message begins."""
+    return _MARK + bytes([VERSION, kind]) + session
+
+
+def read_header(message: bytes, plan: SumPlan, where: str) -> tuple[Type, bytes]:
+    """Returns a message's type and session, after a check of its length."""
+    if not isinstance(message, bytes):
+        found = type(message).__name__
+        raise ProtocolError(f"{where}: expected a message of bytes, found {found}")
+    longest = longest_message(plan)
+    if len(message) > longest:
+        raise ProtocolError(f"{where}: expected at most {longest} bytes, found {len(message)}")
+    reader = _Reader(message, where)
+    if reader.take(len(_MARK)) != _MARK:
+        raise ProtocolError(f"{where}: expected a message of secure aggregation, found other bytes")
+    version = reader.number(1)
+    if version != VERSION:
+        raise ProtocolError(
+            f"{where}: expected version {VERSION} of the protocol, found {version}: install the "
+            "same version on the server and on every client"
+        )
+    kind = reader.number(1)
+    if kind not in set(Type):
+        raise ProtocolError(f"{where}: expected a type from 1 to {max(Type)}, found {kind}")
+    return Type(kind), reader.take(SESSION_BYTES)
+
+
+def longest_message(plan: SumPlan) -> int:
+    """Returns the bytes of the longest message that a session of the plan may have."""
+    of_one = max(
+        _KEYS_BYTES, KEY_BYTES + 2 * DIGEST_BYTES + _SEALED_SHARES_BYTES, _VOTE_BYTES, SHARE_BYTES
+    )
+    around = _SENDER_BYTES + _COUNT_BYTES + DIGEST_BYTES + SIGNATURE_BYTES
+    return around + max(plan.max_clients * of_one, plan.packed_bytes)
+
+
+class _Reader:
+    """Reads a message from its beginning to its end.
+
+    Args:
+        where: What the message is called in errors.
+        client: The client that is at fault if it is wrong.
+    """
+
+    def __init__(self, data: bytes, where: str, client: bytes | None = None) -> None:
+        self._data = data
+        self._where = where
+        self._client = client
+        self._at = 0
+
+    def fail(self, text: str) -> ProtocolError:
+        return ProtocolError(f"{self._where}: {text}", self._client)
+
+    def take(self, count: int) -> bytes:
+        if count > len(self._data) - self._at:
+            raise self.fail(
+                f"expected {count} bytes more at {self._at}, found {len(self._data) - self._at}"
+            )
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def number(self, count: int) -> int:
+        return int.from_bytes(self.take(count), "big")
+
+    def several(self, width: int, read: Callable[[], _T], most: int) -> tuple[_T, ...]:
+        """Reads a count and so many items of a width."""
+        count = self.number(_COUNT_BYTES)
+        left = len(self._data) - self._at
+        if count > most or count * width > left:
+            raise self.fail(
+                f"expected at most {most} items of {width} bytes, found {count} and {left} bytes"
+            )
+        return tuple(read() for _ in range(count))
+
+    def identities(self, most: int) -> tuple[bytes, ...]:
+        """Reads a list of clients."""
+        found = self.several(KEY_BYTES, lambda: self.take(KEY_BYTES), most)
+        self.ascending(found)
+        return found
+
+    def ascending(self, identities: Sequence[bytes]) -> None:
+        if any(a >= b for a, b in itertools.pairwise(identities)):
+            raise self.fail("expected every client once, in ascending order, found another list")
+
+    def commitments(self) -> Commitments:
+        return Commitments(self.take(DIGEST_BYTES), self.take(DIGEST_BYTES))
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise self.fail(f"expected {self._at} bytes, found {len(self._data)}")
+
+
+def _count(items: Sequence) -> bytes:
+    if len(items) > MOST_CLIENTS:
+        raise ValueError("expected fewer clients")
+    return len(items).to_bytes(_COUNT_BYTES, "big")
+
+
+# --- the client's messages
+
+
+def signed(kind: Type, session: bytes, secret: bytes, sender: bytes, body: bytes) -> bytes:
+    """Returns a client's message.
+
+    Args:
+        secret: The secret of its identity.
+        sender: The identity.
+    """
+    message = header(kind, session) + sender + body
+    return message + sign(secret, message)
+
+
+def sender_of(
+    message: bytes, kind: Type, session: bytes, identities: Identities, where: str
+) -> bytes:
+    """Returns who sent a client's message, after a check of its header and signature."""
+    start = header(kind, session)
+    if message[:_HEADER_BYTES] != start:
+        raise ProtocolError(
+            f"{where}: expected {kind.name} of session {session.hex()[:16]}, found another message"
+        )
+    reader = _Reader(message, where)
+    reader.take(_HEADER_BYTES)
+    sender = reader.take(KEY_BYTES)
+    if sender not in identities:
+        raise ProtocolError(
+            f"{where}: expected a client of the list of identities, found one "
+            f"{identities.name(sender)}"
+        )
+    reader.take(SIGNATURE_BYTES)
+    text, signature = message[:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:]
+    if not is_signed(sender, text, signature):
+        # It is not known who sent it.
+        raise ProtocolError(
+            f"{where}: expected the signature of client {identities.name(sender)}, found another"
+        )
+    return sender
+
+
+def _body(message: bytes, where: str) -> tuple[bytes, _Reader]:
+    """Returns the sender, and a reader of what is between it and the signature."""
+    sender = message[SENDER]
+    return sender, _Reader(message[_SENDER_BYTES:-SIGNATURE_BYTES], where, sender)
+
+
+def keys_body(plan: bytes, sealing: bytes, masking: bytes) -> bytes:
+    """Returns the body of KEYS."""
+    return plan + sealing + masking
+
+
+def read_keys(message: bytes, where: str) -> Keys:
+    """Reads KEYS, of which the signature was checked."""
+    sender, reader = _body(message, where)
+    keys = Keys(
+        sender, reader.take(DIGEST_BYTES), reader.take(KEY_BYTES), reader.take(KEY_BYTES), message
+    )
+    reader.end()
+    return keys
+
+
+def shares_body(seed: bytes, commitments: Sequence[Commitments], sealed: Sequence[bytes]) -> bytes:
+    """Returns the body of SHARES."""
+    listed = b"".join(c.key + c.seed for c in commitments)
+    return seed + _count(commitments) + listed + _count(sealed) + b"".join(sealed)
+
+
+def read_shares(message: bytes, holders: int, where: str) -> Shares:
+    """Reads SHARES, of which the signature was checked.
+
+    Args:
+        holders: The number of its neighbours, and itself.
+    """
+    sender, reader = _body(message, where)
+    shares = Shares(
+        sender,
+        reader.take(DIGEST_BYTES),
+        reader.several(2 * DIGEST_BYTES, reader.commitments, holders),
+        reader.several(_SEALED_SHARES_BYTES, lambda: reader.take(_SEALED_SHARES_BYTES), holders),
+    )
+    reader.end()
+    if len(shares.commitments) != holders or len(shares.sealed) != holders - 1:
+        raise reader.fail(f"expected shares for {holders} holders, found {len(shares.commitments)}")
+    return shares
+
+
+def read_masked(message: bytes, plan: SumPlan, where: str) -> list:
+    """Reads MASKED, of which the signature was checked: the vectors of all tensors."""
+    _, reader = _body(message, where)
+    packed = reader.take(plan.packed_bytes)
+    reader.end()
+    vectors = plan.unpack(packed)
+    if vectors is None:
+        raise reader.fail("expected numbers below their moduli, found a larger one")
+    return vectors
+
+
+def read_vote(message: bytes, where: str) -> Vote:
+    """Reads VOTE, of which the signature was checked."""
+    sender, reader = _body(message, where)
+    vote = Vote(sender, reader.take(DIGEST_BYTES))
+    reader.end()
+    return vote
+
+
+def opening_body(shares: Sequence[bytes]) -> bytes:
+    """Returns the body of OPENING: one share of each dealer, of its key or of its seed."""
+    return _count(shares) + b"".join(shares)
+
+
+def read_opening(message: bytes, dealers: int, where: str) -> tuple[bytes, ...]:
+    """Reads OPENING, of which the signature was checked."""
+    _, reader = _body(message, where)
+    shares = reader.several(SHARE_BYTES, lambda: reader.take(SHARE_BYTES), dealers)
+    reader.end()
+    if len(shares) != dealers:
+        raise reader.fail(f"expected shares of {dealers} clients, found {len(shares)}")
+    return shares
+
+
+# --- the server's messages
+
+
+def begin_message(session: bytes, plan: bytes) -> bytes:
+    """Returns BEGIN, which asks a client whether it takes part."""
+    return header(Type.BEGIN, session) + plan
+
+
+def read_begin(message: bytes, where: str) -> bytes:
+    """Reads BEGIN: the digest of the server's `SumPlan`."""
+    reader = _after_header(message, where)
+    plan = reader.take(DIGEST_BYTES)
+    reader.end()
+    return plan
+
+
+def roster_message(session: bytes, keys: Sequence[Keys]) -> bytes:
+    """Returns ROSTER: the keys of all who take part, as they signed them."""
+    return header(Type.ROSTER, session) + _count(keys) + b"".join(k.message for k in keys)
+
+
+def read_roster(
+    message: bytes, session: bytes, plan: SumPlan, identities: Identities, where: str
+) -> tuple[Keys, ...]:
+    """Reads ROSTER and checks what anybody can check of it."""
+    reader = _after_header(message, where)
+    parts = reader.several(_KEYS_BYTES, lambda: reader.take(_KEYS_BYTES), plan.max_clients)
+    reader.end()
+    if len(parts) < plan.min_clients:
+        raise reader.fail(f"expected at least {plan.min_clients} clients, found {len(parts)}")
+    for part in parts:
+        sender_of(part, Type.KEYS, session, identities, where)
+    keys = tuple(read_keys(part, where) for part in parts)
+    reader.ascending([k.sender for k in keys])
+    check_keys(keys, plan, identities, where)
+    return keys
+
+
+def check_keys(keys: Sequence[Keys], plan: SumPlan, identities: Identities, where: str) -> None:
+    """Checks that clients have the same plan, and keys that nobody else has."""
+    expected, seen = plan.digest(), set()
+    for entry in keys:
+        name = identities.name(entry.sender)
+        if entry.plan != expected:
+            raise ProtocolError(
+                f"{where}: expected the plan {expected.hex()[:16]}, client {name} has "
+                f"{entry.plan.hex()[:16]}: plan, limits or moduli differ",
+                entry.sender,
+            )
+        if entry.sealing in seen or entry.masking in seen or entry.sealing == entry.masking:
+            raise ProtocolError(
+                f"{where}: expected keys that no other client has, client {name} has others'",
+                entry.sender,
+            )
+        seen |= {entry.sealing, entry.masking}
+
+
+def delivery_message(
+    session: bytes, sharers: Sequence[bytes], parcels: Sequence[tuple[Commitments, bytes]]
+) -> bytes:
+    """Returns DELIVERY."""
+    listed = b"".join(c.key + c.seed + sealed for c, sealed in parcels)
+    start = header(Type.DELIVERY, session) + _count(sharers) + b"".join(sharers)
+    return start + _count(parcels) + listed
+
+
+def read_delivery(message: bytes, plan: SumPlan, where: str) -> Delivery:
+    """Reads DELIVERY."""
+    reader = _after_header(message, where)
+    sharers = reader.identities(plan.max_clients)
+    parcels = reader.several(
+        2 * DIGEST_BYTES + _SEALED_SHARES_BYTES,
+        lambda: (reader.commitments(), reader.take(_SEALED_SHARES_BYTES)),
+        plan.max_clients,
+    )
+    reader.end()
+    return Delivery(sharers, parcels)
+
+
+def survivors_message(session: bytes, survivors: Sequence[bytes]) -> bytes:
+    """Returns SURVIVORS: whose masked values have come."""
+    return header(Type.SURVIVORS, session) + _count(survivors) + b"".join(survivors)
+
+
+def read_survivors(message: bytes, plan: SumPlan, where: str) -> tuple[bytes, ...]:
+    """Reads SURVIVORS."""
+    reader = _after_header(message, where)
+    survivors = reader.identities(plan.max_clients)
+    reader.end()
+    return survivors
+
+
+def votes_message(session: bytes, votes: Sequence[bytes]) -> bytes:
+    """Returns VOTES: the messages VOTE of those who signed the list of survivors."""
+    return header(Type.VOTES, session) + _count(votes) + b"".join(votes)
+
+
+def read_votes(
+    message: bytes, session: bytes, plan: SumPlan, identities: Identities, where: str
+) -> tuple[Vote, ...]:
+    """Reads VOTES and checks the signatures."""
+    reader = _after_header(message, where)
+    parts = reader.several(_VOTE_BYTES, lambda: reader.take(_VOTE_BYTES), plan.max_clients)
+    reader.end()
+    for part in parts:
+        sender_of(part, Type.VOTE, session, identities, where)
+    votes = tuple(read_vote(part, where) for part in parts)
+    reader.ascending([vote.sender for vote in votes])
+    return votes
+
+
+def _after_header(message: bytes, where: str) -> _Reader:
+    reader = _Reader(message, where)
+    reader.take(_HEADER_BYTES)
+    return reader

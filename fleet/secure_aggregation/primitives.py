@@ -1,0 +1,131 @@
+"""The cryptography that the protocol is made of, each primitive in one function.
+
+Every other module of this folder takes keys, ciphers and random bytes from here, and this module
+alone imports `cryptography`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+
+from fleet.secure_aggregation.errors import SumError
+
+try:
+    from cryptography.exceptions import InvalidSignature, InvalidTag
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+except ImportError:
+    raise SumError(
+        "secure aggregation: expected the package cryptography, found none: "
+        "pip install 'tff-agnostic[fleet]'"
+    ) from None
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+DIGEST_BYTES = 32
+_NONCE_BYTES = 12
+# What AES-GCM adds to a text: the nonce before it, and the tag after it.
+SEALED_BYTES = _NONCE_BYTES + 16
+# Of one piece of a mask: as much as a processor's cache holds.
+_PIECE_WORDS = 1 << 16
+_ZEROS = bytes(8 * _PIECE_WORDS)
+
+
+def random_bytes(count: int) -> bytes:
+    """Returns bytes of the operating system's generator."""
+    return os.urandom(count)
+
+
+def digest(label: str, *parts: bytes) -> bytes:
+    """Returns SHA-256 of a label, which names the use, and the parts, each with its length."""
+    value = hashlib.sha256()
+    for part in (label.encode(), *parts):
+        value.update(len(part).to_bytes(8, "big"))
+        value.update(part)
+    return value.digest()
+
+
+def derive_key(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """Returns a key of 32 bytes: HKDF with SHA-256 (RFC 5869)."""
+    return HKDF(SHA256(), KEY_BYTES, salt, info).derive(secret)
+
+
+def exchange_public(secret: bytes) -> bytes:
+    """Returns the public key of an X25519 secret (RFC 7748)."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def agree(secret: bytes, public: bytes) -> bytes:
+    """Returns the secret that X25519 gives two parties.
+
+    Raises:
+        ValueError: The public key is one of the few with which every secret agrees on zero.
+    """
+    key = X25519PrivateKey.from_private_bytes(secret)
+    return key.exchange(X25519PublicKey.from_public_bytes(public))
+
+
+def identity_public(secret: bytes) -> bytes:
+    """Returns the public key of an Ed25519 identity (RFC 8032)."""
+    return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def sign(secret: bytes, message: bytes) -> bytes:
+    """Returns an identity's signature of SHA-256 of a message."""
+    hashed = hashlib.sha256(message).digest()
+    return Ed25519PrivateKey.from_private_bytes(secret).sign(hashed)
+
+
+def is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
+    """Returns whether a signature of `sign` is the identity's."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(public)
+        key.verify(signature, hashlib.sha256(message).digest())
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def seal(key: bytes, text: bytes, context: bytes) -> bytes:
+    """Encrypts a text with AES-256-GCM for a reader who knows the key and the context."""
+    nonce = random_bytes(_NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, text, context)
+
+
+def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
+    """Decrypts what `seal` returned; None if the text, the key or the context is another."""
+    try:
+        return AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], context)
+    except InvalidTag:
+        return None
+
+
+class KeyStream:
+    """The key stream of AES-256-CTR as numbers of 64 bits, least byte first.
+
+    Args:
+        start: The first counter block, 16 bytes.
+    """
+
+    def __init__(self, key: bytes, start: bytes) -> None:
+        self._cipher = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
+        self._room = bytearray()
+
+    def words(self, count: int) -> np.ndarray:
+        """Returns the next numbers, at most 2^16; the array is valid until the next call."""
+        count = min(count, _PIECE_WORDS)
+        # The cipher asks for room for one block more than it writes.
+        if len(self._room) < 8 * count + 15:
+            self._room = bytearray(8 * count + 15)
+        self._cipher.update_into(memoryview(_ZEROS)[: 8 * count], self._room)
+        return np.frombuffer(self._room, "<u8", count)

@@ -1,0 +1,143 @@
+"""Where a party keeps its sessions: one file each, written whole before an answer leaves.
+
+The file of a session that is over stays, without secrets, so that no session is played twice. A
+folder is of one party. Whoever puts an older copy of a file back makes the party answer twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fleet.secure_aggregation.errors import SumError
+
+_MARK = b"secure aggregation session 1\n"
+_DIGEST_BYTES = 32
+_LENGTH_BYTES = 8
+_SUFFIX = ".session"
+_PARTIAL = ".partial_"
+_LOCK = "lock"
+# Numbers, bytes, and tuples of bytes.
+Fields = dict[str, Any]
+
+
+def encode(fields: Fields, tail: bytes) -> bytes:
+    """Returns a state as bytes: its fields by name, and a tail of any length."""
+    plain = {name: _as_json(value) for name, value in fields.items()}
+    head = json.dumps(plain, sort_keys=True).encode()
+    body = len(head).to_bytes(_LENGTH_BYTES, "big") + head + tail
+    return _MARK + hashlib.sha256(body).digest() + body
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [item.hex() for item in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(bytes.fromhex(item) for item in value)
+    return bytes.fromhex(value) if isinstance(value, str) else value
+
+
+def decode(state: bytes, where: str) -> tuple[Fields, bytes]:
+    """Returns the fields and the tail of what `encode` returned."""
+    body = state[len(_MARK) + _DIGEST_BYTES :]
+    checked = state[len(_MARK) : len(_MARK) + _DIGEST_BYTES]
+    if not state.startswith(_MARK) or hashlib.sha256(body).digest() != checked:
+        raise SumError(f"{where}: expected the state of a session, found other bytes")
+    end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "big")
+    plain = json.loads(body[_LENGTH_BYTES:end])
+    return {name: _from_json(value) for name, value in plain.items()}, body[end:]
+
+
+def sync_folder(folder: Path) -> None:
+    """Returns when the names of a folder's files are on the disk."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+class SessionFolder:
+    """The sessions of one party.
+
+    Args:
+        folder: It is made if it is not there; only its owner may look into it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Waits until no other process or thread has the folder, and keeps it for a block."""
+        with self._one_line():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with self._one_line():
+                fcntl.flock(file, fcntl.LOCK_EX)
+                # Of a process that was ended while it wrote; they hold secrets.
+                for partial in self._folder.glob(f"{_PARTIAL}*"):
+                    partial.unlink()
+            yield
+        finally:
+            os.close(file)
+
+    def read(self, session: bytes) -> tuple[Fields, bytes] | None:
+        """Returns the state of a session, None if there was no such session."""
+        path = self._path(session)
+        with self._one_line():
+            try:
+                state = path.read_bytes()
+            except FileNotFoundError:
+                return None
+        return decode(state, str(path))
+
+    def write(self, session: bytes, fields: Fields, tail: bytes) -> None:
+        """Replaces the state of a session; when this returns, it is on the disk."""
+        path = self._path(session)
+        with self._one_line():
+            file, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=self._folder)
+            try:
+                with os.fdopen(file, "wb") as opened:
+                    opened.write(encode(fields, tail))
+                    opened.flush()
+                    os.fsync(opened.fileno())
+                os.replace(partial, path)
+            except BaseException:
+                os.unlink(partial)
+                raise
+            sync_folder(self._folder)
+
+    def sessions(self) -> list[bytes]:
+        """Returns the sessions of which there is a file."""
+        with self._one_line():
+            return sorted(bytes.fromhex(path.stem) for path in self._folder.glob(f"*{_SUFFIX}"))
+
+    def erase(self, session: bytes) -> None:
+        """Removes the state of a session, as if there had been none."""
+        with self._one_line():
+            self._path(session).unlink(missing_ok=True)
+
+    def _path(self, session: bytes) -> Path:
+        return self._folder / f"{session.hex()}{_SUFFIX}"
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SumError(
+                f"{self._folder}: expected a folder to keep sessions in: {error.strerror}"
+            ) from error

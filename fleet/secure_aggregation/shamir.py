@@ -1,0 +1,75 @@
+"""Shamir's secret sharing of 32 bytes over a prime field (Shamir 1979)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+from fleet.secure_aggregation import primitives
+
+SECRET_BYTES = 32
+# The smallest prime above 2^256: a secret is one number of the field, whatever its bytes.
+PRIME = (1 << 256) + 297
+SHARE_BYTES = 33
+# With so many more bits than the prime has, a remainder is uniform up to 2^-128.
+_RANDOM_BYTES = SHARE_BYTES + 16
+
+
+def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
+    """Splits a secret into shares, of which any `threshold` give it and fewer tell nothing.
+
+    Args:
+        points: Where the polynomial is evaluated, one of 1, 2, ... for each holder.
+
+    Returns:
+        The share of each point.
+    """
+    if len(secret) != SECRET_BYTES or not 1 <= threshold <= len(set(points)) == len(points):
+        raise ValueError("expected a secret of 32 bytes and a threshold within distinct points")
+    if not all(0 < point < PRIME for point in points):
+        raise ValueError("expected points above 0")
+    coefficients = [int.from_bytes(secret, "big")]
+    for _ in range(threshold - 1):
+        random = primitives.random_bytes(_RANDOM_BYTES)
+        coefficients.append(int.from_bytes(random, "big") % PRIME)
+    return {point: _evaluated(coefficients, point) for point in points}
+
+
+def _evaluated(coefficients: Sequence[int], point: int) -> bytes:
+    value = 0
+    for coefficient in reversed(coefficients):
+        value = (value * point + coefficient) % PRIME
+    return value.to_bytes(SHARE_BYTES, "big")
+
+
+def is_share(share: bytes) -> bool:
+    """Returns whether the bytes are a number of the field."""
+    return len(share) == SHARE_BYTES and int.from_bytes(share, "big") < PRIME
+
+
+def combine(shares: Mapping[int, bytes]) -> bytes | None:
+    """Returns the secret of as many shares as the threshold says, by their points.
+
+    None if they give a number that no secret is, as shares of no one polynomial may.
+    """
+    points = tuple(sorted(shares))
+    value = 0
+    for point, weight in zip(points, _weights_at_zero(points)):
+        value += weight * int.from_bytes(shares[point], "big")
+    value %= PRIME
+    return value.to_bytes(SECRET_BYTES, "big") if value >> (8 * SECRET_BYTES) == 0 else None
+
+
+# Secrets of one session are mostly put together from the same holders' shares.
+@functools.lru_cache(maxsize=64)
+def _weights_at_zero(points: tuple[int, ...]) -> list[int]:
+    """Returns Lagrange's weights of the points for the value at 0."""
+    weights = []
+    for point in points:
+        above, below = 1, 1
+        for other in points:
+            if other != point:
+                above = above * other % PRIME
+                below = below * (other - point) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights

@@ -1,0 +1,174 @@
+"""A fleet in one process: nodes with real players, and a channel that can lose what it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet import node as nodes_of_fleet
+from fleet.node import Node
+from fleet.node_noise.skellam import Draw, skellam
+from fleet.player import Player
+from fleet.secure_aggregation import primitives
+from fleet.secure_aggregation.messages import Type
+from fleet.settings import (
+    DataSettings,
+    NodeSettings,
+    ServerSettings,
+    Timeouts,
+    manifest_sha256,
+)
+from fleet.wire import Kind, decoded, refused, tag_of, tagged
+from plan_runner.export import Limits
+
+# Nodes answer when they are asked: the server waits for lost answers alone. A server that resumes
+# also greets its nodes within the time of a stage.
+TIMEOUTS = Timeouts(*[0.5] * 7)
+
+
+def stage_of(request: bytes) -> str:
+    """What a server's message asks for: HELLO, WORK, or a stage of secure sums."""
+    message = decoded(request, "request")
+    if message.kind != Kind.STAGE:
+        return message.kind.name
+    return Type(message.parts[0][len(b"SECAGG") + 1]).name
+
+
+class LocalChannel:
+    """Calls nodes at once. `lost` says what does not arrive, by node and stage; `failing`, of what
+    the transport itself knows that no answer will come."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self._nodes = dict(nodes)
+        self.lost: Callable[[str, str], bool] = lambda node, stage: False
+        self.failing = self.lost
+        # Number of the round of the last request.
+        self.round = 0
+        self.carried: list[tuple[str, str, bytes, bytes]] = []
+        self._answers: list[tuple[str, bytes]] = []
+
+    def nodes(self) -> list[str]:
+        return list(self._nodes)
+
+    def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        assert timeout > 0
+        for node, request in requests.items():
+            self.round = decoded(request, "request").head.get("round", self.round)
+            if self.lost(node, stage_of(request)):
+                continue
+            if self.failing(node, stage_of(request)):
+                self._answers.append((node, tagged(refused("nothing"), tag_of(request))))
+                continue
+            answer = self._nodes[node].answer(request)
+            self.carried.append((node, stage_of(request), request, answer))
+            self._answers.append((node, answer))
+
+    def receive(self) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        while self._answers and self._answers[0][0] not in found:
+            found.update([self._answers.pop(0)])
+        return found
+
+
+class Told:
+    """A listener that keeps what it is told, and stops the server where it is asked to."""
+
+    def __init__(self, stop: str = "") -> None:
+        self.lines: list[str] = []
+        self.exchanges: list[Any] = []
+        self.steps: list[str] = []
+        self._stop = stop
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def exchange(self, kind: str, round_number: int, exchange: Any) -> None:
+        self.exchanges.append((kind, round_number, exchange))
+
+    def step(self, done: str) -> None:
+        self.steps.append(done)
+        if done == self._stop:
+            raise Stopped(done)
+
+
+class Stopped(BaseException):
+    """The server is gone."""
+
+
+class Fleet:
+    """Keys, a roster and settings of a fleet; each node is a client with its TFRecord file."""
+
+    def __init__(self, folder: Path, export: Path, clients: Path) -> None:
+        self.folder, self.export, self.profile = folder, export, ""
+        folder.mkdir(parents=True)
+        self.names = sorted(path.stem for path in clients.iterdir())
+        lines = []
+        for number, name in enumerate(self.names):
+            secret = primitives.digest("identity", bytes([number]))
+            identity = folder / f"{name}.key"
+            identity.write_text(secret.hex())
+            identity.chmod(0o600)
+            lines.append(f'{name} = "{primitives.identity_public(secret).hex()}"\n')
+        self.roster = folder / "roster.toml"
+        self.roster.write_text("".join(lines))
+        self.clients = clients
+        self._nodes: dict[str, Node] = {}
+        self._players: dict[Any, _Shared] = {}
+
+    def player(
+        self, export: Path, pinned: str, limits: Limits, trust: bool, reads: Any = ()
+    ) -> Player:
+        """An export's player for all nodes and servers, as none has a state: to start one takes
+        seconds. None of them ends it, and it may read what any of them may."""
+        del reads
+        key = (pinned, limits, trust)
+        if key not in self._players:
+            self._players[key] = _Shared(export, pinned, limits, trust, [self.clients])
+        return self._players[key]
+
+    def node(self, settings: NodeSettings, draw: Draw = skellam) -> Node:
+        """A node without a process of its own."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nodes_of_fleet, "Player", self.player)
+            return Node(settings, draw)
+
+    def node_settings(self, name: str, **changes: Any) -> NodeSettings:
+        given = {
+            "export": self.export,
+            "manifest_sha256": manifest_sha256(self.export),
+            "identity": self.folder / f"{name}.key",
+            "roster": self.roster,
+            "state": self.folder / f"state_{name}",
+            "data": DataSettings(tfrecord=self.clients / f"{name}.tfrecord"),
+        }
+        return NodeSettings(**{**given, **changes})
+
+    def server_settings(self, **changes: Any) -> ServerSettings:
+        given = {
+            "export": self.export,
+            "roster": self.roster,
+            "state": self.folder / "server",
+            "timeouts": TIMEOUTS,
+        }
+        return ServerSettings(**{**given, **changes})
+
+    def nodes(self, **changes: Any) -> dict[str, Node]:
+        """The nodes; they are started once."""
+        for name in self.names:
+            if name not in self._nodes:
+                self._nodes[name] = self.node(self.node_settings(name, **changes))
+        return self._nodes
+
+    def close(self) -> None:
+        for node in self._nodes.values():
+            node.close()
+        for player in self._players.values():
+            Player.close(player)
+
+
+class _Shared(Player):
+    def close(self) -> None:
+        """Stays."""

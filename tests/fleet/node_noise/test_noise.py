@@ -1,0 +1,369 @@
+"""Noise of nodes: as its distribution says, to the last bit, and no more than a client may hide."""
+
+import dataclasses
+import json
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fleet.node_noise.account import NodeAccount, OpenedSums
+from fleet.node_noise.noise import NodeNoise, NoisedGroup, PrivacyRequirements, noise_of_manifest
+from fleet.node_noise.skellam import drawn, fresh_words, skellam, thresholds
+from fleet.secure_aggregation.errors import SumError
+from fleet.secure_aggregation.messages import Type
+from fleet.secure_aggregation.sum_plan import SummedTensor
+from plan_runner.errors import PlanError
+from tests.fleet.secure_aggregation.parties import Fleet
+
+_VARIANCES = [Fraction(1, 100), Fraction(1, 3), Fraction(6), Fraction(250)]
+# Of 2^63: the digits of a first word.
+_UNIT = 1 << 63
+
+
+def _probabilities(variance: Fraction, count: int) -> list[tuple[Fraction, Fraction]]:
+    """Bounds of exp(-v) I_k(v), k = 0, 1, ..., by their series, in rational numbers.
+
+    All terms are positive. From the term on whose ratio is below 1/2 what is left is at most the
+    last one.
+    """
+
+    def series(terms) -> tuple[Fraction, Fraction]:
+        total = Fraction(0)
+        for ratio_is_small, term in terms:
+            total += term
+            if ratio_is_small and term < Fraction(1, 1 << 200):
+                return total, total + term
+        raise AssertionError
+
+    def exponential():
+        n, term = 0, Fraction(1)
+        while True:
+            yield n > 2 * variance, term
+            n += 1
+            term *= variance / n
+
+    def bessel(k):
+        half = variance / 2
+        m, term = 0, half**k / math.factorial(k)
+        while True:
+            yield m > 2 * variance, term
+            m += 1
+            term *= half * half / (m * (m + k))
+
+    low, high = series(exponential())
+    found = [series(bessel(k)) for k in range(count)]
+    return [(least / high, most / low) for least, most in found]
+
+
+@pytest.mark.parametrize("variance", _VARIANCES[:3])
+def test_a_table_has_the_digits_of_exact_probabilities(variance):
+    table = thresholds(variance)
+    low = high = Fraction(0)
+    for m, (least, most) in enumerate(_probabilities(variance, len(table))):
+        low, high = low + (1 if m == 0 else 2) * least, high + (1 if m == 0 else 2) * most
+        assert math.floor(low * _UNIT) == math.floor(min(high, 1 - Fraction(1, 1 << 90)) * _UNIT)
+        assert int(table[m]) == math.floor(low * _UNIT)
+    assert 1 - low < Fraction(1, 1 << 64)
+
+
+@pytest.mark.parametrize("size", [0, 2, 7])
+def test_further_words_decide_where_the_first_one_does_not(size):
+    """The words around the 127th digit of P(|X| <= m): one more, and the number is larger."""
+    variance = Fraction(6)
+    bounds = _probabilities(variance, size + 1)
+    low = bounds[0][0] + 2 * sum(least for least, _ in bounds[1:])
+    digits = math.floor(low * (_UNIT << 64))
+    first, second = divmod(digits, 1 << 64)
+    assert first == int(thresholds(variance)[size])
+    for further, expected in ((second - 1, size), (second + 1, size + 1)):
+        words = iter([first << 1, further])
+        found = drawn(variance, 1, lambda count, words=words: _words([next(words)]))
+        assert list(found) == [expected]
+    # The last bit of the first word is the sign.
+    words = iter([(first << 1) + 1, second - 1])
+    assert list(drawn(variance, 1, lambda count: _words([next(words)]))) == [-size]
+    # Where the second one does not decide either, a third one does.
+    words = iter([first << 1, second, 0])
+    assert list(drawn(variance, 1, lambda count: _words([next(words)]))) == [size]
+
+
+@pytest.mark.parametrize("variance", _VARIANCES)
+def test_draws_fit_the_distribution(variance):
+    size = 200_000
+    found = drawn(variance, size, _seeded(5))
+    expected = stats.skellam(float(variance) / 2, float(variance) / 2)
+    most = int(expected.isf(1e-3))
+    values = np.arange(-most, most + 1)
+    counts = [*(np.sum(found == value) for value in values), np.sum(np.abs(found) > most)]
+    shares = np.array([*expected.pmf(values), 2 * expected.sf(most)])
+    assert stats.chisquare(counts, size * shares / shares.sum()).pvalue > 0.01
+    assert abs(found.mean()) < 4 * math.sqrt(variance / size)
+    # Of the sign, which a bit of its own decides.
+    assert stats.binomtest(int(np.sum(found > 0)), int(np.sum(found != 0))).pvalue > 0.01
+    kurtosis = 3 + 1 / float(variance)
+    deviation = math.sqrt((kurtosis - 1) / size) * float(variance)
+    assert abs(found.var() - float(variance)) < 4 * deviation
+    # A fit that half the variance does not pass.
+    other = stats.skellam(float(variance) / 4, float(variance) / 4).pmf(values)
+    shares = np.array([*other, 1 - other.sum()])
+    assert stats.chisquare(counts, size * shares / shares.sum()).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("variance", [Fraction(84_000_000), Fraction(1, 7) + 10**10])
+def test_wide_noise_is_a_sum(variance):
+    found = drawn(variance, 20_000, _seeded(6)) / math.sqrt(variance)
+    assert stats.kstest(found, "norm").pvalue > 0.01
+    assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.03
+    with pytest.raises(PlanError, match="expected a variance from 0 to"):
+        skellam(Fraction(10) ** 12, 1)
+
+
+def test_noise_is_new_each_time():
+    assert not np.any(fresh_words()(4) == fresh_words()(4))
+    assert np.mean(skellam(Fraction(10**6), 1000) == skellam(Fraction(10**6), 1000)) < 0.05
+    assert not skellam(Fraction(0), 5).any()
+
+
+_MODULUS, _VARIANCE = 1 << 24, 40_000.0
+_GROUP = NoisedGroup("update", ("a", "b"), _MODULUS, 10_000, _VARIANCE, 4003)
+_NOISE = NodeNoise((_GROUP,), {"n": 1}, 3, Fraction(1), 1e-5, (1.4, 2.0, 2.5))
+_TENSORS = (
+    SummedTensor("a", (2, 2000), _MODULUS, _MODULUS),
+    SummedTensor("b", (3,), _MODULUS, _MODULUS),
+    SummedTensor("n", (), 16, 16),
+)
+
+
+def _client(number: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(number)
+    a = generator.integers(-1, 2, (2, 2000))
+    return {"a": a % _MODULUS, "b": np.array([-30, 20, number]) % _MODULUS, "n": np.array(1)}
+
+
+def _centred(total: np.ndarray) -> np.ndarray:
+    return (total.astype(np.int64) + _MODULUS // 2) % _MODULUS - _MODULUS // 2
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return Fleet(tmp_path, size=5, tensors=_TENSORS, min_clients=3)
+
+
+def _opened(fleet, values, without=frozenset()):
+    """Opens a secure sum of these values; some clients vanish after they have sent shares."""
+    fleet.values = values
+    server = fleet.begin()
+    while server.stage:
+        gone = without if server.stage >= Type.MASKED else frozenset()
+        fleet.stage(server, set(gone))
+    return server.result()
+
+
+def test_an_opened_sum_less_the_noise_is_the_plain_sum(fleet):
+    drawn_noise = []
+
+    def remembered(variance, size):
+        drawn_noise.append(skellam(variance, size))
+        return drawn_noise[-1]
+
+    clients = [_client(n) for n in range(5)]
+    values = [_NOISE.add_noise(client, remembered) for client in clients]
+    total = _opened(fleet, values)
+    plain = _opened(fleet, [_NOISE.add_noise(client, _nothing) for client in clients])
+    for k, name in enumerate(("a", "b")):
+        noise = sum(drawn_noise[k::2]).reshape(total[name].shape)
+        expected = sum(_centred(client[name]) for client in clients)
+        np.testing.assert_array_equal(_centred(total[name]) - noise, expected)
+        np.testing.assert_array_equal(_centred(plain[name]), expected)
+        assert np.mean(noise == 0) < 0.5
+    assert total["n"] == 5
+
+
+def test_the_noise_of_an_opened_sum_fits(fleet):
+    """With a client that vanished, whose noise is not in it: as of four clients, not of five."""
+    clients, words = [_client(n) for n in range(5)], _seeded(8)
+
+    def draw(variance, size):
+        return drawn(variance, size, words)
+
+    total = _opened(fleet, [_NOISE.add_noise(client, draw) for client in clients], without={2})
+    noise = _centred(total["a"]) - sum(_centred(clients[n]["a"]) for n in (0, 1, 3, 4))
+    of = [stats.norm(0, math.sqrt(count * _VARIANCE)) for count in (4, 3, 5)]
+    fits = [stats.kstest(noise.ravel(), one.cdf).pvalue for one in of]
+    assert fits[0] > 1e-3 and max(fits[1:]) < 1e-3 and total["n"] == 4
+
+
+def test_too_few_clients_open_nothing(fleet):
+    clients = [_NOISE.add_noise(_client(n)) for n in range(5)]
+    with pytest.raises(SumError, match="expected MASKED of at least 4 clients, found 3"):
+        _opened(fleet, clients, without={1, 2})
+
+
+def test_epsilon_is_of_the_fewest_clients():
+    """2 rho of zero-concentrated privacy is the squared inverse of the multiplier."""
+    assert _NOISE.noise_multiplier == pytest.approx(math.sqrt(3 * _VARIANCE / 10_000))
+    two = dataclasses.replace(_NOISE, groups=(_GROUP, _GROUP))
+    assert two.noise_multiplier == pytest.approx(_NOISE.noise_multiplier / math.sqrt(2))
+
+
+@pytest.mark.parametrize("large", [{"a": 101}, {"b": 101}, {"b": _MODULUS // 2}])
+def test_a_client_that_changes_more_than_the_noise_is_for_sends_nothing(large):
+    client = _client(0)
+    client = {name: np.zeros_like(value) for name, value in client.items()} | {"n": np.array(1)}
+    for name, value in large.items():
+        client[name].flat[0] = value - 1 if value < 1000 else value
+        if value < 1000:
+            _ = _NOISE.add_noise(client)
+            client[name].flat[0] = -value % _MODULUS
+    with pytest.raises(PlanError, match="squares add up to at most 10000"):
+        _NOISE.add_noise(client)
+
+
+def test_long_vectors_count_together():
+    client = _client(0)
+    client["a"] = np.full((2, 2000), 1)
+    client["b"] = np.array([0, 0, 77])
+    assert 4000 + 77**2 <= 10_000 < 4000 + 78**2
+    _NOISE.add_noise(client)
+    client["b"][2] = 78
+    with pytest.raises(PlanError, match="squares"):
+        _NOISE.add_noise(client)
+
+
+def test_what_has_no_noise_is_alike_of_every_client():
+    with pytest.raises(PlanError, match="n: expected 1 of every client"):
+        _NOISE.add_noise({**_client(0), "n": np.array(2)})
+
+
+def test_a_coin_decides_who_takes_part():
+    noise = dataclasses.replace(_NOISE, takes_part=Fraction(1, 3))
+    sent = [noise.add_noise(_client(0), _nothing) for _ in range(300)]
+    shares = [bool(values["a"].any()) for values in sent]
+    assert stats.binomtest(sum(shares), 300, 1 / 3).pvalue > 1e-4
+    assert all(values["b"].any() == share for values, share in zip(sent, shares))
+    assert all(values["n"] == 1 for values in sent)
+
+
+def test_a_plan_has_to_be_the_one_that_the_noise_is_for():
+    _NOISE.check_plan(_TENSORS, 3)
+    with pytest.raises(PlanError, match="min_clients: expected at least 3"):
+        _NOISE.check_plan(_TENSORS, 2)
+    with pytest.raises(PlanError, match="expected the plan's tensors"):
+        _NOISE.check_plan(_TENSORS[1:], 3)
+    wider = (dataclasses.replace(_TENSORS[0], modulus=2 * _MODULUS), *_TENSORS[1:])
+    for size in (4002, 1):
+        other = dataclasses.replace(_NOISE, groups=(dataclasses.replace(_GROUP, values=size),))
+        with pytest.raises(PlanError, match=f"values: expected 4003 as in the plan, found {size}"):
+            other.check_plan(_TENSORS, 3)
+    with pytest.raises(PlanError, match="expected the plan's modulus"):
+        _NOISE.check_plan(wider, 3)
+
+
+@pytest.mark.parametrize(
+    ("demands", "expected"),
+    [
+        ({"least_noise_multiplier": 4.0}, "expected noise of at least 4 times"),
+        ({"least_noise_multiplier": 1.0, "most_sums": 2}, "most_sums: expected at most 2"),
+        (
+            {"least_noise_multiplier": 1.0, "most_epsilon": 2.0, "most_delta": 1e-5},
+            "most_epsilon: expected at most 2 at delta 1e-05, after 3 sums",
+        ),
+        ({"least_noise_multiplier": 1.0, "most_epsilon": 2.0}, "both of most_epsilon and most_d"),
+        (
+            {"least_noise_multiplier": 1.0, "most_epsilon": 2.0, "most_delta": 1.5},
+            "most_delta: expected a number between 0 and 1",
+        ),
+        ({"most_sums": 2}, "expected a least_noise_multiplier"),
+    ],
+)
+def test_a_node_refuses_less_than_its_operator_demands(demands, expected, tmp_path):
+    with pytest.raises(PlanError, match=expected):
+        demanded = PrivacyRequirements(**demands)
+        demanded.check("node.toml: privacy")
+        demanded.check_noise(_NOISE)
+        for session in (b"1", b"2", b"2", b"3"):
+            NodeAccount(tmp_path / "sums.jsonl", _NOISE, demanded).charge(session)
+    if (tmp_path / "sums.jsonl").exists():
+        assert NodeAccount(tmp_path / "sums.jsonl", _NOISE, PrivacyRequirements()).sums == 2
+    with pytest.raises(PlanError, match="found one without"):
+        PrivacyRequirements(least_noise_multiplier=1.0).check_noise(None)
+
+
+def test_an_account_goes_on_after_a_restart_and_stops(tmp_path):
+    path, ids = tmp_path / "account.jsonl", [bytes([n]) * 32 for n in range(5)]
+    OpenedSums(path, _NOISE, 2.0).open(b"first", ids[:3])
+    account = OpenedSums(path, _NOISE, 2.0)
+    assert (account.opened, account.epsilon) == (1, _NOISE.epsilon(1))
+    # A round that is tried again with the same session has opened one sum.
+    account.open(b"first", ids[:3])
+    account.open(b"second", ids[1:4])
+    assert (account.opened, account.epsilon) == (2, _NOISE.epsilon(2))
+    # A process that ended while it wrote has opened nothing.
+    with open(path, "ab") as file:
+        file.write(b'{"session": "ab')
+    account = OpenedSums(path, _NOISE, 2.0)
+    assert account.opened == 2
+    with pytest.raises(PlanError, match=r"3 sums with one client it would be 2[.]1657") as caught:
+        account.open(b"third", ids[:3])
+    assert "\n" not in str(caught.value)
+    # Others have been in fewer.
+    account.open(b"third", [ids[0], ids[3], ids[4]])
+    assert [*OpenedSums(path, _NOISE).spent(ids)] == [2, 2, 2, 2, 1]
+    with pytest.raises(PlanError, match="noise of at least 3 clients"):
+        account.open(b"fourth", ids[3:])
+    for session in (b"fifth", b"sixth"):
+        with pytest.raises(PlanError, match="as far as the manifest's account goes"):
+            OpenedSums(path, _NOISE).open(session, ids[:3])
+            OpenedSums(path, _NOISE).open(session + b"!", ids[:3])
+
+
+def test_a_manifest_is_read_or_refused_in_one_line():
+    group = {**dataclasses.asdict(_GROUP), "tensors": ["a", "b"]}
+    entry = {
+        "mechanism": "distributed",
+        "groups": [group],
+        "without_noise": {"n": 1},
+        "fewest_clients": 3,
+        "takes_part": [2, 2],
+        "delta": 1e-5,
+        "epsilon_after": [1.4, 2.0, 2.5],
+    }
+
+    def read(entry):
+        manifest = {"privacy": {"differential_privacy": entry}}
+        return noise_of_manifest(json.dumps(manifest).encode())
+
+    assert read(entry) == _NOISE
+    assert read({"mechanism": "central"}) is None
+    assert noise_of_manifest(b"{}") is None
+    for wrong in (
+        {"groups": []},
+        {"groups": [{**group, "modulus": 12}]},
+        {"groups": [{**group, "variance": -1.0}]},
+        {"groups": [{**group, "variance": "x"}]},
+        {"takes_part": [3, 2]},
+        {"takes_part": [1, 0]},
+        {"epsilon_after": [2.0, 1.0]},
+        {"epsilon_after": [0.001, 0.002, 0.003]},
+        {"groups": [{**group, "values": -1}]},
+        {"without_noise": None},
+    ):
+        with pytest.raises(PlanError, match="differential_privacy") as caught:
+            read({**entry, **wrong})
+        assert "\n" not in str(caught.value)
+
+
+def _nothing(variance, size) -> np.ndarray:
+    return np.zeros(size, np.int64)
+
+
+def _seeded(seed: int):
+    generator = np.random.default_rng(seed)
+    return lambda count: generator.integers(0, 1 << 64, count, np.uint64)
+
+
+def _words(values) -> np.ndarray:
+    return np.array(values, np.uint64)

@@ -1,0 +1,123 @@
+"""A fleet in one process: a server and clients, each with a folder of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.secure_aggregation import messages, primitives
+from fleet.secure_aggregation.client import Client
+from fleet.secure_aggregation.server import Server
+from fleet.secure_aggregation.sessions import SessionFolder
+from fleet.secure_aggregation.sum_plan import Identities, SummedTensor, SumPlan
+
+TENSORS = (
+    SummedTensor("sum:0", (3, 7), 1 << 12, 1 << 17),
+    SummedTensor("odd:0", (11,), 500, 997),
+    SummedTensor("none:0", (0,), 5, 7),
+    SummedTensor("scalar:0", (), 1 << 62, 1 << 62),
+)
+
+
+@dataclasses.dataclass
+class Fleet:
+    """Clients are named by their number, in the order of their identities."""
+
+    folder: Path
+    size: int = 5
+    tensors: tuple[SummedTensor, ...] = TENSORS
+    checks_survivors: bool = True
+    min_clients: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        secrets = [primitives.digest("identity", bytes([n])) for n in range(self.size)]
+        self.secrets = {primitives.identity_public(secret): secret for secret in secrets}
+        self.ids = sorted(self.secrets)
+        self.identities = Identities({key: f"node{n}" for n, key in enumerate(self.ids)})
+        self.plan = SumPlan(
+            bytes(32), self.tensors, self.size, self.min_clients, self.checks_survivors
+        )
+        generator = np.random.default_rng(self.seed)
+        self.values = [
+            {
+                tensor.name: generator.integers(0, tensor.bound, tensor.shape, np.uint64)
+                for tensor in self.tensors
+            }
+            for _ in range(self.size)
+        ]
+
+    def client(self, number: int, plan: SumPlan | None = None) -> Client:
+        """A client as after a restart: all that it knows is in its folder."""
+        folder = SessionFolder(self.folder / f"client{number}")
+        secret = self.secrets[self.ids[number]]
+        return Client(plan or self.plan, secret, self.identities, folder)
+
+    def answer(self, number: int, message: bytes) -> bytes:
+        return self.client(number).answer(message, lambda: self.values[number])
+
+    def begin(self, session: bytes | None = None) -> Server:
+        folder = SessionFolder(self.folder / "server")
+        return Server.begin(self.plan, self.identities, folder, self.ids, session)
+
+    def resumed(self, server: Server) -> Server:
+        folder = SessionFolder(self.folder / "server")
+        return Server(self.plan, self.identities, folder, server.session)
+
+    def stage(self, server: Server, without: Collection[int] = ()) -> dict[int, bytes]:
+        """Plays the stage that a server is at to its end; returns the answers."""
+        answers = {}
+        for identity, request in server.requests().items():
+            number = self.ids.index(identity)
+            if number not in without:
+                answers[number] = self.answer(number, request)
+                server.receive(answers[number])
+        server.close()
+        return answers
+
+    def play(self, server: Server, until: messages.Type | None = None) -> None:
+        """Plays all stages before one, or all."""
+        while server.stage != until:
+            self.stage(server)
+
+    def request(self, server: Server, number: int) -> bytes:
+        return server.requests()[self.ids[number]]
+
+    def forged(self, number: int, kind: messages.Type, session: bytes, body: bytes) -> bytes:
+        """A message that a client signs, whatever is in it."""
+        identity = self.ids[number]
+        return messages.signed(kind, session, self.secrets[identity], identity, body)
+
+    def expected(self, numbers: Iterable[int]) -> dict[str, np.ndarray]:
+        """The sums in the clear, in Python's own integers."""
+        return {
+            tensor.name: np.array(
+                [
+                    sum(int(self.values[n][tensor.name].flat[i]) for n in numbers) % tensor.modulus
+                    for i in range(tensor.size)
+                ],
+                np.uint64,
+            ).reshape(tensor.shape)
+            for tensor in self.tensors
+        }
+
+    def check(self, server: Server, numbers: Iterable[int] | None = None) -> None:
+        """Compares what the server opened with the sum of the survivors, bit for bit."""
+        survivors = [self.ids.index(identity) for identity in server.survivors]
+        assert numbers is None or survivors == sorted(numbers)
+        result = server.result()
+        expected = self.expected(survivors)
+        assert list(result) == list(expected)
+        for name, value in expected.items():
+            assert result[name].dtype == np.uint64
+            np.testing.assert_array_equal(result[name], value)
+
+
+def seeded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Makes keys and shares the same each time, for statistics that are to come out alike."""
+    generator = np.random.default_rng(seed)
+    monkeypatch.setattr(primitives, "random_bytes", generator.bytes)

@@ -1,0 +1,628 @@
+"""Parties that do not keep to the protocol: each is refused in one line, and named if it is known.
+
+A lying party is made of an honest one: its messages are forged with its own keys, or one function
+is replaced while it answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from fleet.secure_aggregation import messages, primitives, shamir
+from fleet.secure_aggregation import roster as rosters
+from fleet.secure_aggregation.errors import SumError
+from fleet.secure_aggregation.messages import Commitments, Type
+from fleet.secure_aggregation.sessions import SessionFolder
+from fleet.secure_aggregation.sum_plan import SummedTensor
+from tests.fleet.secure_aggregation.parties import Fleet
+
+
+@pytest.fixture
+def fleet(tmp_path) -> Fleet:
+    return Fleet(tmp_path, 5)
+
+
+@pytest.fixture
+def trusting(tmp_path) -> Fleet:
+    """Without the check of the survivors."""
+    return Fleet(tmp_path, 5, checks_survivors=False)
+
+
+def refused(answer, pattern: str, culprit: bytes | None = None) -> None:
+    with pytest.raises(SumError, match=pattern) as error:
+        answer()
+    assert "\n" not in str(error.value)
+    if culprit is not None:
+        assert error.value.client == culprit
+
+
+def keys_of(fleet: Fleet, server) -> list[messages.Keys]:
+    """What the roster is made of, as every client is sent it."""
+    roster = fleet.request(server, 0)
+    return [*messages.read_roster(roster, server.session, fleet.plan, fleet.identities, "")]
+
+
+def kept(fleet: Fleet, server, number: int) -> dict:
+    """What a client has in its folder."""
+    return SessionFolder(fleet.folder / f"client{number}").read(server.session)[0]
+
+
+# --- servers that ask for more than a sum
+
+
+def test_both_secrets_of_a_client_are_never_opened(trusting):
+    """Asked for its seed first and its key then, after a restart, too."""
+    server = trusting.begin()
+    trusting.play(server, until=Type.OPENING)
+    answers = trusting.stage(server)
+    for number in range(5):
+        others = [identity for n, identity in enumerate(trusting.ids) if n != (number + 1) % 5]
+        message = messages.survivors_message(server.session, others)
+        refused(lambda m=message, n=number: trusting.answer(n, m), "this session is at OPENING")
+        # What was opened once comes again.
+        message = messages.survivors_message(server.session, trusting.ids)
+        assert trusting.answer(number, message) == answers[number]
+    # In one message there is no room for both: who is not in the list is gone.
+    message = messages.survivors_message(b"\1" * 32, [*trusting.ids[:4], trusting.ids[3]])
+    refused(lambda: messages.read_survivors(message, trusting.plan, "list"), "every client once")
+
+
+def test_of_each_client_the_opened_share_is_of_one_secret(fleet):
+    server = fleet.begin()
+    fleet.stage(server)
+    fleet.stage(server)
+    fleet.stage(server, without={2})
+    shares = [kept(fleet, server, n)["shares"] for n in range(5)]
+    fleet.stage(server)
+    for number, answer in fleet.stage(server).items():
+        opened = messages.read_opening(answer, 5, "opening")
+        for dealer, share in enumerate(opened):
+            of_key, of_seed = shares[number][dealer][:33], shares[number][dealer][33:]
+            assert share == (of_key if dealer == 2 else of_seed)
+    fleet.check(server, {0, 1, 3, 4})
+
+
+def test_different_survivors_for_different_clients_open_nothing(fleet):
+    server = fleet.begin()
+    fleet.play(server, until=Type.VOTE)
+    one, other = fleet.ids, fleet.ids[:4]
+    votes = [
+        fleet.answer(n, messages.survivors_message(server.session, one if n % 2 else other))
+        for n in range(4)
+    ]
+    # Nobody signs twice.
+    message = messages.survivors_message(server.session, other)
+    refused(lambda: fleet.answer(1, message), "this session is at VOTE")
+    mixed = messages.votes_message(server.session, votes)
+    refused(
+        lambda: fleet.answer(0, mixed), "node1 signed others: the server has shown clients diff"
+    )
+    alike = messages.votes_message(server.session, votes[::2])
+    refused(lambda: fleet.answer(0, alike), "expected 4 signatures at least, found 2")
+    refused(
+        lambda: server.receive(votes[0]), "expected the survivors that it was sent", fleet.ids[0]
+    )
+
+
+def test_different_rosters_are_found_out(fleet):
+    """Two clients, each with a roster of four: nothing that one deals opens for the other."""
+    server = fleet.begin()
+    fleet.stage(server)
+    keys = keys_of(fleet, server)
+    rosters = {0: keys[:4], 1: [*keys[:3], keys[4]], 2: keys[:4], 3: keys[:4], 4: keys}
+    answers = {
+        n: fleet.answer(n, messages.roster_message(server.session, roster))
+        for n, roster in rosters.items()
+    }
+    dealt = {n: messages.read_shares(answers[n], len(rosters[n]), "shares") for n in (0, 1, 2, 3)}
+    parcels = []
+    for dealer in (1, 2, 3):
+        position = [k.sender for k in rosters[dealer]].index(fleet.ids[0])
+        others = [k.sender for k in rosters[dealer] if k.sender != fleet.ids[dealer]]
+        sealed = dealt[dealer].sealed[others.index(fleet.ids[0])]
+        parcels.append((dealt[dealer].commitments[position], sealed))
+    message = messages.delivery_message(server.session, fleet.ids[:4], parcels)
+    refused(
+        lambda: fleet.answer(0, message),
+        "client node1: expected shares for this client and this roster, found others",
+        fleet.ids[1],
+    )
+
+
+def test_votes_are_of_one_roster_too(fleet):
+    server = fleet.begin()
+    fleet.play(server, until=Type.VOTE)
+    votes = {n: fleet.answer(n, fleet.request(server, n)) for n in range(5)}
+    other = rosters.survivors_digest(primitives.digest("other"), fleet.ids)
+    votes[3] = fleet.forged(3, Type.VOTE, server.session, other)
+    message = messages.votes_message(server.session, [votes[n] for n in range(5)])
+    refused(lambda: fleet.answer(0, message), "client node3 signed others")
+    for chosen, pattern in (
+        ([votes[0]] * 5, "every client once"),
+        ([votes[1], votes[0]], "every client once"),
+        ([votes[n] for n in (0, 1, 2)], "expected 4 signatures at least"),
+        ([votes[0][:-1] + bytes([votes[0][-1] ^ 1])], "expected the signature of client node0"),
+    ):
+        message = messages.votes_message(server.session, chosen)
+        refused(lambda m=message: fleet.answer(0, m), pattern)
+
+
+def test_votes_of_others_than_survivors_do_not_count(fleet):
+    server = fleet.begin()
+    fleet.play(server, until=Type.MASKED)
+    fleet.stage(server, without={4})
+    votes = [fleet.answer(n, fleet.request(server, n)) for n in range(4)]
+    signed = votes[0][len(messages.header(Type.VOTE, server.session)) + 32 : -64]
+    votes[3] = fleet.forged(4, Type.VOTE, server.session, signed)
+    message = messages.votes_message(server.session, votes)
+    refused(lambda: fleet.answer(0, message), "signatures of survivors, found one of client node4")
+
+
+def test_the_modulus_and_the_bounds_are_the_clients_own(fleet):
+    tensors = (dataclasses.replace(fleet.tensors[0], modulus=1 << 13), *fleet.tensors[1:])
+    looser = dataclasses.replace(fleet.tensors[0], bound=1 << 17)
+    for other in (
+        dataclasses.replace(fleet.plan, tensors=tensors),
+        dataclasses.replace(fleet.plan, tensors=(looser, *fleet.tensors[1:])),
+        dataclasses.replace(fleet.plan, checks_survivors=False),
+        dataclasses.replace(fleet.plan, max_clients=6),
+        dataclasses.replace(fleet.plan, min_clients=4),
+        dataclasses.replace(fleet.plan, plan=b"\1" * 32),
+    ):
+        message = messages.begin_message(b"\1" * 32, other.digest())
+        refused(lambda m=message: fleet.answer(0, m), "plan, limits or moduli differ")
+    # A server that hides its own: clients' answers are as their plan has it, and not as it wants.
+    server = fleet.begin()
+    fleet.stage(server)
+    fleet.stage(server)
+    answer = fleet.answer(0, fleet.request(server, 0))
+    assert len(answer) == 7 + 2 + 32 + 32 - 1 + fleet.plan.packed_bytes + 64
+
+
+def test_a_session_is_played_once(fleet):
+    server = fleet.begin()
+    requests = []
+    while server.stage:
+        requests.append(fleet.request(server, 0))
+        fleet.stage(server)
+    for message in requests[:-1]:
+        refused(lambda m=message: fleet.answer(0, m), "session .*: expected")
+    refused(lambda: fleet.begin(server.session), "expected a new one, found it begun")
+    again = messages.begin_message(server.session, fleet.plan.digest())
+    refused(lambda: fleet.answer(0, again), "expected a new session, found BEGIN of one that began")
+    # Nor from its middle, in a session of which this client knows nothing.
+    for message in requests[1:]:
+        strange = message.replace(server.session, b"\2" * 32)
+        refused(lambda m=strange: fleet.answer(0, m), "expected a session that began, found")
+
+
+def test_stages_are_not_left_out(fleet):
+    server = fleet.begin()
+    fleet.stage(server)
+    for message in (
+        messages.delivery_message(server.session, fleet.ids, []),
+        messages.survivors_message(server.session, fleet.ids),
+        messages.votes_message(server.session, []),
+        fleet.forged(0, Type.VOTE, server.session, bytes(32)),
+    ):
+        refused(lambda m=message: fleet.answer(0, m), "session .*: expected")
+
+
+def test_votes_cannot_be_done_without(fleet, trusting):
+    """A client whose plan has the check opens nothing for a list alone."""
+    server = fleet.begin()
+    fleet.play(server, until=Type.VOTE)
+    answer = fleet.answer(0, fleet.request(server, 0))
+    assert messages.read_header(answer, fleet.plan, "")[0] == Type.VOTE
+    # And one whose plan lacks it knows no such message.
+    server = dataclasses.replace(trusting, folder=trusting.folder / "trusting").begin()
+    refused(lambda: trusting.answer(0, messages.votes_message(server.session, [])), "found VOTES")
+
+
+@pytest.mark.parametrize(
+    ("change", "pattern"),
+    [
+        (lambda keys: keys[1:], "expected its own keys in the roster"),
+        (lambda keys: keys[:2], "expected at least 3 clients, found 2"),
+        (lambda keys: [keys[0], *keys[:4]], "every client once"),
+        (lambda keys: keys[::-1], "every client once"),
+    ],
+)
+def test_rosters_that_cannot_be_are_refused(fleet, change, pattern):
+    server = fleet.begin()
+    fleet.stage(server)
+    message = messages.roster_message(server.session, change(keys_of(fleet, server)))
+    refused(lambda: fleet.answer(0, message), pattern)
+    fleet.play(server)
+    fleet.check(server, range(5))
+
+
+def test_a_server_cannot_play_clients(fleet):
+    """Who is not in the list of identities, or does not sign, is in no roster."""
+    server = fleet.begin()
+    fleet.stage(server)
+    keys = keys_of(fleet, server)
+    body = messages.keys_body(fleet.plan.digest(), keys[0].masking, keys[0].sealing)
+
+    def with_last(message):
+        members = [*(k.message for k in keys[:4]), message]
+        members.sort(key=lambda m: m[messages.SENDER])
+        entries = [messages.read_keys(m, "") for m in members]
+        return messages.roster_message(server.session, entries)
+
+    secret = b"\7" * 32
+    stranger = primitives.identity_public(secret)
+    foreign = messages.signed(Type.KEYS, server.session, secret, stranger, body)
+    refused(lambda: fleet.answer(0, with_last(foreign)), "expected a client of the list of identit")
+    unsigned = messages.signed(Type.KEYS, server.session, secret, fleet.ids[4], body)
+    refused(lambda: fleet.answer(0, with_last(unsigned)), "expected the signature of client node4")
+    old = fleet.forged(4, Type.KEYS, b"\1" * 32, body)
+    refused(lambda: fleet.answer(0, with_last(old)), "expected KEYS of session")
+    copied = fleet.forged(4, Type.KEYS, server.session, body)
+    refused(lambda: fleet.answer(0, with_last(copied)), "node4 has others'", fleet.ids[4])
+    mine = messages.keys_body(fleet.plan.digest(), bytes([9]) * 32, bytes([8]) * 32)
+    replaced = [messages.read_keys(fleet.forged(0, Type.KEYS, server.session, mine), ""), *keys[1:]]
+    message = messages.roster_message(server.session, replaced)
+    refused(lambda: fleet.answer(0, message), "expected its own keys in the roster, found none")
+    other = fleet.forged(
+        4, Type.KEYS, server.session, messages.keys_body(bytes(32), b"\1" * 32, b"\2" * 32)
+    )
+    refused(
+        lambda: fleet.answer(0, with_last(other)), "plan, limits or moduli differ", fleet.ids[4]
+    )
+
+
+# The points of small order that a key must not be, as in RFC 7748, section 6.1.
+WEAK = [
+    bytes(32),
+    b"\1" + bytes(31),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+]
+
+
+LIAR = b"\x11" * 32
+
+
+@pytest.mark.parametrize("weak", WEAK)
+@pytest.mark.parametrize("which", [0, 1])
+def test_keys_that_agree_on_zero_are_refused(fleet, weak, which):
+    server = fleet.begin()
+    public = [primitives.exchange_public(LIAR), primitives.exchange_public(b"\x12" * 32)]
+    public[which] = weak
+    body = messages.keys_body(fleet.plan.digest(), *public)
+    message = fleet.forged(4, Type.KEYS, server.session, body)
+    refused(lambda: server.receive(message), "client node4: expected a key of X25519", fleet.ids[4])
+    # By a server that lets it pass, no shares are sealed, and no mask is made.
+    answers = [fleet.answer(number, fleet.request(server, number)) for number in range(4)]
+    roster = [messages.read_keys(answer, "") for answer in (*answers, message)]
+    request = messages.roster_message(server.session, roster)
+    if which == 0:
+        refused(lambda: fleet.answer(0, request), "found a weak one", fleet.ids[4])
+        return
+    # The liar deals shares all the same.
+    answers = {n: fleet.answer(n, request) for n in range(4)}
+    digest = rosters.Roster(server.session, roster).digest
+    shares = bytes(66)
+    bound = rosters.share_commitments(digest, fleet.ids[4], fleet.ids[0], shares)
+    agreed = primitives.agree(LIAR, roster[0].sealing)
+    key = primitives.derive_key(agreed, digest, b"shares" + fleet.ids[4] + fleet.ids[0])
+    parcels = []
+    for dealer in range(1, 4):
+        dealt = messages.read_shares(answers[dealer], 5, "")
+        parcels.append((dealt.commitments[0], dealt.sealed[0]))
+    parcels.append((bound, primitives.seal(key, shares, bound.key + bound.seed)))
+    message = messages.delivery_message(server.session, fleet.ids, parcels)
+    refused(lambda: fleet.answer(0, message), "found a weak one", fleet.ids[4])
+
+
+def test_survivors_and_sharers_that_cannot_be_are_refused(fleet):
+    server = fleet.begin()
+    fleet.play(server, until=Type.MASKED)
+    delivery = messages.read_delivery(fleet.request(server, 0), fleet.plan, "")
+
+    def delivered(sharers, parcels=delivery.parcels):
+        return lambda: fleet.answer(0, messages.delivery_message(server.session, sharers, parcels))
+
+    refused(delivered(fleet.ids[:3], delivery.parcels[:2]), "expected at least 4 of 5 clients")
+    refused(delivered(fleet.ids[1:]), "expected this client in the list of those who sent shares")
+    refused(delivered([*fleet.ids[:4], b"\xff" * 32]), "found of the unknown key ffffffff")
+    refused(delivered(fleet.ids, delivery.parcels[:3]), "found 5 clients and 4 shares")
+    swapped = (delivery.parcels[1], delivery.parcels[0], *delivery.parcels[2:])
+    refused(delivered(fleet.ids, swapped), "node1: expected shares for this client", fleet.ids[1])
+    changed = (Commitments(bytes(32), delivery.parcels[0][0].seed), delivery.parcels[0][1])
+    refused(
+        delivered(fleet.ids, (changed, *delivery.parcels[1:])), "it, or the server, does not keep"
+    )
+    fleet.stage(server)
+    for survivors, pattern in (
+        (fleet.ids[:3], "expected at least 4 of 5 clients"),
+        (fleet.ids[1:], "expected this client"),
+        ([*fleet.ids[:4], b"\xff" * 32], "expected clients of the list before"),
+        ([fleet.ids[1], fleet.ids[0], *fleet.ids[2:]], "ascending"),
+        ([*fleet.ids[:4], fleet.ids[3]], "every client once"),
+    ):
+        message = messages.survivors_message(server.session, survivors)
+        refused(lambda m=message: fleet.answer(0, m), pattern)
+    fleet.play(server)
+    fleet.check(server, range(5))
+
+
+# --- clients that lie
+
+
+def test_a_wrong_share_is_refused_and_the_others_are_enough(fleet):
+    server = fleet.begin()
+    fleet.play(server, until=Type.MASKED)
+    fleet.stage(server, without={4})
+    fleet.stage(server)
+    honest = {n: fleet.answer(n, fleet.request(server, n)) for n in range(4)}
+    opened = list(messages.read_opening(honest[1], 5, ""))
+    for dealer, name in ((0, "node0"), (4, "node4")):
+        wrong = list(opened)
+        wrong[dealer] = shamir.split(b"x" * 32, 1, [1])[1]
+        message = fleet.forged(1, Type.OPENING, server.session, messages.opening_body(wrong))
+        pattern = f"OPENING of client node1: expected the share that client {name} gave it"
+        refused(lambda m=message: server.receive(m), pattern, fleet.ids[1])
+    beyond = [shamir.PRIME.to_bytes(33, "big"), *opened[1:]]
+    message = fleet.forged(1, Type.OPENING, server.session, messages.opening_body(beyond))
+    refused(lambda: server.receive(message), "found another", fleet.ids[1])
+    message = fleet.forged(1, Type.OPENING, server.session, messages.opening_body(opened[:4]))
+    refused(lambda: server.receive(message), "expected shares of 5 clients, found 4", fleet.ids[1])
+    # The threshold of five is four.
+    for number in (0, 2, 3):
+        server.receive(honest[number])
+    refused(server.close, "found 3 of 4; missing: node1")
+    server.receive(honest[1])
+    server.close()
+    fleet.check(server, range(4))
+
+
+def test_wrong_shares_of_a_third_do_not_keep_the_sum_from_being_right(tmp_path):
+    fleet = Fleet(tmp_path, 7)
+    server = fleet.begin()
+    fleet.play(server, until=Type.OPENING)
+    for number in range(7):
+        answer = fleet.answer(number, fleet.request(server, number))
+        if number in (2, 5):
+            wrong = messages.opening_body([bytes(33)] * 7)
+            message = fleet.forged(number, Type.OPENING, server.session, wrong)
+            refused(lambda m=message: server.receive(m), "gave it", fleet.ids[number])
+        else:
+            server.receive(answer)
+    server.close()
+    fleet.check(server, range(7))
+
+
+def dealing(fleet, server, liar: int, monkeypatch, target, name: str, lie) -> None:
+    """Plays SHARES, with one function replaced while the liar answers."""
+    for number in range(fleet.size):
+        with monkeypatch.context() as patched:
+            if number == liar:
+                patched.setattr(target, name, lie)
+            server.receive(fleet.answer(number, fleet.request(server, number)))
+    server.close()
+
+
+def inconsistent(secret, threshold, points):
+    """Shares of no one polynomial of that degree."""
+    return ORIGINAL_SPLIT(secret, threshold + 1, points)
+
+
+ORIGINAL_SPLIT = shamir.split
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_dealer_of_wrong_seeds_or_keys_is_named_and_no_wrong_sum_comes_out(
+    tmp_path, monkeypatch, checks
+):
+    lies = {
+        "wrong seed": (rosters, "seed_commitment", lambda *a: bytes(32)),
+        "shares of no secret": (shamir, "split", inconsistent),
+        "shares of another secret": (
+            shamir,
+            "split",
+            lambda secret, t, points: ORIGINAL_SPLIT(b"x" * 32, t, points),
+        ),
+    }
+    for label, (target, name, lie) in lies.items():
+        for vanishes in (False, True):
+            if label == "wrong seed" and vanishes:
+                continue
+            folder = tmp_path / f"{label} {vanishes}"
+            fleet = Fleet(folder, 6, checks_survivors=checks)
+            server = fleet.begin()
+            fleet.stage(server)
+            dealing(fleet, server, 3, monkeypatch, target, name, lie)
+            fleet.stage(server, without={3} if vanishes else set())
+            while server.stage != Type.OPENING:
+                fleet.stage(server)
+            for identity, request in server.requests().items():
+                server.receive(fleet.answer(fleet.ids.index(identity), request))
+            what = "key" if vanishes else "seed"
+            pattern = f"client node3: expected shares of the {what} that it is bound to"
+            refused(server.close, pattern, fleet.ids[3])
+            refused(server.result, "expected an opened sum")
+            # Nor after a restart.
+            refused(fleet.resumed(server).result, "expected an opened sum")
+
+
+def test_a_share_that_its_dealer_is_not_bound_to_is_refused_by_who_gets_it(fleet, monkeypatch):
+    server = fleet.begin()
+    fleet.stage(server)
+    honest = rosters.share_commitments
+
+    def lie(roster, dealer, holder, shares):
+        return honest(roster, dealer, holder, shares if holder != fleet.ids[2] else bytes(66))
+
+    dealing(fleet, server, 0, monkeypatch, rosters, "share_commitments", lie)
+    refused(
+        lambda: fleet.answer(2, fleet.request(server, 2)),
+        "client node0: expected the shares that it is bound to, found others",
+        fleet.ids[0],
+    )
+
+
+def test_a_share_beyond_the_field_is_its_dealers_fault(fleet, monkeypatch):
+    """Bound to it or not: else who gets it would be blamed when it opens it."""
+    server = fleet.begin()
+    fleet.stage(server)
+
+    def lie(secret, threshold, points):
+        shares = ORIGINAL_SPLIT(secret, threshold, points)
+        return {**shares, points[2]: shamir.PRIME.to_bytes(33, "big")}
+
+    dealing(fleet, server, 0, monkeypatch, shamir, "split", lie)
+    refused(lambda: fleet.answer(2, fleet.request(server, 2)), "client node0: exp", fleet.ids[0])
+    fleet.stage(server, without={2})
+    fleet.play(server)
+    fleet.check(server, {0, 1, 3, 4})
+
+
+def test_nobody_answers_for_another_or_twice_or_late(fleet):
+    server = fleet.begin()
+    fleet.play(server, until=Type.SHARES)
+    answers = {n: fleet.answer(n, fleet.request(server, n)) for n in range(5)}
+    body = answers[1][len(messages.header(Type.SHARES, server.session)) + 32 : -64]
+    posing = messages.signed(
+        Type.SHARES, server.session, fleet.secrets[fleet.ids[1]], fleet.ids[0], body
+    )
+    refused(lambda: server.receive(posing), "expected the signature of client node0")
+    server.receive(answers[0])
+    second = fleet.forged(0, Type.SHARES, server.session, body)
+    refused(lambda: server.receive(second), "expected one, found a second", fleet.ids[0])
+    for number in (1, 2, 3):
+        server.receive(answers[number])
+    server.close()
+    refused(lambda: server.receive(answers[4]), "expected MASKED of session")
+    late = fleet.forged(4, Type.MASKED, server.session, bytes(fleet.plan.packed_bytes))
+    refused(lambda: server.receive(late), "expected a client that was asked")
+    elsewhere = fleet.forged(1, Type.MASKED, b"\1" * 32, bytes(fleet.plan.packed_bytes))
+    refused(lambda: server.receive(elsewhere), "expected MASKED of session")
+    for number in range(4):
+        server.receive(fleet.answer(number, fleet.request(server, number)))
+    server.close()
+    fleet.play(server)
+    fleet.check(server, range(4))
+    refused(lambda: server.receive(answers[0]), "is opened")
+
+
+def test_masked_values_beyond_the_modulus_or_of_another_length_are_refused(tmp_path):
+    fleet = Fleet(tmp_path, 3, (SummedTensor("odd:0", (8,), 5, 997),))
+    server = fleet.begin()
+    fleet.play(server, until=Type.MASKED)
+    for body, pattern in (
+        (b"\xff" * 10, "expected numbers below their moduli"),
+        (bytes(9), "expected 10 bytes more at 0, found 9"),
+        (bytes(11), "expected 10 bytes, found 11"),
+    ):
+        message = fleet.forged(0, Type.MASKED, server.session, body)
+        refused(lambda m=message: server.receive(m), pattern, fleet.ids[0])
+    fleet.play(server)
+    fleet.check(server, range(3))
+
+
+# --- bytes that are no messages
+
+
+def test_any_bytes_are_one_line_and_cost_no_memory(tmp_path):
+    """Cut, lengthened, changed in a bit or in a count, signed all the same: never a traceback."""
+    fleet = Fleet(tmp_path, 4)
+    server = fleet.begin()
+    generator = random.Random(3)
+    spoilt_ones = 0
+    while server.stage:
+        request = fleet.request(server, 0)
+        answers = {n: fleet.answer(n, m) for n, m in enumerate(server.requests().values()) if n}
+        for message, take in (
+            (request, lambda m: fleet.answer(0, m)),
+            (answers[1], server.receive),
+        ):
+            for spoilt in changes(message, generator, fleet, server):
+                with pytest.raises(SumError) as error:
+                    take(spoilt)
+                assert "\n" not in str(error.value)
+                assert len(str(error.value)) < 400
+                spoilt_ones += 1
+        for answer in answers.values():
+            server.receive(answer)
+        server.receive(fleet.answer(0, request))
+        server.close()
+    fleet.check(server, range(4))
+    assert spoilt_ones > 500
+
+
+def changes(message: bytes, generator: random.Random, fleet: Fleet, server):
+    for size in {0, 1, 5, 6, 7, 8, 39, 40, 41, 72, len(message) - 65, len(message) - 1}:
+        if 0 <= size < len(message):
+            yield message[:size]
+    yield message + b"\0"
+    yield generator.randbytes(len(message)) if hasattr(generator, "randbytes") else b"x"
+    for _ in range(40):
+        at = generator.randrange(len(message))
+        # With other bits there, BEGIN begins another session.
+        if message[7] == Type.BEGIN and 8 <= at < 40:
+            continue
+        yield (
+            message[:at] + bytes([message[at] ^ (1 << generator.randrange(8))]) + message[at + 1 :]
+        )
+    # A client signs whatever it likes.
+    kind = Type(message[7])
+    if kind % 2 == 0:
+        body = message[72:-64]
+        for _ in range(8):
+            at = generator.randrange(len(body))
+            size = generator.choice([0, 1, 2, len(body) // 2, len(body) - 1])
+            yield fleet.forged(1, kind, server.session, body[:size])
+            yield fleet.forged(1, kind, server.session, body + bytes(size + 1))
+            # Of masked values any bits are as good.
+            if kind not in (Type.MASKED, Type.SHARES, Type.KEYS):
+                changed = body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1 :]
+                yield fleet.forged(1, kind, server.session, changed)
+
+
+def test_counts_and_lengths_are_bounded_before_anything_is_made_of_them(fleet):
+    longest = messages.longest_message(fleet.plan)
+    server = fleet.begin()
+    fleet.stage(server)
+    readers = {
+        Type.ROSTER: lambda m: fleet.answer(0, m),
+        Type.DELIVERY: lambda m: messages.read_delivery(m, fleet.plan, ""),
+        Type.SURVIVORS: lambda m: messages.read_survivors(m, fleet.plan, ""),
+        Type.VOTES: lambda m: messages.read_votes(
+            m, server.session, fleet.plan, fleet.identities, ""
+        ),
+    }
+    tracemalloc.start()
+    try:
+        refused(lambda: fleet.answer(0, bytes(longest + 1)), f"expected at most {longest} bytes")
+        for kind in readers:
+            message = messages.header(kind, server.session) + b"\xff\xff" + bytes(100)
+            # Each in the stage in which it is read.
+            pattern = "expected at most 5 items of .* found 65535 and 100 bytes"
+            refused(lambda m=message, k=kind: readers[k](m), pattern)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * longest + 1_000_000
+    for wrong in (None, "text", bytearray(50), np.zeros(3)):
+        refused(lambda w=wrong: fleet.answer(0, w), "expected a message of bytes")
+    version = messages.header(Type.BEGIN, server.session)
+    later = version[:6] + b"\2" + version[7:] + bytes(32)
+    refused(lambda: fleet.answer(0, later), "expected version 1 of the protocol, found 2: install")
+
+
+@pytest.mark.slow
+def test_the_longest_message_has_room_for_every_message(tmp_path):
+    for size, tensors in ((3, ()), (9, ()), (4, (SummedTensor("s:0", (999,), 1, 1 << 64),))):
+        fleet = Fleet(tmp_path / f"{size} {len(tensors)}", size, tensors or Fleet.tensors)
+        server = fleet.begin()
+        while server.stage:
+            sent = [*server.requests().values()]
+            longest = max(map(len, [*sent, *fleet.stage(server).values()]))
+            assert longest <= messages.longest_message(fleet.plan)

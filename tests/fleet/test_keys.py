@@ -1,0 +1,129 @@
+"""Keys and certificates, as other programs see them, and what the command line refuses."""
+
+import datetime
+import socket
+import ssl
+import stat
+import threading
+
+import pytest
+from cryptography.x509 import load_pem_x509_certificate
+
+from fleet import keys, launch
+from fleet.cli import main
+from fleet.secure_aggregation.primitives import identity_public
+from fleet.settings import read_identity
+from plan_runner.errors import PlanError
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fleet")
+    sent = [keys.make_node_keys(folder / name, name) for name in ("b", "a")]
+    keys.make_server_keys(folder / "server", ["fleet.example"], sent, 30)
+    return folder
+
+
+def test_secrets_are_for_their_owner_and_the_roster_has_the_identities(fleet):
+    for path in fleet.rglob("*.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    for path in fleet.rglob("*.secret"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and len(path.read_bytes()) == 32
+    assert len({path.read_bytes() for path in fleet.rglob("*.secret")}) == 3
+    expected = {
+        name: identity_public(read_identity(fleet / name / keys.IDENTITY)).hex() for name in "ab"
+    }
+    roster = (fleet / "server" / keys.ROSTER).read_text()
+    assert roster == "".join(f'{name} = "{key}"\n' for name, key in expected.items())
+
+
+def _shaken_hands(server, authority, name):
+    """Shakes hands as strictly as Python 3.13 does; returns what the client refuses, or None."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server / keys.CERTIFICATE, server / keys.CERTIFICATE_KEY)
+    client = ssl.create_default_context(cafile=authority)
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    here, there = socket.socketpair()
+
+    def serve():
+        try:
+            context.wrap_socket(there, server_side=True).close()
+        except (ssl.SSLError, OSError):
+            there.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        client.wrap_socket(here, server_hostname=name).close()
+    except ssl.SSLCertVerificationError as e:
+        return e.verify_message
+    finally:
+        here.close()
+        thread.join(10)
+    return None
+
+
+def test_a_strict_client_takes_the_certificate_for_its_names_alone(fleet, tmp_path):
+    server = fleet / "server"
+    for name in ("fleet.example", "localhost", "127.0.0.1"):
+        assert _shaken_hands(server, server / keys.AUTHORITY, name) is None
+    assert "mismatch" in _shaken_hands(server, server / keys.AUTHORITY, "other.example")
+    sent = keys.make_node_keys(tmp_path / "n", "n")
+    keys.make_server_keys(tmp_path / "s", ["fleet.example"], [sent], 30)
+    assert _shaken_hands(server, tmp_path / "s" / keys.AUTHORITY, "fleet.example") is not None
+
+
+def test_a_new_certificate_keeps_the_authority_and_changes_the_roster(fleet, tmp_path):
+    sent = [keys.make_node_keys(tmp_path / name, name) for name in ("c", "d")]
+    server = tmp_path / "server"
+    keys.make_server_keys(server, ["one.example"], sent[:1], 30)
+    kept = [(server / name).read_bytes() for name in (keys.AUTHORITY, keys.TASKS_SECRET)]
+    keys.make_server_keys(server, ["one.example"], sent[1:], 60)
+    assert kept == [(server / name).read_bytes() for name in (keys.AUTHORITY, keys.TASKS_SECRET)]
+    assert [path.name for path in (server / keys.NODES).iterdir()] == ["d.pub"]
+    certificate = load_pem_x509_certificate((server / keys.CERTIFICATE).read_bytes())
+    left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    assert datetime.timedelta(59) < left < datetime.timedelta(61)
+
+
+def test_an_expired_certificate_is_one_line(fleet, tmp_path, monkeypatch):
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return super().now(tz) + datetime.timedelta(31)
+
+    monkeypatch.setattr(keys.datetime, "datetime", Later)
+    with pytest.raises(PlanError, match="expected a certificate that holds today"):
+        keys.read_certificate(fleet / "server" / keys.CERTIFICATE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("keys --node=a --output={0}/a", "expected a folder without keys, found identity.key"),
+        ("keys --node=../a --output={0}/x", "expected a name of letters"),
+        ("keys --server=x --output={0}/x", "--nodes: expected files NAME.public.toml"),
+        ("keys --server=x --nodes={0}/none --output={0}/x", "none: expected a TOML file"),
+        (
+            "keys --server=x --nodes={0}/a/a.public.toml,{0}/a/a.public.toml --output={0}/x",
+            "name: expected another one of each node",
+        ),
+        ("server --keys={0} --settings=s --rounds=1 --host=0.0.0.0", "--open_to_network allows it"),
+        ("node --keys={0} --settings=s --server=here", "--server: expected HOST:PORT"),
+        ("demo --export=e --clients=c --nodes=2", "expected at least 3 --nodes"),
+    ],
+)
+def test_a_refusal_is_one_line_and_writes_nothing(fleet, arguments, words, capsys):
+    assert main(arguments.format(fleet).split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and words in line
+    assert not (fleet / "x").exists()
+
+
+def test_a_port_in_use_and_a_server_that_is_not_there_are_one_line(fleet):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PlanError, match=f"127.0.0.1:{port}: expected a free port"):
+            launch.check_port("127.0.0.1", port)
+    with pytest.raises(PlanError, match="expected the fleet's server, cannot reach it"):
+        launch.check_server("127.0.0.1", port, fleet / "server" / keys.AUTHORITY)

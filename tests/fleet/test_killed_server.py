@@ -1,0 +1,71 @@
+"""A server that is killed leaves nothing of a state or a sum in its temporary folder."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fleet.settings import manifest_sha256
+from plan_runner.graph_session import write_checkpoint
+from tests.processes import is_running, wait_until
+
+# The secret is a tensor of the state, as the key of the noise is, and a sum.
+_SECRET = 0x5EC2E7_0F_A6_F1EE7
+_SERVER = """
+import os, signal, sys, threading
+from pathlib import Path
+from fleet.player import Player
+export, pinned, state, when = sys.argv[1:]
+player = Player(Path(export), pinned, trust=True)
+content = Path(state).read_bytes()
+player.begin(content)
+if when == "asked":
+    # The process that computes has its request, and does not answer.
+    os.kill(player.process_id, signal.SIGSTOP)
+    threading.Thread(target=player.end, args=(content, content, 1, 3, 0, 0.0)).start()
+    threading.Event().wait(1)
+print(player.process_id, flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["between", "asked"])
+def test_killed_server_leaves_no_secret(exports, tmp_path, when):
+    """Neither between requests nor within one, and its process ends with it."""
+    state, folder = tmp_path / "state.ckpt", tmp_path / "temporary"
+    folder.mkdir()
+    tensors = {"server/0": np.array(10.0, np.float32), "server/1": np.array(_SECRET)}
+    write_checkpoint(state, tensors)
+    # As far as checkpoints write it: the number's bytes, or all of a file.
+    traces = (_SECRET.to_bytes(8, "little"), state.read_bytes(), _varint(_SECRET))
+    assert any(trace in state.read_bytes() for trace in traces[::2])
+    export = exports["daf"]
+    arguments = [str(export), manifest_sha256(export), str(state), when]
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVER, *arguments],
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    worker = int(server.stdout.readline())
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    wait_until(lambda: not is_running(worker))
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    # The files that the process was started with stay, and the settings of Keras.
+    assert {path.name for path in files} <= {"task.json", "errors.txt", "keras.json"}
+    assert not any(trace in path.read_bytes() for path in files for trace in traces)
+
+
+def _varint(number):
+    """The number as messages of protobuf have it."""
+    digits = []
+    while number >= 128:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*digits, number])

@@ -1,0 +1,205 @@
+"""A node alone: its plan, its data, its process that plays, and what it answers after a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fleet.node import Node
+from fleet.player import Examples, Player
+from fleet.settings import DataSettings, manifest_sha256
+from fleet.wire import Kind, Message, decoded
+from plan_runner.errors import PlanError
+from plan_runner.export import DEFAULT_LIMITS, Limits
+from tests.data.stores import write_store
+from tests.fleet.fleet import Fleet
+from tests.plan_runner.exports import encoded, example, write_client, write_clients
+from tests.processes import is_running, wait_until
+from tff_agnostic.data.store_format import Record
+
+pytestmark = pytest.mark.slow
+
+_LOAD = """
+import tensorflow as tf
+
+def load(config):
+    path = config["path"]
+    return list(tf.data.TFRecordDataset(path).as_numpy_iterator())
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet(exports, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    clients = write_clients(folder / "clients", {"ann": [(1.0, 4), (2.0, 5)], "bob": []})
+    made = Fleet(folder / "fleet", exports["daf"], clients)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """The examples of ann's file, as a client of a store, among others."""
+    given = [("train", "ann", 1.0, 4), ("train", "eve", 3.0, 6), ("train", "ann", 2.0, 5)]
+    return write_store(
+        tmp_path_factory.mktemp("stores") / "s.sqlite",
+        [
+            (s, Record(c, "here", {"x": x, "n": n}))
+            for s, c, x, n in [*given, ("test", "t", 1.0, 1)]
+        ],
+        "features",
+    )
+
+
+def refused(settings, node=Node) -> str:
+    with pytest.raises(PlanError) as caught:
+        node(settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def work(fleet, checkpoint, number=1) -> bytes:
+    head = {"tag": "x", "manifest": manifest_sha256(fleet.export), "id": bytes([number] * 32).hex()}
+    return Message(Kind.WORK, head, (checkpoint,)).encoded()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(fleet) -> bytes:
+    player = fleet.player(fleet.export, manifest_sha256(fleet.export), DEFAULT_LIMITS, False)
+    return player.begin((fleet.export / "server_state.ckpt").read_bytes())
+
+
+def test_what_is_wrong_is_said_before_a_server_is_asked(fleet, store, tmp_path):
+    ann = fleet.node_settings("ann")
+    assert "pinned" in refused(dataclasses.replace(ann, manifest_sha256="0" * 64))
+    stranger = tmp_path / "roster.toml"
+    stranger.write_text(f'bob = "{"ab" * 32}"\n')
+    assert "expected the identity of" in refused(dataclasses.replace(ann, roster=stranger))
+    write_client(fleet.clients / "other.tfrecord", [encoded({})])
+    data = DataSettings(tfrecord=fleet.clients / "other.tfrecord")
+    found = refused(dataclasses.replace(ann, data=data), fleet.node)
+    assert "record 1: feature 'x': expected float32[], found none" in found
+    few = dataclasses.replace(ann, limits=Limits(max_records=1))
+    (tmp_path / "two.py").write_text(f"def load(config):\n    return [{example()!r}] * 2\n")
+    for place in (
+        {"tfrecord": fleet.clients / "ann.tfrecord"},
+        {"store": store, "client": "ann"},
+        {"load": tmp_path / "two.py"},
+    ):
+        found = refused(dataclasses.replace(few, data=DataSettings(**place)), fleet.node)
+        assert "expected at most 1 records (--max_records), found more" in found
+    (tmp_path / "data.py").write_text("def load(config):\n    raise OSError('no disk')\n")
+    data = DataSettings(load=tmp_path / "data.py")
+    found = refused(dataclasses.replace(ann, data=data), fleet.node)
+    assert "data.py: load: OSError: no disk" in found
+
+
+def test_a_round_is_answered_once_whatever_becomes_of_the_node(fleet, checkpoint, tmp_path):
+    settings = fleet.node_settings("ann")
+    node = fleet.node(settings)
+    first = node.answer(work(fleet, checkpoint))
+    assert decoded(first, "answer").kind == Kind.WORKED
+    node.close()
+    # Another process, and data that a function of the operator's reads.
+    (tmp_path / "data.py").write_text(_LOAD)
+    config = {"path": str(fleet.clients / "ann.tfrecord")}
+    data = DataSettings(load=tmp_path / "data.py", config=config)
+    node = Node(dataclasses.replace(settings, data=data))
+    try:
+        assert node.answer(work(fleet, checkpoint)) == first
+        changed = decoded(node.answer(work(fleet, checkpoint + b"x")), "answer")
+        assert "expected a new round, this node has answered it" in changed.head["words"]
+        # The same examples: the same update.
+        second = decoded(node.answer(work(fleet, checkpoint, 2)), "answer")
+        assert second.parts == decoded(first, "answer").parts
+        # Of the round before it keeps that it was answered.
+        again = decoded(node.answer(work(fleet, checkpoint)), "answer")
+        assert "expected a new round, this node has answered it" in again.head["words"]
+    finally:
+        node.close()
+
+
+def test_a_client_of_a_store_plays_as_that_of_a_file(fleet, checkpoint, store, tmp_path):
+    ann = fleet.node_settings("ann", state=tmp_path / "files")
+    data = DataSettings(store=store, client="ann")
+    stored = fleet.node(dataclasses.replace(ann, data=data, state=tmp_path / "stored"))
+    found = decoded(stored.answer(work(fleet, checkpoint)), "answer")
+    assert found.kind == Kind.WORKED
+    assert found.parts == decoded(fleet.node(ann).answer(work(fleet, checkpoint)), "answer").parts
+
+
+@pytest.mark.parametrize(
+    ("sql", "given", "message"),
+    [
+        ("", {"store": Path("none.sqlite")}, "none.sqlite: expected a client store, found no such"),
+        ("DROP TABLE examples", {}, "expected a client store with the table examples"),
+        (
+            """UPDATE tff_agnostic SET description = '{"version": 2}'""",
+            {},
+            "expected a store of version 1, found 2; a newer store needs a newer program",
+        ),
+        (
+            "",
+            {"client": "anne"},
+            "client anne: expected examples in split train, found none (did you mean ann?)",
+        ),
+        ("", {"split": "dev"}, "expected clients in split dev, found the splits test, train"),
+        ("UPDATE client_metadata SET num_examples = 1", {}, "expected 1 example in split train"),
+        (
+            "UPDATE examples SET serialized_example_proto = x'' WHERE client_id = 'ann'",
+            {},
+            "ann, example 1: feature 'x': expected float32[], found none",
+        ),
+    ],
+)
+def test_a_store_that_is_wrong(fleet, store, tmp_path, sql, given, message):
+    copied = tmp_path / "s.sqlite"
+    shutil.copy(store, copied)
+    with contextlib.closing(sqlite3.connect(copied)) as connection:
+        connection.executescript(sql)
+    data = DataSettings(**{"store": copied, "client": "ann", **given})
+    found = refused(fleet.node_settings("ann", data=data), fleet.node)
+    assert message in found
+
+
+def test_a_process_that_has_ended_is_started_again(fleet, checkpoint):
+    player = Player(fleet.export, manifest_sha256(fleet.export), reads=[fleet.clients])
+    try:
+        examples = Examples(paths=[fleet.clients / "ann.tfrecord"])
+        first = player.update("ann", checkpoint, examples)
+        process = player.process_id
+        # What cannot be played is a line, and the process stays.
+        with pytest.raises(PlanError, match=r"client ann: the graph failed \("):
+            player.update("ann", b"no checkpoint", examples)
+        assert player.process_id == process
+        # It may not read what it was not given.
+        outside = fleet.folder / "ann.tfrecord"
+        shutil.copy(fleet.clients / "ann.tfrecord", outside)
+        with pytest.raises(PlanError, match="Permission denied"):
+            player.update("ann", checkpoint, Examples(paths=[outside]))
+        os.kill(process, signal.SIGKILL)
+        wait_until(lambda: not is_running(process))
+        assert player.update("ann", checkpoint, examples) == first
+        assert player.process_id != process
+    finally:
+        last = player.process_id
+        player.close()
+    assert not is_running(last)
+
+
+def test_a_request_that_takes_too_long_is_ended(fleet):
+    limits = Limits(max_round_seconds=0.2)
+    player = Player(fleet.export, manifest_sha256(fleet.export), limits)
+    try:
+        with pytest.raises(PlanError, match=r"beginning a round: expected to end within 0\.2 s"):
+            player.begin(b"")
+        assert player.process_id is None
+    finally:
+        player.close()

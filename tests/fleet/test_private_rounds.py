@@ -1,0 +1,263 @@
+"""A distributed-private run is exported for nodes of ours, and its rounds have their noise."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+from fleet.demo import demo
+from fleet.node_noise.noise import PrivacyRequirements, noise_of_export
+from fleet.node_noise.skellam import skellam
+from fleet.player import Player
+from fleet.server import FleetServer
+from fleet.settings import DataSettings, manifest_sha256
+from fleet.state_folder import sums_file
+from plan_runner.client import read_records
+from plan_runner.errors import PlanError
+from plan_runner.graph_session import read_checkpoint
+from tests.data.stores import write_store
+from tests.fleet.comparison import moments_of, noise_in_units
+from tests.fleet.fleet import Fleet, LocalChannel, Told
+from tests.plan_runner.harness import call
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.data.store_examples import parsed_features
+from tff_agnostic.data.store_format import Record
+from tff_agnostic.deployment.backends import demo_size
+from tff_agnostic.deployment.export import export
+from tff_agnostic.program.runs.export import DeviceSettings, export_request
+from tff_agnostic.program.runs.spec import resolve
+
+_SETTINGS = {
+    "aggregation": "secure",
+    "privacy": "distributed",
+    "cohort_sampling": "uniform",
+    "noise_multiplier": 1.0,
+    "clients_per_round": 4,
+    "participation": "public:min_clients=3",
+    "rounds": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def request_():
+    spec = resolve("toy_regression", _SETTINGS, {}, None, None)
+    task = spec.load_task()
+    with pytest.raises(UserError, match=r"nodes of a fleet do, with --backend=flower$"):
+        export_request(spec, task, "secure", DeviceSettings())
+    return export_request(spec, task, "secure", DeviceSettings(), backend="flower")
+
+
+@pytest.fixture(scope="module")
+def exported(request_, tff_runtime, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("private") / "export"
+    export(folder, request_, tff_runtime)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fleet(exported, tmp_path_factory):
+    clients = exported / "conformance" / "clients"
+    made = Fleet(tmp_path_factory.mktemp("fleet") / "fleet", exported, clients)
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
+    noise = noise_of_export(exported, manifest_sha256(exported))
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert (demo_size({"privacy": {}}), demo_size(manifest)) == (4, 4)
+    manifest["privacy"]["differential_privacy"]["fewest_clients"] = 5
+    assert demo_size(manifest) == 5
+    clients = exported / "conformance" / "clients"
+    with pytest.raises(PlanError, match=r"^--nodes: expected at least 3, .* found 2$"):
+        demo(exported, clients, 2, 1, tmp_path / "demo", print)
+    # The account has as many sums as the run has rounds.
+    line = rf"^--rounds: expected at most {len(noise.claimed)}, .* found {len(noise.claimed) + 1}$"
+    with pytest.raises(PlanError, match=line):
+        demo(exported, clients, 3, len(noise.claimed) + 1, tmp_path / "demo", print)
+    assert not (tmp_path / "demo").exists()
+
+
+def _zeros(variance, size):
+    return np.zeros(size, np.int64)
+
+
+@pytest.mark.slow
+def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path):
+    """One round without noise is the runner's; less the noise that was drawn, so is one with it.
+
+    One of the nodes has its examples in a store.
+    """
+    drawn = []
+    first = fleet.names[0]
+    stored = {"data": DataSettings(store=_store(exported, first, tmp_path), client=first)}
+
+    def remembered(variance, size):
+        drawn.append(skellam(variance, size))
+        return drawn[-1]
+
+    opened = {}
+    for name, draw in (("plain", _zeros), ("noised", remembered)):
+        nodes = {
+            node: fleet.node(
+                fleet.node_settings(
+                    node,
+                    state=tmp_path / name / node,
+                    trust=True,
+                    **(stored if node == first else {}),
+                ),
+                draw,
+            )
+            for node in fleet.names
+        }
+        settings = fleet.server_settings(
+            state=tmp_path / name / "server", trust=True, keeps_sums=True
+        )
+        told, found = Told(), []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                Player,
+                "end",
+                lambda self, *args, end=Player.end, f=found: f.append(args) or end(self, *args),
+            )
+            server = FleetServer(settings, LocalChannel(nodes), told, fleet.player)
+            try:
+                server.run(1)
+            finally:
+                server.close()
+        opened[name] = (found[0][1], tmp_path / name / "server")
+        kept = (tmp_path / name / "server" / sums_file("training", 1)).read_bytes()
+        assert kept == opened[name][0]
+        assert any("1 sum opened, epsilon" in line for line in told.lines)
+        account = (tmp_path / name / "server" / "training_account.jsonl").read_text()
+        assert len(json.loads(account)["clients"]) == 4
+    file = tmp_path / "cohorts.txt"
+    file.write_text(",".join(fleet.names) + "\n")
+    outcome = call(
+        f"--plan={exported}",
+        f"--clients={fleet.clients}",
+        f"--cohorts={file}",
+        f"--output={tmp_path / 'run_plan'}",
+        "--trust",
+    )
+    assert outcome.status == 0, outcome
+    state = (tmp_path / "run_plan" / "server_state.ckpt").read_bytes()
+    plain, noised = (_state(opened[name][1]) for name in ("plain", "noised"))
+    assert plain == state and noised != state
+    assert len(drawn) == 4 * sum(len(group.tensors) for group in _noise(exported).groups)
+    _check_sums(exported, opened["plain"][0], opened["noised"][0], drawn)
+
+
+def _store(exported, client, folder):
+    """A store with the examples of a conformance client, under the names that stores have."""
+    path = exported / "conformance" / "clients" / f"{client}.tfrecord"
+    domains = json.loads((exported / "manifest.json").read_text())["domains"]
+    records = []
+    for found in map(parsed_features, read_records(path)):
+        (label,), (domain,) = found["y"].tolist(), found["domain_id"].tolist()
+        records.append(Record(client, domains[domain], {"x": found["x"], "label": label}))
+    return write_store(folder / "s.sqlite", [("train", record) for record in records], "features")
+
+
+def _state(folder) -> bytes:
+    return (folder / "server_state.ckpt").read_bytes()
+
+
+def _noise(exported):
+    return noise_of_export(exported, manifest_sha256(exported))
+
+
+def _check_sums(exported, plain: bytes, noised: bytes, drawn) -> None:
+    sums = [np.load(io.BytesIO(content)) for content in (plain, noised)]
+    noise, number = _noise(exported), 0
+    per_node = len(drawn) // 4
+    for group in noise.groups:
+        for name in group.tensors:
+            total = sum(drawn[node * per_node + number] for node in range(4))
+            number += 1
+            without, with_noise = (values[name].astype(np.int64).ravel() for values in sums)
+            np.testing.assert_array_equal((with_noise - total) % group.modulus, without)
+    # What the demo finds is what was drawn.
+    found = list(noise_in_units(noise, sums[1], sums[0], 4))
+    for (units, variance), group in zip(found, noise.groups):
+        assert variance == 4 * group.variance
+        assert units.size == sum(sums[0][name].size for name in group.tensors)
+    squares = sum(float((units**2).sum() * variance) for units, variance in found)
+    per_client = [drawn[node * per_node : (node + 1) * per_node] for node in range(4)]
+    totals = [sum(parts) for parts in zip(*per_client)]
+    assert squares == pytest.approx(sum(float((total**2).sum()) for total in totals))
+    moved = {name: sums[1][name] + 1 for name in noise.without_noise}
+    with pytest.raises(PlanError, match="expected the sum of the clients, found another one"):
+        list(noise_in_units(noise, {**sums[1], **moved}, sums[0], 4))
+
+
+def test_noise_fits_that_is_the_plans_and_no_other():
+    def moments(factor):
+        draws = [
+            (np.random.default_rng(g).normal(0, v**0.5, 4000), v) for g, v in enumerate((9, 400))
+        ]
+        return moments_of([(factor * values / v**0.5, v) for values, v in draws])
+
+    found = moments(1.0)
+    assert found.fits and found.numbers == 8000
+    assert found.deviation == pytest.approx(math.sqrt((2 + (1 / 9 + 1 / 400) / 2) / 8000))
+    # Of three nodes instead of four, and of twice as much noise.
+    assert not moments(math.sqrt(3 / 4)).fits
+    assert not moments(math.sqrt(2)).fits
+    assert not moments_of([(np.random.default_rng(0).normal(0.1, 1, 4000), 100.0)]).fits
+
+
+@pytest.mark.slow
+def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
+    """Skellam's divergence (Agarwal et al. 2021, Theorem 3.5), and Canonne et al. 2020, 12."""
+    entry = json.loads((exported / "manifest.json").read_text())["privacy"]["differential_privacy"]
+    noise = _noise(exported)
+    assert (entry["fewest_clients"], entry["noise_clients"]) == (3, 4)
+
+    def epsilon(sums: int) -> float:
+        found = []
+        for a in [1 + x / 10 for x in range(1, 100)] + list(range(11, 65)):
+            divergence = 0.0
+            for group, values in zip(noise.groups, entry["groups"]):
+                mu, d = 3 * group.variance, values["values"]
+                c = values["clip_in_steps"]
+                # Kairouz, Liu, Steinke 2021, Proposition 22, with beta = e^-8.
+                l2 = min(
+                    c + math.sqrt(d),
+                    math.sqrt(c**2 + d / 4 + math.sqrt(2 * 8) * (c + math.sqrt(d) / 2)),
+                )
+                assert group.largest_squared_norm == math.floor(l2**2)
+                l1 = l2 * min(math.sqrt(d), l2)
+                rest = ((2 * a - 1) * l2**2 + 6 * l1) / (4 * mu**2)
+                divergence += a * l2**2 / (2 * mu) + min(rest, 3 * l1 / (2 * mu))
+            log = math.log(entry["delta"] * a) / (a - 1)
+            found.append(sums * divergence + math.log1p(-1 / a) - log)
+        return min(found)
+
+    assert entry["epsilon_after"] == pytest.approx([epsilon(1), epsilon(2)], rel=1e-3)
+    z = 1.0 * math.sqrt(3 / 4)
+    assert noise.noise_multiplier == pytest.approx(z, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_a_node_refuses_less_noise_than_it_demands(fleet):
+    demands = PrivacyRequirements(least_noise_multiplier=0.9)
+    settings = fleet.node_settings(fleet.names[0], trust=True, privacy=demands)
+    with pytest.raises(PlanError, match="least_noise_multiplier: expected noise of at least 0"):
+        fleet.node(settings)
+
+
+def test_no_key_of_the_run_leaves_with_the_plan(exported):
+    state = read_checkpoint(exported / "server_state.ckpt", "the state")
+    assert not state["server/aggregations/0/noise_key"].any()
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert not any("noise_key" in name for name in manifest["tensors"]["client_input"])
+
+
+@pytest.mark.slow
+def test_the_plan_verifies(exported):
+    outcome = call(f"--plan={exported}", "--verify", "--trust")
+    assert outcome.status == 0, outcome

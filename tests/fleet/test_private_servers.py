@@ -1,0 +1,319 @@
+"""A server that adds the noise keeps to the draw and the rounds of its plan, or states the cost.
+
+Players are stand-ins: who takes part, how often, and what is written about it is the server's part.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+from collections import Counter
+
+import dp_accounting
+import pytest
+from scipy import optimize, stats
+
+from fleet.node_noise.account import ReleasedRounds
+from fleet.node_noise.server_noise import Draw as PlannedDraw
+from fleet.node_noise.server_noise import ServerNoise
+from fleet.player import Ended
+from fleet.server import FleetServer
+from fleet.worker import About
+from plan_runner.errors import PlanError
+from tests.fleet.fleet import Fleet, LocalChannel, Stopped, Told
+
+_Z, _DELTA = 2.0, 1 / 640
+_POISSON = {
+    "scheme": "poisson",
+    "clients": 64,
+    "per_round": 10.0,
+    "rate": 0.15625,
+    "sensitivity": 1.0,
+}
+_FIXED = {
+    "scheme": "fixed_size",
+    "clients": 8,
+    "per_round": 4.0,
+    "rate": 0.5,
+    "sensitivity": 2.0,
+}
+_SPACED = {
+    "scheme": "spaced",
+    "clients": 12,
+    "per_round": 4.0,
+    "rate": 1.0,
+    "sensitivity": 1.0,
+    "max_participations": 2,
+    "min_separation": 3,
+}
+
+
+# Of clients' values without noise, which no file may have.
+_SUMS = b"sums of clients without noise"
+
+
+class _Player:
+    """A stand-in for graphs: states are numbers of rounds."""
+
+    about = About("training", "daf", (), None, 0)
+
+    def check_examples(self, *args):
+        pass
+
+    check_update = check_examples
+
+    def begin(self, state):
+        return b"checkpoint"
+
+    def update(self, *args):
+        return b"update"
+
+    def plain_sums(self, updates):
+        return _SUMS
+
+    def end(self, state, sums, number, clients, *sizes):
+        row = {"round": number, "clients": clients, "metrics": {}}
+        return Ended(state + b".", json.dumps(row), f"round {number}")
+
+    def close(self):
+        pass
+
+
+def _export(folder, draw, rounds, claimed=1000.0, **changes):
+    """An export of which only the manifest and the state are read."""
+    folder.mkdir(parents=True)
+    names = ("plan.pb", "client_only_plan.pb", "server_state.ckpt", "round.npz")
+    for name in names:
+        (folder / name).write_bytes(b"0")
+    entry = {"sha256": hashlib.sha256(b"0").hexdigest(), "bytes": 1}
+    privacy = {
+        "mechanism": "tree" if draw["scheme"] == "spaced" else "central",
+        "groups": [{"noise_multiplier": _Z}],
+        "delta": _DELTA,
+        "draw": draw,
+        "rounds": rounds,
+        "guarantee_as_simulated": {"epsilon": claimed},
+        **changes,
+    }
+    manifest = {
+        "format": "tff_agnostic federated export",
+        "format_version": 2,
+        "profile": "daf",
+        "files": dict.fromkeys(names, entry),
+        "max_examples": 1,
+        "examples": {"format": "tf.train.Example", "features": {}},
+        "tensors": {"server_state": {"x": {"dtype": "float32", "shape": []}}, "metrics": {}},
+        "conformance": {"rounds": 1, "clients": [], "expected": ["round.npz"]},
+        "privacy": {"differential_privacy": privacy},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+class _Served:
+    """A fleet of so many nodes, and what a server's rounds with them have left."""
+
+    def __init__(self, folder, nodes, export):
+        clients = folder / "clients"
+        clients.mkdir(parents=True)
+        for number in range(nodes):
+            (clients / f"node_{number:02}.tfrecord").touch()
+        self.folder, self.export = folder, export
+        self.fleet = Fleet(folder / "fleet", export, clients)
+        self.fleet.player = lambda *args: _Player()
+        self.channel = LocalChannel(self.fleet.nodes())
+
+    def run(self, rounds, weaker=False, stop="", **settings):
+        told = Told(stop)
+        given = self.fleet.server_settings(state=self.folder / "server", **settings)
+        server = FleetServer(given, self.channel, told, self.fleet.player, weaker)
+        try:
+            server.run(rounds)
+        except Stopped:
+            assert stop
+        finally:
+            server.close()
+        return told
+
+    def events(self, name):
+        lines = (self.folder / "server" / "rounds.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+    @property
+    def rows(self):
+        lines = (self.folder / "server" / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def served(tmp_path):
+    def make(draw, nodes, rounds, **changes):
+        return _Served(tmp_path / "f", nodes, _export(tmp_path / "export", draw, rounds, **changes))
+
+    return make
+
+
+def _composed(distance):
+    """Epsilon of a Gaussian release (Balle, Wang 2018, Theorem 8), by SciPy."""
+
+    def excess(epsilon):
+        far = stats.norm.logcdf(-distance / 2 - epsilon / distance)
+        return stats.norm.cdf(distance / 2 - epsilon / distance) - math.exp(epsilon + far) - _DELTA
+
+    return optimize.brentq(excess, 0, distance**2 / 2 + 12 * distance + 1)
+
+
+def test_poisson_plan_draws_each_node_by_itself(served):
+    fleet = served(_POISSON, 64, 12)
+    told = fleet.run(12)
+    cohorts = [sorted(event["cohort"]) for event in fleet.events("drawn")]
+    assert cohorts == [event["names"] for event in fleet.events("done")]
+    drawn = sum(map(len, cohorts))
+    assert stats.binomtest(drawn, 64 * 12, 0.15625).pvalue > 1e-6
+    sizes = Counter(map(len, cohorts))
+    assert len(sizes) > 3
+    event = dp_accounting.PoissonSampledDpEvent(0.15625, dp_accounting.GaussianDpEvent(_Z))
+    bound = dp_accounting.rdp.RdpAccountant().compose(event, 12).get_epsilon(_DELTA)
+    assert fleet.rows[-1]["epsilon"] == pytest.approx(bound, rel=1e-3)
+    assert told.lines[-1].endswith("drawn as the plan says, which claims 1000 after 12 rounds")
+
+
+def test_rounds_of_nobody_are_released(served):
+    fleet = served({**_POISSON, "clients": 3, "per_round": 0.1, "rate": 1 / 30}, 3, 5)
+    fleet.run(5)
+    assert any(row["clients"] == 0 for row in fleet.rows)
+    assert len(fleet.rows) == 5
+
+
+@pytest.mark.parametrize(
+    ("draw", "nodes", "rounds", "settings", "words"),
+    [
+        (_POISSON, 4, 2, {}, r"cohorts \(poisson, 10 of 64 clients\), found 4 nodes in the roster"),
+        (_POISSON, 64, 3, {}, "--rounds: expected at most 2 rounds of training, .* found 3"),
+        (_POISSON, 64, 2, {"seed": 1}, "found seed = 1 in server.toml"),
+        (_POISSON, 64, 2, {"cohort_size": 9}, "found cohort_size = 9 in server.toml"),
+        (_FIXED, 8, 2, {"sampling": "by_domain"}, "found sampling = by_domain in server.toml"),
+        (_FIXED, 7, 2, {}, "found 7 nodes in the roster"),
+        ({**_FIXED, "scheme": "stratified"}, 8, 2, {}, "found no strata of nodes"),
+        (_SPACED, 11, 2, {}, "at least 3 rounds apart.*, found 11 nodes .* for rounds of 4"),
+        (_SPACED, 12, 2, {"cohort_size": 5}, "found 12 nodes in the roster for rounds of 5"),
+    ],
+)
+def test_server_refuses_to_break_its_plan(served, draw, nodes, rounds, settings, words):
+    fleet = served(draw, nodes, 2)
+    with pytest.raises(PlanError, match=words) as caught:
+        fleet.run(rounds, **settings)
+    assert "\n" not in str(caught.value) and "--weaker_privacy" in str(caught.value)
+    assert not list((fleet.folder / "server").glob("*account*"))
+    assert not (fleet.folder / "server" / "rounds.jsonl").exists()
+
+
+def test_weaker_privacy_states_epsilon_of_all_rounds(served):
+    """Four nodes of 64 take part in four rounds, where two with a tenth of them were planned."""
+    fleet = served(_POISSON, 4, 2, claimed=0.2986)
+    told = fleet.run(4, weaker=True, cohort_size=4)
+    expected = [_composed(math.sqrt(count) / _Z) for count in range(1, 5)]
+    assert expected[-1] == pytest.approx(2.995, abs=1e-3)
+    assert [row["epsilon"] for row in fleet.rows] == pytest.approx(expected, rel=1e-6)
+    assert {row["delta"] for row in fleet.rows} == {_DELTA}
+    assert fleet.events("done")[-1]["row"]["epsilon"] == fleet.rows[-1]["epsilon"]
+    assert sum("weaker privacy than the plan's" in line for line in told.lines) == 3
+    before = next(line for line in told.lines if "round 4: epsilon" in line)
+    assert f"epsilon at most {expected[2]:.4g} before and {expected[3]:.4g} after it" in before
+    assert f"4 rounds released, epsilon at most {expected[3]:.4g} at" in told.lines[-1]
+    assert "cohorts taken as known" in told.lines[-1]
+
+
+def test_known_cohorts_stay_known(tmp_path):
+    """A later round with the plan's draw does not hide the cohorts before it."""
+    noise = ServerNoise(_Z, _DELTA, PlannedDraw("poisson", 64, 10.0, 0.15625, 1.0), 9, 9.0)
+    path, client = tmp_path / "account.jsonl", b"1"
+    for number, is_drawn in enumerate([True, True, False, True], 1):
+        ReleasedRounds(path, noise, None, is_drawn).release(number, [client])
+        found = ReleasedRounds(path, noise).epsilon
+        if number < 3:
+            assert found == noise.sampled_epsilon(number)
+        else:
+            assert found == pytest.approx(_composed(math.sqrt(number) / _Z), rel=1e-6)
+    # A round that a killed server begins again is one.
+    ReleasedRounds(path, noise).release(4, [b"2"])
+    assert ReleasedRounds(path, noise).epsilon == found
+
+
+def test_target_epsilon_ends_rounds(served):
+    fleet = served(_POISSON, 4, 2, claimed=0.2986)
+    limit = _composed(math.sqrt(2) / _Z) + 1e-3
+    with pytest.raises(PlanError, match="after 3 rounds it would be"):
+        fleet.run(4, weaker=True, target_epsilon=limit)
+    assert len(fleet.rows) == 2
+
+
+def test_fixed_draw_replaces_no_absent_node(served):
+    """A draw from the connected nodes would ask each of them more often than planned."""
+    fleet = served(_FIXED, 8, 12)
+    gone = {"node_00", "node_01", "node_02"}
+    fleet.channel.lost = lambda node, stage: node in gone
+    fleet.run(12)
+    drawn = [event["cohort"] for event in fleet.events("drawn")]
+    assert all(len(set(cohort)) == 4 for cohort in drawn)
+    assert [event["names"] for event in fleet.events("done")] == [
+        sorted(set(cohort) - gone) for cohort in drawn
+    ]
+    assert any(gone & set(cohort) for cohort in drawn)
+
+
+def test_draws_cannot_be_predicted(served, monkeypatch):
+    """Neither a seed of Python's generator nor the settings determine who is drawn."""
+    import random
+
+    fleet, cohorts = served(_POISSON, 64, 3), []
+    for number in (1, 2):
+        random.seed(0)
+        fleet.folder = fleet.folder.parent / str(number)
+        fleet.run(3)
+        cohorts.append([event["cohort"] for event in fleet.events("drawn")])
+    assert cohorts[0] != cohorts[1]
+
+
+def test_tree_plan_spaces_the_rounds_of_nodes(served):
+    fleet = served(_SPACED, 12, 6)
+    fleet.run(3)
+    # Another process knows who took part.
+    fleet.run(6)
+    rounds = {}
+    for event in fleet.events("done"):
+        assert len(event["names"]) == 4
+        for name in event["names"]:
+            rounds.setdefault(name, []).append(event["round"])
+    for numbers in rounds.values():
+        assert all(b - a >= 3 for a, b in itertools.pairwise(numbers)) and len(numbers) <= 2
+    # Two rounds, three apart, in a tree of six: nodes of one, two and four rounds.
+    assert fleet.rows[-1]["epsilon"] <= _composed(math.sqrt(8) / _Z) * (1 + 1e-6)
+
+
+def test_tree_plan_without_spacing_states_its_epsilon(served):
+    fleet = served(_SPACED, 4, 6)
+    fleet.run(6, weaker=True, cohort_size=4)
+    # Six leaves, three pairs and one node of four, all of whose rounds are each client's.
+    expected = _composed(math.sqrt(6 * 1 + 3 * 4 + 1 * 16) / _Z)
+    assert fleet.rows[-1]["epsilon"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("draw", "nodes"), [(_POISSON, 64), (_FIXED, 8), (_SPACED, 12)])
+def test_manifest_that_claims_too_little_is_refused(served, draw, nodes):
+    with pytest.raises(PlanError, match=r"epsilon: expected at least .* found 0[.]001$"):
+        served(draw, nodes, 30, claimed=0.001).run(1)
+
+
+def test_no_file_of_the_server_has_sums(served):
+    """Wherever it is ended; what resumes computes them again."""
+    fleet = served(_FIXED, 8, 9)
+    steps = [step.removeprefix("training 1: ") for step in fleet.run(1).steps]
+    for number, step in enumerate(steps, 2):
+        fleet.run(number, stop=f"training {number}: {step}")
+        files = [path for path in (fleet.folder / "server").rglob("*") if path.is_file()]
+        assert files and not any(_SUMS in path.read_bytes() for path in files)
+    fleet.run(len(steps) + 1)
+    assert [event["round"] for event in fleet.events("done")] == [*range(1, len(steps) + 2)]
+    with pytest.raises(PlanError, match="keeps_sums: expected false with noise of the server"):
+        fleet.run(9, keeps_sums=True)

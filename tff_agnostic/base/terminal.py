@@ -1,0 +1,79 @@
+"""Text for terminals: escapes instead of control and invisible characters."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO, Union, cast
+
+# Joiners of letters in Persian or Hindi words and of emoji, and the space of Chinese and Japanese.
+_SPELLING = "\u200c\u200d\u3000"
+_LAYOUT = "\n\t"
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Returns text in which controls and invisible characters are written as escapes.
+
+    Controls would break a page or command a terminal, and characters that reverse the direction of
+    writing would make a name look like another one.
+
+    Args:
+        kept: Further characters to keep.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in _SPELLING or c in kept else c.encode("unicode_escape").decode()
+        for c in text
+    )
+
+
+class PrintableStream:
+    """A text stream that writes `printable` text of several lines to another stream.
+
+    Args:
+        wrapped: The other stream, which does everything else.
+    """
+
+    def __init__(self, wrapped: TextIO) -> None:
+        # tqdm compares streams by this name: it clears a bar before it prints a line.
+        self._wrapped = wrapped
+
+    def write(self, text: str) -> int:
+        """Writes text; returns its length."""
+        self._wrapped.write(printable(text, kept=_LAYOUT))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Writes lines, which have their ends."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of the wrapped stream."""
+        return getattr(self._wrapped, name)
+
+
+def unescaped(stream: Union[TextIO, PrintableStream]) -> TextIO:
+    """Returns the stream to move a terminal's cursor by: the wrapped one of a `PrintableStream`."""
+    return stream._wrapped if isinstance(stream, PrintableStream) else stream
+
+
+def escape_output() -> None:
+    """Lets this process print only `printable` text, in whatever names a user's data have."""
+    sys.stdout, sys.stderr = _escaping(sys.stdout), _escaping(sys.stderr)
+
+
+@contextlib.contextmanager
+def escaped_output() -> Iterator[None]:
+    """Escapes as `escape_output` does, while entered."""
+    streams = _escaping(sys.stdout), _escaping(sys.stderr)
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        yield
+
+
+def _escaping(stream: TextIO) -> TextIO:
+    if isinstance(stream, PrintableStream):
+        return cast(TextIO, stream)
+    return cast(TextIO, PrintableStream(stream))

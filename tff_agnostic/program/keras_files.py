@@ -1,0 +1,29 @@
+"""Keras files that a user names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.later import tf
+from tff_agnostic.saving.keras import KerasFileError, read_keras
+
+_TRUST = " (--trust loads it, and lets it run code: for files of people you trust)"
+
+
+def read_named_keras(
+    file: Path, classes: Mapping[str, Any], name: str, trust: bool = False
+) -> tf.keras.Model:
+    """Reads a Keras model; see `read_keras`.
+
+    Args:
+        classes: Classes of layers that it may have next to Keras' own, by name.
+        name: The flag or argument with the file, for messages.
+        trust: Whether the file may run code.
+    """
+    try:
+        return read_keras(file, classes, trust=trust)
+    except KerasFileError as e:
+        raise UserError(f"{name}: {e}{_TRUST if e.needs_trust else ''}") from e
