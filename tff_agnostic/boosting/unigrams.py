@@ -20,7 +20,7 @@ class GroupCounts:
 
     Attributes:
         counts: Counts of each group, int64 [outcomes], by the group's name.
-        skipped: Number of clients of each group with too few clients, by the group's name.
+        skipped: Number of clients of each skipped group with too few clients, by the group's name.
     """
 
     counts: Mapping[str, np.ndarray]
@@ -47,9 +47,9 @@ def counts_of_domains(
     """
     counts = np.asarray(sums.counts).reshape(len(domain_names), -1)
     kept, skipped = {}, {}
-    for name, of_domain, num_clients in zip(domain_names, counts, sums.clients):
+    for name, outcome_counts, num_clients in zip(domain_names, counts, sums.clients):
         if num_clients and num_clients >= min_clients:
-            kept[name] = of_domain
+            kept[name] = outcome_counts
         else:
             skipped[name] = int(num_clients)
     return GroupCounts(kept, skipped)
@@ -61,7 +61,7 @@ def counts_of_clients(clients: ClientDataset, outcomes: int) -> GroupCounts:
         client_id: np.bincount(clients.read(client_id)["y"], minlength=outcomes)
         for client_id in clients.client_ids
     }
-    kept = {name: of_client for name, of_client in counts.items() if of_client.sum()}
+    kept = {name: outcome_counts for name, outcome_counts in counts.items() if outcome_counts.sum()}
     return GroupCounts(kept, {name: 1 for name in counts if name not in kept})
 
 
@@ -69,8 +69,8 @@ def smoothed_scores(counts: np.ndarray, smoothing: float) -> np.ndarray:
     """Returns log((1 - s) n_i / n + s / outcomes), float32 [outcomes]: scores of a unigram model.
 
     Args:
-        counts: n_i, at least one positive.
-        smoothing: s, in [0, 1]; with 0, outcomes without examples have minus infinity.
+        counts: n_i, with at least one positive count.
+        smoothing: s, in [0, 1]; with 0, outcomes without examples score minus infinity.
     """
     shares = counts / counts.sum()
     with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""Clients as TFF has them, and what its programs need: cohorts, and federated evaluation."""
+"""Clients as TFF's client data, and components of its programs: cohorts and evaluation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tff_agnostic.data.store_format import FEATURES, LABEL, Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.models.model import Examples, ModelWeights, as_model
 
-# Examples that TensorFlow hands over at once.
+# Number of examples per read from TensorFlow.
 _ROWS_AT_ONCE = 4096
 
 
 class _TffClients(ListedClients):
-    """Clients whose examples are datasets of TensorFlow's, read one client at a time."""
+    """Clients with TensorFlow datasets as examples, read one client at a time."""
 
     def __init__(
         self, client_ids: Sequence[str], dataset_of: Callable[[str], Any], domain_of: Any
@@ -43,7 +43,7 @@ class _TffClients(ListedClients):
         return columns
 
     def domain_of(self, client_id: str) -> Any:
-        """Returns what the caller says of a client's domain."""
+        """Returns the caller's domain of a client."""
         if self._domain_of is None:
             raise UserError(
                 f"client {client_id}: expected examples with a domain_id, or domain_of to say it, "
@@ -52,7 +52,7 @@ class _TffClients(ListedClients):
         return self._domain_of(client_id)
 
     def columns(self, client_id: str) -> OrderedDict[str, Any]:
-        """Returns the columns of one client as its dataset has them."""
+        """Returns the columns of one client's dataset."""
         dataset = self._dataset_of(client_id)
         spec = dataset.element_spec
         if isinstance(spec, tuple) and len(spec) == 2:
@@ -123,9 +123,9 @@ def simulation_datasets() -> Any:
 class StoreClientData(tff.simulation.datasets.ClientData):
     """A split of a store as clients of TFF; see `data.tff_clients.to_tff`.
 
-    TFF's reader pastes the id of a client into an SQL statement: an id with a quote breaks the
-    statement or selects other clients. TensorFlow's SQL dataset has no parameters, so that ids
-    are hexadecimal literals here.
+    TFF's reader inserts the id of a client into an SQL statement: an id with a quote breaks the
+    statement or selects other clients. TensorFlow's SQL dataset has no parameters, so ids are
+    hexadecimal literals here.
     """
 
     def __init__(self, store: Store, split: str) -> None:
@@ -144,12 +144,12 @@ class StoreClientData(tff.simulation.datasets.ClientData):
 
     @property
     def element_type_structure(self) -> OrderedDict[str, Any]:
-        """The type of an example."""
+        """Structure of an example's types."""
         return self._spec
 
     @property
     def serializable_dataset_fn(self) -> Callable[[Any], tf.data.Dataset]:
-        """Returns the examples of the client of an id, which may be a tensor."""
+        """Returns a function from a client id, which may be a tensor, to the client's examples."""
         return self._dataset
 
     def _dataset(self, client_id: Any) -> tf.data.Dataset:
@@ -173,7 +173,7 @@ class StoreClientData(tff.simulation.datasets.ClientData):
 
 
 def _sql_literal(text: Any) -> tf.Tensor:
-    """Returns a string of SQL that denotes a text, which may be a tensor, whatever it holds."""
+    """Returns an SQL literal of any string, which may be a tensor."""
     pairs = tf.constant([f"{byte:02x}" for byte in range(256)])
     digits = tf.gather(pairs, tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32))
     return tf.strings.join(["CAST(x'", tf.strings.reduce_join(digits), "' AS TEXT)"])
@@ -189,22 +189,22 @@ class ClientSource(tff.program.FederatedDataSource):
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """The type of a cohort."""
+        """Type of a cohort."""
         return self._type
 
     def iterator(self) -> _ClientIterator:
-        """Returns an iterator that begins with the first cohort."""
+        """Returns an iterator that starts with the first cohort."""
         _ClientIterator.sources[self.key] = self
         return _ClientIterator(self.key, 0)
 
     @property
     def key(self) -> bytes:
-        """A digest of the seed, the clients' names and their type: what cohorts depend on."""
+        """Digest of the seed, the client ids and their type, on which cohorts depend."""
         parts = [self._seed, list(self._clients.client_ids), str(self._type)]
         return hashlib.sha256(repr(parts).encode()).digest()
 
     def cohort(self, number: int, size: int) -> list[Examples]:
-        """Returns the clients of a cohort: a function of the seed and its number."""
+        """Returns the clients of a cohort: a function of the seed and the cohort's index."""
         ids = self._clients.client_ids
         if size > len(ids):
             raise UserError(f"clients of a round: expected at most {len(ids)}, found {size}")
@@ -215,10 +215,10 @@ class ClientSource(tff.program.FederatedDataSource):
 
 
 class _ClientIterator(tff.program.FederatedDataSourceIterator):
-    """Counts cohorts; what a program saves of it is a number, and the key of its source.
+    """Counts cohorts; a program saves only the index, and the key of its source.
 
-    A program copies it, and restores it from bytes; neither holds clients. Those are of the source
-    of this key of which an iterator was made last in the process.
+    A program copies the iterator, and restores it from bytes; neither contains clients. They come
+    from the source with this key that last created an iterator in the process.
     """
 
     sources: ClassVar[dict[bytes, ClientSource]] = {}
@@ -228,7 +228,7 @@ class _ClientIterator(tff.program.FederatedDataSourceIterator):
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> _ClientIterator:
-        """Returns what `to_bytes` saved."""
+        """Returns the iterator that `to_bytes` saved."""
         number, key = int.from_bytes(buffer[:8], "little"), buffer[8:]
         if key not in cls.sources:
             raise UserError(
@@ -243,11 +243,11 @@ class _ClientIterator(tff.program.FederatedDataSourceIterator):
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """The type of a cohort."""
+        """Type of a cohort."""
         return self.sources[self._key].federated_type
 
     def select(self, k: Optional[int] = None) -> list[Examples]:
-        """Returns the next cohort, of k clients."""
+        """Returns the next cohort of k clients."""
         if k is None:
             raise UserError("clients of a round: expected a number, found None")
         cohort = self.sources[self._key].cohort(self._number, k)
@@ -256,7 +256,7 @@ class _ClientIterator(tff.program.FederatedDataSourceIterator):
 
 
 class _EvaluationState(NamedTuple):
-    """State of an evaluation of TFF's programs: the model, and sums so far, [p] each."""
+    """State of an evaluation in TFF's programs: the model, and the sums so far, [p] each."""
 
     weights: ModelWeights
     losses: Any
@@ -267,20 +267,20 @@ def evaluation_process(model: Any, num_domains: int) -> Any:
     """Returns federated evaluation as a TFF learning process.
 
     `tff.learning.programs.EvaluationManager` runs it. Each round evaluates a cohort, and changes no
-    weights. Reports have the losses and counts of each domain, and of the worst one, of the
-    round and of all rounds so far.
+    weights. Reports have the losses and counts of each domain, and of the worst domain, for the
+    round and for all rounds so far.
 
     Args:
-        model: The model, or one of TFF's.
-        num_domains: p.
+        model: A `Model`, or a model of TFF.
+        num_domains: Number of domains p.
     """
-    own = as_model(model)
-    evaluate = build_evaluation(own, num_domains)
+    converted = as_model(model)
+    evaluate = build_evaluation(converted, num_domains)
     client_type = evaluate.type_signature.parameter[1]
 
     @tff.tensorflow.computation
     def initial() -> Any:
-        weights = tf.nest.map_structure(tf.constant, own.initial_weights)
+        weights = tf.nest.map_structure(tf.constant, converted.initial_weights)
         return _EvaluationState(weights, tf.zeros([num_domains]), tf.zeros([num_domains], tf.int64))
 
     state_type = initial.type_signature.result
