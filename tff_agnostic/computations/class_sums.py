@@ -101,7 +101,7 @@ class ClassCounting:
     def of_client(self, examples: Examples, predictions: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the predicted class of each example, int32 [n], and its score bin; 0 if none."""
         del examples
-        scores = self._scores.of(predictions)
+        scores = self._scores.from_predictions(predictions)
         answers = tf.argmax(scores, axis=-1, output_type=tf.int32)
         if self._from_logits is None:
             return answers, tf.zeros_like(answers)
