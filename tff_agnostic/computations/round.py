@@ -163,7 +163,7 @@ class Round:
     def __init__(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         self._algorithm = algorithm
         bounds = [step.bounds(aggregation.limits) for step in algorithm.steps]
-        self.steps = tuple(map(RoundStep, algorithm.steps, aggregation.of_exchanges(bounds)))
+        self.steps = tuple(map(RoundStep, algorithm.steps, aggregation.for_steps(bounds)))
 
     @property
     def client_data_spec(self) -> Mapping[str, Any]:

@@ -120,14 +120,14 @@ class FactorySum(PlacedAggregation):
             return self.mean_weight
         return weight.public_sum / (self.expected_clients * weight.contributing)
 
-    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[FactorySum, ...]:
+    def for_steps(self, bounds: Sequence[Any]) -> tuple[FactorySum, ...]:
         """Returns itself for each communication step; one step must have an update."""
         if not any(map(_updates_in, bounds)):
             raise UserError(
                 "an aggregator of TFF's averages updates of a model: expected an algorithm whose "
                 "clients send one, found none"
             )
-        return super().of_exchanges(bounds)
+        return super().for_steps(bounds)
 
     def on_clients(self) -> FactorySum:
         """Raises an error, as this aggregation requires TFF."""
