@@ -41,7 +41,7 @@ from tff_agnostic.aggregations.noise_generators import (
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.base.report_fields import ReportField, ReportFields
-from tff_agnostic.privacy.mechanisms import LEAST_NOISE
+from tff_agnostic.privacy.mechanisms import MIN_NOISE
 from tff_agnostic.privacy.sampling import PublicParticipation, SecretParticipation
 
 # An indicator minus one half: its sensitivity to a joining client is one half.
@@ -89,7 +89,7 @@ class PrivacyOptions(LimitedOptions):
             about it.
     """
 
-    noise_multiplier: Optional[Annotated[float, Within(least=LEAST_NOISE, or_zero=True)]] = None
+    noise_multiplier: Optional[Annotated[float, Within(least=MIN_NOISE, or_zero=True)]] = None
     target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
     delta: Optional[Annotated[float, Within(above=0, below=1.0)]] = None
     clip_norm: Annotated[float, Within(above=0)] = 1.0
@@ -123,7 +123,7 @@ class NoiseEvaluation(Options):
             over domains, which get more noise.
     """
 
-    multiplier: Annotated[float, Within(least=LEAST_NOISE, or_zero=True)]
+    multiplier: Annotated[float, Within(least=MIN_NOISE, or_zero=True)]
     clients_share: _Share = 0.2
     statistics: bool = False
 

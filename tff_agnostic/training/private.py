@@ -28,8 +28,8 @@ from tff_agnostic.privacy.accountant import (
     check_rounds,
     check_tail,
     default_delta,
-    drowned,
     noise_for_epsilon,
+    noise_warning,
     statement,
 )
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
@@ -240,7 +240,7 @@ class PrivateTraining:
         """Returns the guarantees after some rounds and their evaluations as lines of text."""
         training = self.statement(rounds)
         lines = [f"private training: {training.text}"]
-        note = drowned(
+        note = noise_warning(
             self.noise_multiplier, self._plan.clients_per_round, rounds, self._kind == "tree"
         )
         if note is not None:

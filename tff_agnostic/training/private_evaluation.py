@@ -202,7 +202,7 @@ class PrivateEvaluation:
             split,
             remarks,
             evaluations_are_private=True,
-            of_what="evaluations",
+            count_noun="evaluations",
             noise_generator=SECURE.title,
             noise_tail=self.tail(releases),
         )
