@@ -31,7 +31,7 @@ from tff_agnostic.metrics.evaluation_report import (
     evaluation_report,
 )
 from tff_agnostic.models.model import Examples, ModelWeights
-from tff_agnostic.runtimes.runtime import Evaluated, Evaluation, Runtime
+from tff_agnostic.runtimes.runtime import Evaluation, RawEvaluation, Runtime
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.divergence import diverged
 from tff_agnostic.training.private_evaluation import PrivateEvaluation
@@ -154,7 +154,7 @@ class Evaluator:
 
     def measure(
         self, models: Sequence[ModelWeights], on_all: bool, states: Optional[Sequence[Any]] = None
-    ) -> list[Evaluated]:
+    ) -> list[RawEvaluation]:
         """Returns the sums for `report`; see `of_models`.
 
         Args:
@@ -164,14 +164,14 @@ class Evaluator:
         """
         num_bytes = sum(np.asarray(array).nbytes for array in tf.nest.flatten(models[0]))
         at_once = max(1, _MAX_BYTES_AT_ONCE // max(1, num_bytes))
-        evaluated: list[Evaluated] = []
+        evaluated: list[RawEvaluation] = []
         for first in range(0, len(models), at_once):
             some = slice(first, first + at_once)
             parts = in_parts(self._clients(on_all))
             evaluated += self._evaluate.of_each(models[some], parts, states and states[some])
         return evaluated
 
-    def report(self, evaluated: Evaluated) -> EvaluationReport:
+    def report(self, evaluated: RawEvaluation) -> EvaluationReport:
         """Returns the report of summed answers."""
         output = evaluated.output if self.noise is None else self.noise.consistent(evaluated.output)
         report = evaluation_report(
