@@ -133,7 +133,7 @@ class TffWorker:
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         # The kernel considers the end of the thread that started the process as the death of the
-        # parent. This thread ends with the worker, or with Python, on every calling thread.
+        # parent. This dedicated thread ends with the worker, or with Python.
         started: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._release.clear()
 
