@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.base.later import tf
-from tff_agnostic.base.stateless_random import MOST_POISSON, poisson_one
+from tff_agnostic.base.stateless_random import MAX_POISSON, poisson_one
 from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
 from tff_agnostic.computations.class_sums import ClassCounting
 from tff_agnostic.computations.client_output import all_finite
@@ -303,7 +303,7 @@ def evaluation_bounds(
     resampled: Any = ()
     if is_resampled:
         largest_sum = max(bound.limit for bound in tf.nest.flatten(sums))
-        resampled = Bound(MOST_POISSON * largest_sum)
+        resampled = Bound(MAX_POISSON * largest_sum)
     return EvaluationOutput(
         sums=sums,
         over_clients=OrderedDict(

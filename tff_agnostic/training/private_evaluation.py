@@ -70,7 +70,8 @@ class Release:
             `PrivateEvaluation.digest`.
         place: Digest of all inputs of the noise key except the run's secret.
         sums: Digest of the noisy sums.
-        num_models: Number of models; each model is a separate release."""
+        num_models: Number of models; each model is a separate release.
+    """
 
     round_num: int
     evaluated: str
