@@ -142,9 +142,7 @@ class UserFile:
             except KeyboardInterrupt:
                 # Ctrl-C is not an error of the file.
                 raise
-            except (
-                BaseException
-            ) as e:  # A file may raise anything, also exceptions that end Python.
+            except BaseException as e:  # A file may raise anything, also what ends Python.
                 if self.raised(e):
                     raise UserCodeError(f"{self.path}: {what} fails:\n{self._trace(e)}") from e
                 place = self._place_of(made_by)

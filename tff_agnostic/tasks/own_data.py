@@ -176,8 +176,8 @@ def _known_categories(
     categories = Store(path).description.categories
     for column in store.description.categories:
         if column not in categories:
-            found = Verbatim(f"categories of {', '.join(categories) or 'no column'} in {path}")
-            raise options.error("vocabulary", f"a store with the categories of {column}", found)
+            columns = Verbatim(f"categories of {', '.join(categories) or 'no column'} in {path}")
+            raise options.error("vocabulary", f"a store with the categories of {column}", columns)
     return categories
 
 

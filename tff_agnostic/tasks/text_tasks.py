@@ -198,7 +198,7 @@ class Corpus:
         """
         names = self.domains.names
         features = {TOKENS: Feature("string"), **self.domains.features}
-        # The words come first: if words and data changed, the message is about the words.
+        # The words come first, so that a message names the words if words and data changed.
         fingerprint = {"vocabulary": vocabulary_digest(self.words)}
         if labels is not None:
             features[labels.name] = labels.feature
@@ -247,18 +247,18 @@ def known_words(
         content = path.read_bytes()
         if content.startswith(_SQLITE):
             return Store(path).vocabulary()
-        # Editors of Windows begin a file with a byte order mark.
+        # Windows editors start a file with a byte order mark.
         lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        found = Verbatim(f"an unreadable file {path} ({e})")
-        raise options.error("vocabulary", "a number or a list of words", found) from e
+        problem = Verbatim(f"an unreadable file {path} ({e})")
+        raise options.error("vocabulary", "a number or a list of words", problem) from e
     words = [line.split()[0] for line in lines if line.strip()]
     if not words:
         raise options.error("vocabulary", f"a word in each line of {path}", Verbatim("none"))
     if len(set(words)) < len(words):
         twice, _ = Counter(words).most_common(1)[0]
-        found = Verbatim(f"{twice!r} twice")
-        raise options.error("vocabulary", f"different words in {path}", found)
+        problem = Verbatim(f"{twice!r} twice")
+        raise options.error("vocabulary", f"different words in {path}", problem)
     return words
 
 
