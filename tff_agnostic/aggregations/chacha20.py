@@ -45,7 +45,7 @@ def keystream(
     if first_block is None:
         first_block = tf.constant(0, tf.uint32)
     num_blocks = -(-num_words // BLOCK_WORDS)
-    return _blocks_of(num_blocks)(key, nonce, first_block)[:num_words]
+    return _block_function(num_blocks)(key, nonce, first_block)[:num_words]
 
 
 def halves(number: tf.Tensor) -> list[tf.Tensor]:
@@ -65,7 +65,7 @@ def joined_halves(words: tf.Tensor) -> tf.Tensor:
 
 # A run uses a few sizes; trace each once, so that graphs call it by its name.
 @functools.lru_cache(maxsize=32)
-def _blocks_of(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
+def _block_function(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
     def chacha20_keystream(key: tf.Tensor, nonce: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
         words = tf.reshape(tf.stack(halves(key), axis=1), [8, 1])
         counter = tf.constant(np.arange(num_blocks, dtype=np.uint32)[np.newaxis])

@@ -139,7 +139,7 @@ class IntegerCodec:
         # A group of few values may contain integers beyond float32.
         dtype = tf.float32 if self.is_rotated else tf.float64
         vector = joined([tf.cast(value, dtype) for value in values])
-        scale = tf.math.divide_no_nan(tf.constant(self._steps_of_limit, tf.float64), limit)
+        scale = tf.math.divide_no_nan(tf.constant(self._limit_steps, tf.float64), limit)
         vector *= tf.cast(scale, dtype)
         if self.is_rotated:
             vector = rotated(vector, self._signs(release))
@@ -166,10 +166,10 @@ class IntegerCodec:
         vector = tf.cast(centred(summed, self.bits), tf.float64)
         if self.is_rotated:
             vector = rotated_back(vector, self._signs(release))
-        return vector[: self.num_values] * (limit / self._steps_of_limit)
+        return vector[: self.num_values] * (limit / self._limit_steps)
 
     @property
-    def _steps_of_limit(self) -> float:
+    def _limit_steps(self) -> float:
         return self.steps * (_ROOM if self.is_rotated else 1.0)
 
     def _signs(self, release: tf.Tensor) -> tf.Tensor:

@@ -404,8 +404,8 @@ class CentralDpSum(PrivateAggregation):
     @property
     def remarks(self) -> tuple[str, ...]:
         """Returns a note about float32 sums, as all other arithmetic is exact."""
-        is_of_floats = SecurityProperty.SECURE_SUMS not in self.inner.guarantees
-        return (_PLAIN_SUMS_NOTE,) if is_of_floats else ()
+        has_floats = SecurityProperty.SECURE_SUMS not in self.inner.guarantees
+        return (_PLAIN_SUMS_NOTE,) if has_floats else ()
 
     @property
     def min_clients(self) -> int:
@@ -413,7 +413,7 @@ class CentralDpSum(PrivateAggregation):
         return self.inner.min_clients
 
     def on_clients(self) -> Aggregation:
-        """Returns the inner sum's part for clients, who do not need the key."""
+        """Returns the aggregation without the key, which clients do not need."""
         inner = self.inner.on_clients()
         return dataclasses.replace(self, inner=inner, noise_key=(), noise_multiplier=0.0)
 

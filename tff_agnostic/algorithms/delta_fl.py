@@ -181,11 +181,11 @@ def survey_work(
     """Algorithm 2, line 4: answers with a statistic of F_k(w_t), and remembers the losses."""
 
     def answer(threshold: Threshold, question: Any, sums: core.DomainSums) -> Any:
-        def of_client(sums: core.DomainSums) -> tuple[Any, tf.Tensor]:
+        def client_answer(sums: core.DomainSums) -> tuple[Any, tf.Tensor]:
             loss, weight = _loss(sums), _whole_weight(client_weighting, sums)
             return threshold.answer(question, loss, weight), tf.math.is_finite(loss)
 
-        answers, is_known = clients.map(of_client, sums)
+        answers, is_known = clients.map(client_answer, sums)
         return core.zero_unless(is_known & (clients.num_examples > 0), answers)
 
     measured = _measured(model, num_domains, broadcast.weights, clients, holdout)

@@ -29,7 +29,7 @@ import numpy as np
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import LossEstimatorOptions, running_mean
 from tff_agnostic.base.later import tf
-from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, boost_algorithm, ensemble_of
+from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, boost_algorithm, require_ensemble
 from tff_agnostic.domain_weights.ascent import ALPHA, LAMBDA, MEAN_LAMBDA, lambda_ascent
 from tff_agnostic.domain_weights.excess import excess_losses
 
@@ -68,7 +68,7 @@ def fed_boost(
         options: The options.
         mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 1.
     """
-    model, p = ensemble_of(problem.model, "fed_boost"), problem.num_domains
+    model, p = require_ensemble(problem.model, "fed_boost"), problem.num_domains
     alphas = AlphaSteps(model, options, problem.seed)
 
     def initialize() -> FedBoostState:
@@ -154,7 +154,7 @@ def afl_boost(
     if weighs_by_cohort and options.loss_estimate != "unbiased":
         reason = "where examples weigh lambda_k / m, as in the paper's preset"
         raise options.error("loss_estimate", f"unbiased {reason}")
-    model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
+    model, p = require_ensemble(problem.model, "afl_boost"), problem.num_domains
     alphas = AlphaSteps(model, options, problem.seed)
     lambdas = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts)
     # N_k

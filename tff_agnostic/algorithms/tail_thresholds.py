@@ -234,7 +234,9 @@ class Quantile(NamedTuple):
     rounding: tf.Tensor
 
 
-def quantile_of(histogram: tf.Tensor, theta: float, within: Optional[Quantile] = None) -> Quantile:
+def find_quantile(
+    histogram: tf.Tensor, theta: float, within: Optional[Quantile] = None
+) -> Quantile:
     """Returns the quantile of a histogram, or of the next digit's histogram in a quantile's bin."""
     weights = tf.cast(histogram, tf.float64)
     if within is None:
@@ -273,7 +275,7 @@ class _HistogramThreshold(Threshold):
     """A threshold from histograms of the clients' weights, int64 [bins], by loss or by digit."""
 
     def answer(self, question: Any, loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        return _one_hot(_bin_of(loss) - _BELOW_ZERO, GRID.num_bins - _BELOW_ZERO, weight)
+        return _one_hot(_loss_bin(loss) - _BELOW_ZERO, GRID.num_bins - _BELOW_ZERO, weight)
 
     def bounds(self, heaviest: float, max_loss: float) -> Bound:
         return Bound(heaviest, integer=True)
@@ -287,14 +289,14 @@ class _HistogramThreshold(Threshold):
             return self.initial()
         is_known = self.total(*answers) > 0
         return tf.nest.map_structure(
-            lambda new, old: tf.where(is_known, new, old), self.eta_of(*answers), eta
+            lambda new, old: tf.where(is_known, new, old), self.find_eta(*answers), eta
         )
 
-    def eta_of(self, *answers: tf.Tensor) -> Any:
+    def find_eta(self, *answers: tf.Tensor) -> Any:
         """Returns eta from answers with a positive total."""
 
 
-def _bin_of(loss: tf.Tensor) -> tf.Tensor:
+def _loss_bin(loss: tf.Tensor) -> tf.Tensor:
     # Rounding may put a loss of 0 slightly below 0.
     return tf.where(loss < -GRID.lower, _BELOW_ZERO, GRID.bin_of(loss))
 
@@ -320,10 +322,10 @@ class _Binned(_HistogramThreshold):
         return Cut(tf.constant(_BELOW_ALL), tf.constant(1.0))
 
     def share(self, eta: Cut, loss: tf.Tensor) -> tf.Tensor:
-        return _share(_bin_of(loss), eta)
+        return _share(_loss_bin(loss), eta)
 
-    def eta_of(self, *answers: tf.Tensor) -> Cut:
-        quantile = quantile_of(answers[0], self.theta)
+    def find_eta(self, *answers: tf.Tensor) -> Cut:
+        quantile = find_quantile(answers[0], self.theta)
         return Cut(quantile.bin + _BELOW_ZERO, self.share_at(quantile))
 
     def loss(self, eta: Cut) -> tf.Tensor:
@@ -359,20 +361,20 @@ class _Refined(_HistogramThreshold):
         asked = tf.where(tf.equal(prefix, question.prefix), weight, tf.zeros_like(weight))
         return _one_hot(digit, _NUM_DIGITS, asked)
 
-    def eta_of(self, *answers: tf.Tensor) -> Cut:
+    def find_eta(self, *answers: tf.Tensor) -> Cut:
         digits, quantile = self._search(answers)
         return Cut(digits.prefix, self.share_at(quantile))
 
     def loss(self, eta: Cut) -> tf.Tensor:
         # NaN before any loss is known, and if all clients count.
-        return tf.where(eta.bin > self.initial().bin, loss_of_key(eta.bin), np.nan)
+        return tf.where(eta.bin > self.initial().bin, loss_from_key(eta.bin), np.nan)
 
     def _search(self, answers: Sequence[tf.Tensor]) -> tuple[Digits, Any]:
         """Returns the next digits to ask for, and the quantile among the previous ones."""
         digits = Digits(tf.constant(0, tf.int64), tf.constant(_FIRST_SHIFT, tf.int64))
         quantile = None
         for answer in answers:
-            quantile = quantile_of(answer, self.theta, quantile)
+            quantile = find_quantile(answer, self.theta, quantile)
             prefix = digits.prefix * _NUM_DIGITS + tf.cast(quantile.bin, tf.int64)
             digits = Digits(prefix, digits.shift - _DIGIT_BITS)
         return digits, quantile
@@ -385,7 +387,7 @@ def key_of(loss: tf.Tensor) -> tf.Tensor:
     return tf.cast(ordered, tf.int64) - tf.int32.min
 
 
-def loss_of_key(key: tf.Tensor) -> tf.Tensor:
+def loss_from_key(key: tf.Tensor) -> tf.Tensor:
     """Returns the loss with a key, float32."""
     ordered = tf.cast(key + tf.int32.min, tf.int32)
     bits = tf.where(ordered < 0, tf.bitwise.bitwise_xor(ordered, tf.int32.max), ordered)
@@ -447,7 +449,7 @@ class _Smoothed(_HistogramThreshold):
     def share(self, eta: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
         return smoothed_share(eta, loss, self.nu)
 
-    def eta_of(self, *answers: tf.Tensor) -> tf.Tensor:
+    def find_eta(self, *answers: tf.Tensor) -> tf.Tensor:
         return smoothed_eta(answers[0], self.theta, self.nu)
 
     def unordered(self, loss: float, mean_loss: float) -> str:

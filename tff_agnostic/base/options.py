@@ -235,7 +235,7 @@ def mismatch(hint: Any, value: Any) -> str:
     if is_options(hint):
         return "" if isinstance(value, hint) else hint.__name__
     if hint is float:
-        return _mismatch_of_float(value)
+        return _float_mismatch(value)
     plain = origin or hint
     if not isinstance(value, plain) or isinstance(value, bool) != (hint is bool):
         return NOUNS.get(hint, getattr(plain, "__name__", str(hint)))
@@ -250,7 +250,7 @@ def _outside(limits: tuple[Any, ...], value: Any) -> str:
     return ""
 
 
-def _mismatch_of_float(value: Any) -> str:
+def _float_mismatch(value: Any) -> str:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return NOUNS[float]
     if not math.isfinite(value):

@@ -88,7 +88,7 @@ class _WordEncoder:
         # Bytes, as in stores, so that no decoding is needed.
         self._id_of = {word.encode(): k for k, word in enumerate(words, start=1)}
 
-    def _ids_of(self, words: Sequence[bytes]) -> list[int]:
+    def _look_up(self, words: Sequence[bytes]) -> list[int]:
         oov, id_of = self.ids.oov, self._id_of
         return [id_of.get(word, oov) for word in words]
 
@@ -134,7 +134,7 @@ class SentenceEncoder(_WordEncoder):
         return EncodedSentences(chunks[:, :-1], chunks[:, 1:], np.array(owners, np.int64))
 
     def _after_begin(self, sentence: bytes) -> list[int]:
-        return [*self._ids_of(sentence.split()), self.ids.eos]
+        return [*self._look_up(sentence.split()), self.ids.eos]
 
 
 # Treatments of sentences with more words than fit into an example.
@@ -151,6 +151,6 @@ class TextEncoder(_WordEncoder):
         """Returns ids, int32 [n, T], of n texts: bytes, words separated by spaces."""
         ids = np.full([len(texts), self._length], self.ids.pad, np.int32)
         for row, text in zip(ids, texts):
-            word_ids = self._ids_of(text.split()[: self._length])
+            word_ids = self._look_up(text.split()[: self._length])
             row[: len(word_ids)] = word_ids
         return ids

@@ -138,21 +138,21 @@ class UserFile:
                 yield
             except UserError as e:
                 kind = UserCodeError if isinstance(e, UserCodeError) else UserError
-                raise kind(f"{self._place_of(made_by)}: {e}") from e
+                raise kind(f"{self._location(made_by)}: {e}") from e
             except KeyboardInterrupt:
                 # Ctrl-C is not an error of the file.
                 raise
             except BaseException as e:  # A file may raise anything, also what ends Python.
                 if self.raised(e):
                     raise UserCodeError(f"{self.path}: {what} fails:\n{self._trace(e)}") from e
-                place = self._place_of(made_by)
+                place = self._location(made_by)
                 raise UserError(f"{place}: {what} fails: {in_one_line(e)}") from e
 
     def raised(self, error: BaseException) -> bool:
         """Returns whether an exception came from the user's own lines."""
         return bool(self._frames(error))
 
-    def _place_of(self, function: Optional[Callable[..., Any]]) -> str:
+    def _location(self, function: Optional[Callable[..., Any]]) -> str:
         code = getattr(function, "__code__", None)
         if code is None or code.co_filename != self._module.__file__:
             return str(self.path)
@@ -229,7 +229,7 @@ def kind_of(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def is_of_a_user(module: str) -> bool:
+def is_user_module(module: str) -> bool:
     """Returns whether a module belongs to this package or to a user's file or script."""
     return module.startswith((_PACKAGE, "tff_agnostic.", "__main__"))
 

@@ -46,7 +46,7 @@ _SAMPLED = ("uniform", "weighted")
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
 
 
-def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
+def require_ensemble(model: Model, algorithm: str) -> EnsembleModel:
     """Returns the model of a problem; raises a `UserError` unless it is an ensemble."""
     if not isinstance(model, EnsembleModel):
         raise UserError(
@@ -392,7 +392,7 @@ def client_work(
     estimate = GRADIENT_ESTIMATORS[estimator]
     assert members is not None
 
-    def of_client(examples: Examples, scale: tf.Tensor, gradient: tf.Tensor) -> Any:
+    def client_gradient(examples: Examples, scale: tf.Tensor, gradient: tf.Tensor) -> Any:
         outputs = members.outputs(stacks, examples["x"])
         losses, gradients = loss.at(outputs, alpha, examples["y"])
         norms = tf.zeros([1, 1])
@@ -407,7 +407,7 @@ def client_work(
         examples = clients.take(batch.positions)
         scale = tf.gather(broadcast.scale, examples["domain_id"])
         scale *= tf.cast(batch.is_present, tf.float32)
-        gradient, measures = clients.map(of_client, examples, scale, so_far.gradient)
+        gradient, measures = clients.map(client_gradient, examples, scale, so_far.gradient)
         sums = core.add_to_domains(so_far.sums, examples["domain_id"], batch.is_present, measures)
         return _Pass(gradient, sums)
 

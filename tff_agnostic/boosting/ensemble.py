@@ -183,7 +183,7 @@ def _check(
             outcome, k = lost[0]
             raise UserError(
                 f"base predictors: {names[k]}: expected positive probabilities, found 0 of "
-                f"outcome {outcome}, of which the log loss is infinite: smooth it"
+                f"outcome {outcome}, whose log loss is infinite: smooth it"
             )
 
 
@@ -216,16 +216,16 @@ def _is_class_loss(loss: Any) -> bool:
     )
 
 
-def _form_of_keras(loss: Any) -> Any:
+def _keras_form(loss: Any) -> Any:
     return loss.loss if isinstance(loss, OfColumns) else loss
 
 
 def _is_number_loss(loss: Any) -> bool:
-    return isinstance(_form_of_keras(loss), tf.keras.losses.MeanSquaredError)
+    return isinstance(_keras_form(loss), tf.keras.losses.MeanSquaredError)
 
 
 def _is_two_class_loss(loss: Any) -> bool:
-    keras_loss = _form_of_keras(loss)
+    keras_loss = _keras_form(loss)
     # A smoothed label is not a class.
     return (
         isinstance(keras_loss, tf.keras.losses.BinaryCrossentropy)
@@ -255,7 +255,7 @@ def form_of(model: Model) -> OutputKind:
     for form in _FORMS:
         if form.matches(model.loss):
             return form
-    loss = _form_of_keras(model.loss)
+    loss = _keras_form(model.loss)
     name = getattr(loss, "__name__", type(loss).__name__)
     raise UserError(
         "base predictors: expected a task whose model has class scores, class probabilities or "

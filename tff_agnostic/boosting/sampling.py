@@ -26,7 +26,7 @@ _ROOM = 5.0
 Gammas = Callable[["tf.Tensor", int, float], "tf.Tensor"]
 
 
-def all_of_them(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
+def no_sampling(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
     """gamma_k = 1: no sampling."""
     del budget, uniform_share
     return tf.ones_like(alpha)
@@ -50,7 +50,7 @@ def by_weight(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
 
 
 PREDICTOR_SAMPLINGS: Registry[Gammas] = Registry(
-    "predictor sampling", {"none": all_of_them, "uniform": uniformly, "weighted": by_weight}
+    "predictor sampling", {"none": no_sampling, "uniform": uniformly, "weighted": by_weight}
 )
 
 

@@ -35,7 +35,7 @@ def num_outcomes(model: Model) -> int:
     return len(model.initial_weights.trainable[0])
 
 
-def counts_of_domains(
+def counts_by_domain(
     sums: OutcomeCounts, domain_names: Sequence[str], min_clients: int
 ) -> GroupCounts:
     """Returns the counts of each domain.
@@ -55,7 +55,7 @@ def counts_of_domains(
     return GroupCounts(kept, skipped)
 
 
-def counts_of_clients(clients: ClientDataset, outcomes: int) -> GroupCounts:
+def counts_by_client(clients: ClientDataset, outcomes: int) -> GroupCounts:
     """Returns the counts of each client; clients without examples are skipped."""
     counts = {
         client_id: np.bincount(clients.read(client_id)["y"], minlength=outcomes)

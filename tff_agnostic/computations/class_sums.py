@@ -98,7 +98,7 @@ class ClassCounting:
         shape = tf.concat([tf.shape(clients.num_examples), [self.num_numbers]], axis=0)
         return tf.zeros(shape, tf.int64)
 
-    def of_client(self, examples: Examples, predictions: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def examine(self, examples: Examples, predictions: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the predicted class of each example, int32 [n], and its score bin; 0 if none."""
         del examples
         scores = self._scores.from_predictions(predictions)
@@ -119,7 +119,7 @@ class ClassCounting:
         is_present: tf.Tensor,
         results: tuple[tf.Tensor, tf.Tensor],
     ) -> tf.Tensor:
-        """Adds the results of `of_client`; values are [b], vectorised [G, b]."""
+        """Adds the results of `examine`; values are [b], vectorised [G, b]."""
         answers, bins = results
         domains, labels = examples["domain_id"], tf.cast(examples["y"], tf.int32)
         k = self.num_classes

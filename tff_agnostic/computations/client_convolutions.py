@@ -34,7 +34,7 @@ class Convolution:
     before: Pair
     after: Pair
 
-    def of_images(self, images: tf.Tensor, kernels: tf.Tensor) -> tf.Tensor:
+    def convolve(self, images: tf.Tensor, kernels: tf.Tensor) -> tf.Tensor:
         """Returns the convolution of each client's images with its kernel, [G, B, H', W', O].
 
         Args:
@@ -89,7 +89,7 @@ class Convolution:
         transposed = Convolution(
             (1, 1), self.dilations, (before[0], before[1]), (after[0], after[1])
         )
-        return transposed.of_images(spread, turned)
+        return transposed.convolve(spread, turned)
 
     def _patches(self, images: tf.Tensor, kernel_size: Pair) -> tf.Tensor:
         """Returns the pixels under each position of the kernel, [G B, H', W', p q C]."""
@@ -163,7 +163,7 @@ class _Operands:
     def is_stacked(self, i: int) -> bool:
         return bool(self.pfor_input.inputs[i].is_stacked)
 
-    def of_clients(self, i: int) -> tf.Tensor:
+    def with_clients(self, i: int) -> tf.Tensor:
         """Returns operand `i` with an axis of clients; a shared operand is repeated."""
         self.pfor_input.stack_inputs(stack_indices=[i])
         return self.pfor_input.stacked_input(i)
@@ -199,7 +199,7 @@ def _convert_output(operands: _Operands) -> Optional[tf.Tensor]:
     convolution = operands.convolution(operands.shape(0), operands.shape(1))
     if convolution is None or not operands.is_stacked(1):
         return None
-    return convolution.of_images(operands.of_clients(0), operands.of_clients(1))
+    return convolution.convolve(operands.with_clients(0), operands.with_clients(1))
 
 
 def _convert_kernel_gradient(operands: _Operands) -> Optional[tf.Tensor]:
@@ -207,7 +207,9 @@ def _convert_kernel_gradient(operands: _Operands) -> Optional[tf.Tensor]:
     convolution = operands.convolution(operands.shape(0), kernel)
     if convolution is None:
         return None
-    return convolution.kernel_gradient(operands.of_clients(0), operands.of_clients(2), kernel[:2])
+    return convolution.kernel_gradient(
+        operands.with_clients(0), operands.with_clients(2), kernel[:2]
+    )
 
 
 def _convert_image_gradient(operands: _Operands) -> Optional[tf.Tensor]:
@@ -215,14 +217,16 @@ def _convert_image_gradient(operands: _Operands) -> Optional[tf.Tensor]:
     convolution = operands.convolution(images, operands.shape(1))
     if convolution is None or not operands.is_stacked(1):
         return None
-    return convolution.image_gradient(operands.of_clients(2), operands.of_clients(1), images[1:3])
+    return convolution.image_gradient(
+        operands.with_clients(2), operands.with_clients(1), images[1:3]
+    )
 
 
 def _convert_bias_gradient(operands: _Operands) -> Optional[tf.Tensor]:
     # The biases of other layers sum few terms.
     if not operands.has_channels_last or operands.shape(0).rank != 4:
         return None
-    return bias_gradient(operands.of_clients(0))
+    return bias_gradient(operands.with_clients(0))
 
 
 CONVERTED: dict[str, Callable[[_Operands], Optional[tf.Tensor]]] = {

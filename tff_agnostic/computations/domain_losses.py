@@ -146,7 +146,7 @@ class ExampleCounter(Protocol):
     def start(self, clients: Clients) -> Any:
         """Returns each client's counts over no examples."""
 
-    def of_client(self, examples: Examples, predictions: Any) -> Any:
+    def examine(self, examples: Examples, predictions: Any) -> Any:
         """Returns the properties of one client's batch."""
 
     def add(self, total: Any, examples: Examples, is_present: tf.Tensor, results: Any) -> Any:
@@ -166,15 +166,15 @@ def domain_sums_and_counts(
     def add_batch(batch: Batch, state: tuple[DomainSums, Any]) -> tuple[DomainSums, Any]:
         examples = clients.take(batch.positions)
 
-        def of_client(examples: Examples) -> tuple[ExampleMeasures, Any]:
+        def measure_client(examples: Examples) -> tuple[ExampleMeasures, Any]:
             losses, predictions = model.example_losses(
                 weights, examples, training=False, seed=tf.zeros([2], tf.int32)
             )
-            results = () if counter is None else counter.of_client(examples, predictions)
+            results = () if counter is None else counter.examine(examples, predictions)
             return example_measures(model, examples, losses, predictions), results
 
         sums, total = state
-        measures, results = clients.map(of_client, examples)
+        measures, results = clients.map(measure_client, examples)
         if counter is not None:
             total = counter.add(total, examples, batch.is_present, results)
         return add_to_domains(sums, examples["domain_id"], batch.is_present, measures), total
@@ -293,9 +293,11 @@ class Holdout:
         seed = client_seeds(tf.constant([self.seed, _NO_ROUND], tf.int32), clients)
         num_examples, capacity = clients.num_examples, clients.capacity
         bits = uniform_bits(seed, _ROUNDING)
-        num_kept_out = tf.minimum(self._share_of(num_examples, bits), _all_but_one(num_examples))
+        num_kept_out = tf.minimum(
+            self._scaled_by_share(num_examples, bits), _all_but_one(num_examples)
+        )
         num_trained = num_examples - num_kept_out
-        least = tf.minimum(self._share_of(capacity), _all_but_one(capacity))
+        least = tf.minimum(self._scaled_by_share(capacity), _all_but_one(capacity))
         drawn = random_order(seed, num_examples, capacity)
         kept_out = dataclasses.replace(
             clients,
@@ -338,7 +340,7 @@ class Holdout:
             return tuple(counts)
         return tuple(self.share * n for n in counts) if kept_out is None else tuple(kept_out)
 
-    def _share_of(self, numbers: tf.Tensor, bits: int = 0) -> tf.Tensor:
+    def _scaled_by_share(self, numbers: tf.Tensor, bits: int = 0) -> tf.Tensor:
         # Integer arithmetic, which every compiler rounds the same way.
         share = tf.constant(round(self.share * 2**UNIFORM_BITS), tf.int64)
         scaled = tf.cast(numbers, tf.int64) * share + tf.cast(bits, tf.int64)

@@ -237,8 +237,8 @@ def evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> Ev
         for name, grid in measure_grids(model).items()
     )
     is_finite = all_finite([sums.losses, sums.metric_sums])
-    is_of_size = SIZES.holds(tf.reduce_sum(sums.counts)) & is_finite
-    by_size = _by_size(is_of_size, over_clients)
+    has_size = SIZES.holds(tf.reduce_sum(sums.counts)) & is_finite
+    by_size = _by_size(has_size, over_clients)
     sums, over_clients = tf.nest.map_structure(
         lambda value: tf.where(is_finite, value, tf.zeros_like(value)), (sums, over_clients)
     )
@@ -266,16 +266,16 @@ def _client_distribution(grid: Grid, ratio: MetricSums) -> ClientDistribution:
 
 
 def _by_size(
-    is_of_size: tf.Tensor, over_clients: Mapping[str, ClientDistribution]
+    has_size: tf.Tensor, over_clients: Mapping[str, ClientDistribution]
 ) -> OrderedDict[str, SizeSums]:
-    counted, none = tf.cast(is_of_size, tf.int64), tf.zeros([SIZES.num_bins])
+    counted, none = tf.cast(has_size, tf.int64), tf.zeros([SIZES.num_bins])
     return OrderedDict(
         # Values over all examples of a client; 0 if undefined.
         (
             name,
             SizeSums(
                 counted * distribution.num_clients[-1],
-                tf.where(is_of_size, distribution.total[-1], none),
+                tf.where(has_size, distribution.total[-1], none),
             ),
         )
         for name, distribution in over_clients.items()
@@ -346,7 +346,7 @@ def count_outcomes(
     return OutcomeCounts(counts, clients.map(has_domain, counts))
 
 
-def measurement_of_outcomes(model: Model, num_domains: int, num_outcomes: int) -> Measurement:
+def outcome_measurement(model: Model, num_domains: int, num_outcomes: int) -> Measurement:
     """Returns the count of outcomes; its sums are an `OutcomeCounts`, and it measures no model."""
 
     def bounds(limits: ClientLimits) -> OutcomeCounts:

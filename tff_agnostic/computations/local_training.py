@@ -243,7 +243,7 @@ def gradient_pass(
         tf.cast(clients.num_examples, tf.float32), tf.cast(used.num_examples, tf.float32)
     )
 
-    def of_client(
+    def client_gradient(
         batch: Examples, scale: tf.Tensor, seed: tf.Tensor, gradient: list[tf.Tensor]
     ) -> Any:
         trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
@@ -269,7 +269,7 @@ def gradient_pass(
         examples = clients.take(tf.gather(order, tf.minimum(batch.positions, last), axis=-1))
         scale = tf.gather(alpha, examples["domain_id"]) * tf.cast(batch.is_present, tf.float32)
         seed = fold_in(clients.seed, batch.start)
-        gradient, measures = clients.map(of_client, examples, scale, seed, so_far.gradient)
+        gradient, measures = clients.map(client_gradient, examples, scale, seed, so_far.gradient)
         sums = add_to_domains(so_far.sums, examples["domain_id"], batch.is_present, measures)
         return GradientPass(gradient, sums)
 

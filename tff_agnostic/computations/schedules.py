@@ -185,11 +185,11 @@ def with_rate_columns(algorithm: Algorithm, options: Any) -> Algorithm:
         rate = getattr(getattr(options, part, None), "rate", None)
         if rate is not None and not rate.is_constant:
             field = ReportField(f"{part}_learning_rate", label)
-            columns.append(Column(field, _rate_of_round(rate)))
+            columns.append(Column(field, _round_rate(rate)))
     return dataclasses.replace(algorithm, columns=(*algorithm.columns, *columns))
 
 
-def _rate_of_round(rate: Rate) -> Callable[[Any], tf.Tensor]:
+def _round_rate(rate: Rate) -> Callable[[Any], tf.Tensor]:
     return lambda r: tf.cast(rate.at(r.round_num), tf.float32)
 
 

@@ -156,11 +156,11 @@ def training_columns(
         )
 
     def metric(name: str, value: Callable[[tf.Tensor], tf.Tensor]) -> Column:
-        def of_sums(sums: Any) -> tf.Tensor:
+        def from_sums(sums: Any) -> tf.Tensor:
             ratio = sums.metric_sums[name]
             return value(tf.math.divide_no_nan(ratio.numerator, ratio.denominator))
 
-        return measure(name, of_sums)
+        return measure(name, from_sums)
 
     def outcome(name: str) -> Column:
         field = ReportField(f"clients/{name}", f"clients: {name}", unit=Unit.CLIENTS)

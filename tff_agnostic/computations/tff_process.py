@@ -133,7 +133,7 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
         progress = tff.federated_value(RoundProgress(), tff.SERVER)
         client_state, remaining = None, []
         for k, (step, after_sum) in enumerate(zip(placed, after_sums)):
-            called = step.called(message, client_data, client_state, states.of_step(k, whole))
+            called = step.called(message, client_data, client_state, states.step_state(k, whole))
             summed, client_state, placed_state = called
             remaining.append(placed_state)
             after = tff.federated_map(after_sum, (state, progress, summed))
@@ -227,7 +227,7 @@ class _PlacedStates:
         """In a federated computation: returns the state without the processes' states."""
         return tff.federated_map(self._without, whole) if self._having else whole
 
-    def of_step(self, k: int, whole: Any) -> Any:
+    def step_state(self, k: int, whole: Any) -> Any:
         """In a federated computation: returns the state of a step's process; None without one."""
         return tff.federated_map(self._in_whole[k], whole) if k in self._having else None
 
@@ -320,13 +320,13 @@ def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff
     client_data_type = client_type(type_from_spec(measurement.client_data_spec), aggregation)
 
     @tff.tensorflow.computation(measured_type)
-    def message_of(measured: Any) -> Any:
+    def build_message(measured: Any) -> Any:
         return functions.message(measured, functions.initialize())
 
-    step = placed_step(functions.step, message_of.type_signature.result, client_data_type).sum_of
+    step = placed_step(functions.step, build_message.type_signature.result, client_data_type).sum_of
 
     @tff.tensorflow.computation(step.type_signature.result.member)
-    def output_of(summed: Any) -> Any:
+    def decode_sum(summed: Any) -> Any:
         return functions.decode(functions.initialize(), summed)[0]
 
     @tff.federated_computation(
@@ -334,8 +334,8 @@ def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff
         tff.FederatedType(client_data_type, tff.CLIENTS),
     )
     def evaluate(measured: Any, client_data: Any) -> Any:
-        summed = step(tff.federated_map(message_of, measured), client_data)
-        return tff.federated_map(output_of, summed)
+        summed = step(tff.federated_map(build_message, measured), client_data)
+        return tff.federated_map(decode_sum, summed)
 
     return evaluate
 

@@ -54,7 +54,7 @@ class SecurityReport:
     secure: tuple[str, ...]
 
     @classmethod
-    def of_steps(cls, reports: Mapping[str, SecurityReport]) -> SecurityReport:
+    def combined(cls, reports: Mapping[str, SecurityReport]) -> SecurityReport:
         """Combines the reports of several steps, by name; of a single step its own report."""
         if len(reports) == 1:
             return next(iter(reports.values()))
@@ -223,10 +223,10 @@ def require_secrets_stay(round_: Round) -> None:
         result = traced.structured_outputs
         message, progress = (result, progress) if k == 0 else result
         secrets = _secrets(traced.graph, round_, arguments)
-        _require_made_of_none(message, traced.graph, secrets, step.step.name)
+        _require_independence(message, traced.graph, secrets, step.step.name)
         if k < len(round_.steps) - 1:
             message_spec = specs_of(message)
-            answer = _answer_of_a_client(step, message_spec, round_.client_data_spec, client_state)
+            answer = _client_result_specs(step, message_spec, round_.client_data_spec, client_state)
             if step.step.keeps_client_state:
                 client_state = answer.state
             # A sum has the shapes of one client's output.
@@ -234,7 +234,7 @@ def require_secrets_stay(round_: Round) -> None:
             arguments = (state_spec, specs_of(progress), answer.output)
 
 
-def _answer_of_a_client(
+def _client_result_specs(
     step: RoundStep, message_spec: Any, examples_spec: Any, client_state_spec: Any
 ) -> Any:
     """Returns the specs of a client's output and state, a `ClientResult`."""
@@ -247,7 +247,7 @@ def _answer_of_a_client(
     return traced_specs(work, message_spec, dict(examples_spec), client_state_spec, place)
 
 
-def require_secrets_of_measurement_stay(step: RoundStep, measured_spec: Any) -> None:
+def require_measurement_secrets_stay(step: RoundStep, measured_spec: Any) -> None:
     """Checks the message of an evaluation; see `require_secrets_stay`.
 
     Args:
@@ -260,10 +260,10 @@ def require_secrets_of_measurement_stay(step: RoundStep, measured_spec: Any) -> 
         return step.message(state, measured, tf.zeros([2], tf.int32))
 
     traced = _traced(message, state_spec, measured_spec)
-    num_of_state = len(tf.nest.flatten(state_spec))
-    state = tf.nest.pack_sequence_as(state_spec, traced.graph.inputs[:num_of_state])
+    num_state = len(tf.nest.flatten(state_spec))
+    state = tf.nest.pack_sequence_as(state_spec, traced.graph.inputs[:num_state])
     secrets = step.aggregation.secrets(state)
-    _require_made_of_none(traced.structured_outputs, traced.graph, secrets, step.step.name)
+    _require_independence(traced.structured_outputs, traced.graph, secrets, step.step.name)
 
 
 def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -283,7 +283,7 @@ def _secrets(graph: tf.Graph, round_: Round, arguments: tuple[Any, ...]) -> list
     ]
 
 
-def _require_made_of_none(
+def _require_independence(
     message: Any, graph: tf.Graph, secrets: Sequence[tf.Tensor], step: str
 ) -> None:
     is_secret = [any(tensor is secret for secret in secrets) for tensor in graph.inputs]
@@ -393,7 +393,7 @@ def check_measurement(aggregation: Aggregation, measurement: Measurement) -> Non
     """Checks an evaluation; see `check_guarantees`."""
     if SecurityProperty.SECRET_NOISE in aggregation.guarantees:
         step = EvaluationFunctions(measurement, aggregation).step
-        require_secrets_of_measurement_stay(step, measurement.measured_spec)
+        require_measurement_secrets_stay(step, measurement.measured_spec)
     if aggregation.guarantees - ROUND_CHECKS.keys():
         computation = build_measurement(measurement, aggregation)
         check_guarantees(aggregation, {measurement.step.name: computation})
@@ -426,7 +426,7 @@ def check_guarantees(
                 reports[name] = check(computation)
             except UserError as e:
                 raise UserError(f"step {name!r}: {e}") from e
-    return SecurityReport.of_steps(reports) if reports else None
+    return SecurityReport.combined(reports) if reports else None
 
 
 def without_graph_optimization() -> tf.compat.v1.ConfigProto:

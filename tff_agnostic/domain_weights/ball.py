@@ -65,7 +65,7 @@ class Ball(LambdaSet):
 
     def start(self, initial: np.ndarray) -> np.ndarray:
         """Returns lambda_0."""
-        distance = _chi2_of_arrays(initial, np.array(self.center))
+        distance = _chi2_numpy(initial, np.array(self.center))
         if distance > self.radius + _TOLERANCE:
             mixture = np.round(self.center, 6).tolist()
             raise OptionError(
@@ -96,11 +96,11 @@ class Ball(LambdaSet):
             return _weighted_simplex(center * (1.0 + below_worst / (2.0 * mu)), center)
 
         low, high = _LOG_MULTIPLIERS
-        if _chi2_of_arrays(at(low), center) <= self.radius:
+        if _chi2_numpy(at(low), center) <= self.radius:
             return at(low)
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            inside = _chi2_of_arrays(at(middle), center) <= self.radius
+            inside = _chi2_numpy(at(middle), center) <= self.radius
             low, high = (low, middle) if inside else (middle, high)
         return at(high)
 
@@ -120,7 +120,7 @@ class Ball(LambdaSet):
 
         def bisect(step: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tuple:
             middle = (low + high) / 2
-            inside = _chi2(project(target, center, _power_of_2(middle)), center) <= self.radius
+            inside = _chi2(project(target, center, _exp2(middle)), center) <= self.radius
             return step + 1, tf.where(inside, low, middle), tf.where(inside, middle, high)
 
         def projected() -> tf.Tensor:
@@ -128,7 +128,7 @@ class Ball(LambdaSet):
             _, _, high = tf.while_loop(
                 lambda step, *_: step < _BISECTIONS, bisect, (tf.constant(0), *bounds)
             )
-            return project(target, center, _power_of_2(high))
+            return project(target, center, _exp2(high))
 
         unconstrained = project(target, center, tf.constant(0.0, tf.float64))
         solution = tf.cond(
@@ -137,7 +137,7 @@ class Ball(LambdaSet):
         return tf.cast(solution, point.dtype)
 
 
-def _power_of_2(exponent: tf.Tensor) -> tf.Tensor:
+def _exp2(exponent: tf.Tensor) -> tf.Tensor:
     return tf.pow(tf.constant(2.0, tf.float64), exponent)
 
 
@@ -145,7 +145,7 @@ def _chi2(lambda_: tf.Tensor, center: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.square(lambda_ - center) / center)
 
 
-def _chi2_of_arrays(lambda_: np.ndarray, center: np.ndarray) -> float:
+def _chi2_numpy(lambda_: np.ndarray, center: np.ndarray) -> float:
     return float(np.sum(np.square(lambda_ - center) / center))
 
 
@@ -185,24 +185,24 @@ def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
     log_y = tf.math.log(tf.where(is_positive, point, 1.0))
     k = mu / center
 
-    def x_of(nu: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        x = _root_of_x_plus_log_x(log_y - nu, k)
+    def x_and_slope(nu: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        x = _solve_x_plus_log_x(log_y - nu, k)
         x = tf.where(is_positive, x, 0.0)
         # dx / dnu = -x / (1 + k x)
         return tf.reduce_sum(x), tf.reduce_sum(x / (1.0 + k * x))
 
     def newton(step: tf.Tensor, nu: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        total, slope = x_of(nu)
+        total, slope = x_and_slope(nu)
         return step + 1, nu + (total - 1.0) / slope
 
     # At this nu one x_i alone is 1: left of the root, from where Newton's steps do not overshoot.
     lowest = tf.reduce_max(tf.where(is_positive, log_y - k, -np.inf))
     _, nu = tf.while_loop(lambda step, _: step < _NEWTON_STEPS, newton, (tf.constant(0), lowest))
-    x = tf.where(is_positive, _root_of_x_plus_log_x(log_y - nu, k), 0.0)
+    x = tf.where(is_positive, _solve_x_plus_log_x(log_y - nu, k), 0.0)
     return x / tf.reduce_sum(x)
 
 
-def _root_of_x_plus_log_x(a: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
+def _solve_x_plus_log_x(a: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
     """Returns the solution x of log x + k x = a: exp(a) for k = 0, W(k exp(a)) / k otherwise.
 
     With u = log x this is u + k exp(u) = a, whose left side is convex and increasing: from the

@@ -276,14 +276,14 @@ def read_mixtures(
         name: _mixture(f"{path}: {name}", weights, domain_names)
         for name, weights in content.items()
     }
-    names_of: dict[tuple[float, ...], str] = {}
+    names_by_weights: dict[tuple[float, ...], str] = {}
     for name, weights in mixtures.items():
-        if weights in names_of:
+        if weights in names_by_weights:
             raise UserError(
-                f"{path}: expected different mixtures, found {names_of[weights]!r} and "
+                f"{path}: expected different mixtures, found {names_by_weights[weights]!r} and "
                 f"{name!r} of the same weights"
             )
-        names_of[weights] = name
+        names_by_weights[weights] = name
     return tuple(mixtures), tuple(mixtures.values())
 
 

@@ -96,8 +96,8 @@ def made_up_examples(spec: Any, largest_integer: int = 1) -> Any:
                 values = np.arange(_NUM_ROWS) % (largest_integer + 1)
         else:
             raise UserError(
-                f"the model: expected examples of numbers, found {one.dtype.name}, of which none "
-                "can be made up for a check"
+                f"the model: expected numeric examples, found {one.dtype.name}, which the checks "
+                "cannot synthesise"
             )
         values[-1] = 0
         return tf.constant(values.astype(one.dtype.as_numpy_dtype))

@@ -94,7 +94,7 @@ def model_from_keras(
             f"weights of the model {keras_model.name!r} have not yet been created: its first layer "
             "is to be a tf.keras.Input"
         )
-    predict = _predict_of(keras_model, trainable + non_trainable)
+    predict = _model_call(keras_model, trainable + non_trainable)
 
     penalties = keras_platform().penalties(keras_model, trainable)
     model = Model(
@@ -135,7 +135,7 @@ def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
     model = Model(
         initial_weights=ModelWeights([], [weight.numpy() for weight in weights]),
         example_spec=like.example_spec,
-        predict=_predict_of(keras_model, weights),
+        predict=_model_call(keras_model, weights),
         loss=like.loss,
         keras_model=keras_model,
     )
@@ -234,7 +234,7 @@ def _names_keras_only(config: Any) -> bool:
     return not isinstance(config, list) or all(map(_names_keras_only, config))
 
 
-def _predict_of(keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> Predict:
+def _model_call(keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> Predict:
     """Returns the call of a Keras model as a function of its variables' values."""
     call = keras_platform().pure_call(keras_model, variables)
 
@@ -539,7 +539,7 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
     """
     if not patterns:
         return model
-    names = _weights_of_layers(model)
+    names = _layer_weights(model)
     unknown = [p for p in patterns if not any(fnmatchcase(name, p) for name in names)]
     if unknown:
         expected = f"layers with weights to train, or patterns of them ({', '.join(names)})"
@@ -586,7 +586,7 @@ def last_layer(model: Model) -> LastLayer:
     Args:
         model: A model of a Keras model; some of its layers may be frozen.
     """
-    layers, frozen = _weights_of_layers(model), set(model.frozen)
+    layers, frozen = _layer_weights(model), set(model.frozen)
     trained = set().union(*layers.values()) - frozen
     last = max(trained)
     # The innermost layer if layers are nested; it comes after the layers that contain it.
@@ -635,15 +635,15 @@ class _Predict:
         return self.predict(as_in_keras(weights, self.frozen), x, training, seed)
 
 
-def _weights_of_layers(model: Model) -> Mapping[str, set[int]]:
+def _layer_weights(model: Model) -> Mapping[str, set[int]]:
     """Returns the positions of each layer's trainable weights, by the layer's name."""
     keras_model = model.keras_model
     if keras_model is None:
         raise OptionError(_FROZEN_LAYERS, "a task with a Keras model", Verbatim("another"))
-    position_of = {id(weight): k for k, weight in enumerate(keras_model.trainable_weights)}
+    position_by_id = {id(weight): k for k, weight in enumerate(keras_model.trainable_weights)}
     result: dict[str, set[int]] = {}
     for layer in layers_of(keras_model):
-        positions = {position_of[id(w)] for w in getattr(layer, "trainable_weights", ())}
+        positions = {position_by_id[id(w)] for w in getattr(layer, "trainable_weights", ())}
         if layer is not keras_model and positions:
             result.setdefault(layer.name, set()).update(positions)
     return result

@@ -63,18 +63,18 @@ class Keras2:
         Keras binds a regularizer to its variable (a `functools.partial` in another that tags it),
         not to the layer's attribute, so replacing attributes would not reach it.
         """
-        index_of = {id(w): i for i, w in enumerate(trainable)}
+        index_by_id = {id(w): i for i, w in enumerate(trainable)}
         penalties = []
         for module in layers_of(keras_model):
             for tagged in module._callable_losses:
                 penalty = tagged.args[0]
                 bound: tuple = getattr(penalty, "args", ())
-                if len(bound) != 1 or id(bound[0]) not in index_of:
+                if len(bound) != 1 or id(bound[0]) not in index_by_id:
                     raise ValueError(
                         f"layer {module.name!r} adds a loss that is not a regularizer of one "
                         "trainable weight; only weight regularizers are part of the objective"
                     )
-                penalties.append((index_of[id(bound[0])], penalty.func))
+                penalties.append((index_by_id[id(bound[0])], penalty.func))
         return penalties
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
@@ -157,7 +157,7 @@ def find_weight_slots(
 
     A slot is an attribute that holds either one variable or a list of variables.
     """
-    index_of = {id(w): i for i, w in enumerate(weights)}
+    index_by_id = {id(w): i for i, w in enumerate(weights)}
     slots: list[WeightSlot] = []
     for module in layers_of(keras_model):
         attributes = vars(module)
@@ -165,10 +165,10 @@ def find_weight_slots(
         for name, value in attributes.items():
             if name in _BOOKKEEPING:
                 continue
-            if id(value) in index_of:
-                slots.append(((attributes, name, value), [index_of[id(value)]], dtype))
+            if id(value) in index_by_id:
+                slots.append(((attributes, name, value), [index_by_id[id(value)]], dtype))
             elif isinstance(value, (list, tuple)) and value:
-                indices = [index_of.get(id(v), -1) for v in value]
+                indices = [index_by_id.get(id(v), -1) for v in value]
                 if min(indices) >= 0:
                     slots.append(((attributes, name, value), indices, dtype))
     indices_found = {i for _, indices, _ in slots for i in indices}

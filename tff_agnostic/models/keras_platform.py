@@ -165,7 +165,7 @@ def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
         return model
     if not keras_platform().is_graph(model):
         return model
-    return keras_platform().rebuilt(model, _form_of)
+    return keras_platform().rebuilt(model, _plain_form)
 
 
 def foreign_layers(model: tf.keras.Model) -> dict[str, str]:
@@ -190,7 +190,7 @@ def classes_of(model: tf.keras.Model) -> dict[str, type]:
     return {kind.__name__: kind for kind in kinds if not kind.__module__.startswith(_KERAS)}
 
 
-def _form_of(layer: tf.keras.layers.Layer) -> PlainForm:
+def _plain_form(layer: tf.keras.layers.Layer) -> PlainForm:
     if hasattr(layer, PLAIN_FORM):
         form: PlainForm = getattr(layer, PLAIN_FORM)()
         return form

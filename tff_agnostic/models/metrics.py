@@ -384,8 +384,8 @@ def _word_accuracy(
         predicted = tf.argmax(scores, axis=-1, output_type=labels.dtype)
         correct = tf.cast(tf.equal(predicted, labels), tf.float32)
         words = is_word(labels)
-        counted = words * _is_none_of(labels, excluded)
-        correct *= words * _is_none_of(labels, never_right)
+        counted = words * _differs_from(labels, excluded)
+        correct *= words * _differs_from(labels, never_right)
         return tf.reduce_sum(correct, axis=1), tf.reduce_sum(counted, axis=1)
 
     longest = float(sequence_length)
@@ -394,6 +394,6 @@ def _word_accuracy(
     )
 
 
-def _is_none_of(labels: tf.Tensor, ids: Sequence[int]) -> tf.Tensor:
+def _differs_from(labels: tf.Tensor, ids: Sequence[int]) -> tf.Tensor:
     is_other = [tf.cast(tf.not_equal(labels, one), tf.float32) for one in ids]
     return tf.reduce_prod(tf.stack(is_other), axis=0)

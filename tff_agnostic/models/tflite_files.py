@@ -105,7 +105,7 @@ def _name_outputs(model: Any, names: Sequence[str]) -> None:
         if index in indices:
             tensor = copy.copy(graph.tensors[index])
             if model.buffers[tensor.buffer].data is None:
-                raise ValueError(f"TFLite: expected an output of its own for {name}, found none")
+                raise ValueError(f"TFLite: expected a separate output for {name}, found none")
             tensor.name = name.encode()
             index = len(graph.tensors)
             graph.tensors.append(tensor)

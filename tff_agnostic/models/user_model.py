@@ -298,8 +298,8 @@ def check_output(
 
 def _check_scores(loss: Any, output: Any, num_classes: Optional[int]) -> None:
     """Checks that a loss for one score per class does not receive a single number."""
-    is_of_scores = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
-    if is_of_scores and num_classes is not None and num_classes > 1 and is_single(output):
+    takes_logits = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
+    if takes_logits and num_classes is not None and num_classes > 1 and is_single(output):
         raise UserError(
             "the model's outputs do not fit the loss: SparseCategoricalCrossentropy takes a score "
             f"for each of {num_classes} classes, found {described(output)} (of two classes "

@@ -91,10 +91,10 @@ class MeanOfWords(tf.keras.layers.Layer):
 
 
 def _keras_layer(
-    instead_of: tf.keras.layers.Layer, kind: str, part: str = "", **arguments: Any
+    original: tf.keras.layers.Layer, kind: str, part: str = "", **arguments: Any
 ) -> tf.keras.layers.Layer:
-    name = f"{instead_of.name}_{part}" if part else instead_of.name
-    dtype = instead_of.dtype_policy
+    name = f"{original.name}_{part}" if part else original.name
+    dtype = original.dtype_policy
     return getattr(tf.keras.layers, kind)(name=name, dtype=dtype, **arguments)
 
 

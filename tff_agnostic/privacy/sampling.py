@@ -410,7 +410,7 @@ class EveryClient:
     accountants = (PLD, RDP)
     rate = 1.0
     assumption = (
-        "who is evaluated depends on nobody's data, and a client that is not there adds zeros"
+        "the choice of evaluated clients depends on no client's data, and absent clients add zeros"
     )
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:

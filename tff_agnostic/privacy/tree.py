@@ -199,7 +199,7 @@ def _with_block(
             parts.append(_with_rounds_after(before[k], size, separation))
         for right in range(max(1, k - len(before) + 1), min(k, len(inside)) + 1):
             parts.append(_joined(before[k - right], inside[right - 1]))
-        best = _best_of(parts)
+        best = _undominated(parts)
         if not len(best.sums):
             break  # More participations are impossible.
         results.append(best)
@@ -223,7 +223,7 @@ def _complete_tree(height: int, most: int, separation: int) -> tuple[_Options, .
             parts.append(_Options(half[k - 1].sums, half[k - 1].free[:, later]))
         for right in range(max(1, k - len(half)), min(k - 1, len(half)) + 1):
             parts.append(_joined(half[k - right - 1], half[right - 1]))
-        best = _best_of(parts)
+        best = _undominated(parts)
         results.append(_Options(best.sums + k**2, best.free))  # The root's summand.
     return tuple(results)
 
@@ -248,7 +248,7 @@ def _joined(left: _Options, right: _Options) -> _Options:
     return _Options(sums.ravel(), free.reshape(-1, free.shape[-1]))
 
 
-def _best_of(parts: Sequence[_Options]) -> _Options:
+def _undominated(parts: Sequence[_Options]) -> _Options:
     """Returns the options of all parts, without dominated options."""
     sums = np.concatenate([part.sums for part in parts])
     order = np.argsort(-sums, kind="stable")

@@ -245,13 +245,13 @@ class CompiledClientWork:
             )
 
         rows = tf.TensorSpec([None], tf.int32)
-        state_of_many = tf.nest.map_structure(
+        batch_state = tf.nest.map_structure(
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.work.state_spec
         )
         capacity = tf.TensorSpec([], tf.int32)
         place = Place(rows, rows) if self.work.numbers_clients else ()
         return self._trace(
-            many, ClientArrays(self._columns, rows, rows, capacity, state_of_many, place)
+            many, ClientArrays(self._columns, rows, rows, capacity, batch_state, place)
         )
 
     def _trace(self, fn: Any, clients_spec: Any) -> Any:

@@ -144,7 +144,7 @@ def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Ta
     assert context.data is not None
     features = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
     store = open_store(context.data, features)
-    class_of = _class_of(store.description.num_classes)
+    class_of = _class_table(store.description.num_classes)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         where = f"{store.path}: client {client_id}"
@@ -171,7 +171,7 @@ def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Ta
     )
 
 
-def _class_of(num_classes: Optional[int]) -> np.ndarray:
+def _class_table(num_classes: Optional[int]) -> np.ndarray:
     """Returns the class of each label of the store, -1 for skipped labels."""
     if num_classes == len(_LABELS):
         return np.arange(num_classes, dtype=np.int32)

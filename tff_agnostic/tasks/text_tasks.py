@@ -232,16 +232,16 @@ class Corpus:
 
 
 def known_words(
-    options: TextOptions, words_of_data: Callable[[int], Sequence[str]]
+    options: TextOptions, frequent_words: Callable[[int], Sequence[str]]
 ) -> Sequence[str]:
     """Returns the words of a task's vocabulary, the most frequent first.
 
     Args:
         options: The task's options.
-        words_of_data: Called with a number; returns that many of the data's most frequent words.
+        frequent_words: Called with a number; returns that many of the data's most frequent words.
     """
     if isinstance(options.vocabulary, int):
-        return words_of_data(options.vocabulary)
+        return frequent_words(options.vocabulary)
     path = options.vocabulary
     try:
         content = path.read_bytes()
@@ -317,11 +317,11 @@ def load_stackoverflow(options: NetworkOptions, context: TaskContext) -> Task:
     )
     is_tffs = store.description.kind is None
 
-    def words_of_data(size: int) -> Sequence[str]:
+    def frequent_words(size: int) -> Sequence[str]:
         return stackoverflow_words(context.data_dir, size) if is_tffs else store.vocabulary(size)
 
     domains = StoredDomains(_STACKOVERFLOW_DOMAINS, _TYPE if is_tffs else DOMAIN)
-    corpus = Corpus(store, known_words(options, words_of_data), domains)
+    corpus = Corpus(store, known_words(options, frequent_words), domains)
     return _network_task(corpus, options, context.seed)
 
 

@@ -35,7 +35,7 @@ from tff_agnostic.runtimes.runtime import Evaluation, RawEvaluation, Runtime
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.divergence import diverged
 from tff_agnostic.training.private_evaluation import PrivateEvaluation
-from tff_agnostic.training.problems import Arrays, clients_of_arrays
+from tff_agnostic.training.problems import Arrays, clients_from_arrays
 
 # Distinguishes the draw of clients from other draws with the run's seed.
 _STREAM = 11
@@ -68,7 +68,7 @@ def evaluate(
         >>> report.domains["rare"].measures["accuracy"].value
     """
     if isinstance(clients, Mapping):
-        clients = clients_of_arrays(problem.model, clients, problem.num_domains)
+        clients = clients_from_arrays(problem.model, clients, problem.num_domains)
     task = Task(problem.domain_names, clients, clients, problem.model)
     with contextlib.ExitStack() as stack:
         if runtime is None:

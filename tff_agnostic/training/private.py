@@ -198,13 +198,13 @@ class PrivateTraining:
 
     def statement(self, rounds: int) -> PrivacyStatement:
         """Returns the guarantee after some rounds."""
-        split, remarks_of_sums = self._split()
+        split, sum_remarks = self._split()
         remarks = [
             _PUBLIC,
             _EXACT_TOTALS,
             *self._remarks,
             *([] if self._noise_of_clients is None else [_SIMULATED_NOISE]),
-            *remarks_of_sums,
+            *sum_remarks,
         ]
         if self._options.noise_seed is not None:
             remarks.append(
@@ -257,7 +257,7 @@ class PrivateTraining:
         if self._kind == "central":
             sampling = self._plan.random_sampling(self._kind)
             return lambda noise_multiplier: CentralNoise(float(noise_multiplier), sampling)
-        return self._noise_of_integers()
+        return self._integer_noise()
 
     def _participations(self) -> Participations:
         plan = self._plan
@@ -272,12 +272,12 @@ class PrivateTraining:
             min_separation=plan.separation,
         )
 
-    def _noise_of_integers(self) -> MechanismOf:
+    def _integer_noise(self) -> MechanismOf:
         if SecurityProperty.SECURE_SUMS not in self._inner.guarantees:
             raise OptionError(
                 "aggregation",
                 "secure sums with distributed privacy, where the noise of a client hides it only "
-                "in a sum whose parts nobody sees",
+                "in a sum with hidden parts",
                 Verbatim("other sums"),
             )
         clients = self._noise_of_clients

@@ -224,8 +224,8 @@ def check_metric_bounds(model: Model) -> None:
         for name in ("max_numerator", "max_denominator"):
             if not math.isfinite(getattr(metric, name)):
                 raise UserError(
-                    f"metric {metric.name}: expected a finite {name}, the most that an example "
-                    f"adds to a sum, as noise hides no unbounded value, found "
+                    f"metric {metric.name}: expected a finite {name}, the maximum that an example "
+                    f"adds to a sum, as noise cannot hide unbounded values, found "
                     f"{getattr(metric, name)}"
                 )
 

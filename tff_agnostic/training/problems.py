@@ -65,7 +65,7 @@ def classification(
         metrics=[accuracy()],
         seed=seed,
     )
-    dataset = clients_of_arrays(model, clients, len(domain_names))
+    dataset = clients_from_arrays(model, clients, len(domain_names))
     counts = some_counts(dataset, len(domain_names))
     expected = expected_counts(counts, clients_per_round)
     return Problem(model, tuple(domain_names), seed, expected), dataset
@@ -103,13 +103,13 @@ def regression(
         metrics=metrics,
         seed=seed,
     )
-    dataset = clients_of_arrays(model, clients, len(domain_names))
+    dataset = clients_from_arrays(model, clients, len(domain_names))
     counts = some_counts(dataset, len(domain_names))
     expected = expected_counts(counts, clients_per_round)
     return Problem(model, tuple(domain_names), seed, expected), dataset
 
 
-def clients_of_arrays(
+def clients_from_arrays(
     model: Model, clients: Mapping[str, Arrays], num_domains: int
 ) -> InMemoryClients:
     """Converts arrays of clients to the types of a model, and checks them.

@@ -114,7 +114,7 @@ class FactorySum(PlacedAggregation):
         """Whether the factory takes weights."""
         return isinstance(self.factory, tff.aggregators.WeightedAggregationFactory)
 
-    def weight_of_all(self, weight: Bound) -> float:
+    def assumed_weight(self, weight: Bound) -> float:
         """Returns the client weight that an unweighted factory assumes, from the weight's bound."""
         if self.expected_clients is None or weight.public_sum is None:
             return self.mean_weight
@@ -132,8 +132,8 @@ class FactorySum(PlacedAggregation):
     def on_clients(self) -> FactorySum:
         """Raises an error, as this aggregation requires TFF."""
         raise UserError(
-            "an aggregator of TFF's sums in TFF's executor only: expected the runtime tff, found "
-            "another runtime"
+            "an aggregator of TFF runs in TFF's executor only: expected the runtime tff, found "
+            "a different runtime"
         )
 
     def initialize(self, bounds: Any) -> Any:
@@ -162,7 +162,7 @@ class FactorySum(PlacedAggregation):
         for update in updates:
             divisor = weight = leaves[update.weight]
             if not self.is_weighted:
-                divisor = tf.constant(self.weight_of_all(leaf_bounds[update.weight]), tf.float32)
+                divisor = tf.constant(self.assumed_weight(leaf_bounds[update.weight]), tf.float32)
             values = [tf.math.divide_no_nan(leaves[i], divisor) for i in update.values]
             encoded.append((values, weight))
         return _Summand(tuple(encoded), others)
@@ -177,7 +177,7 @@ class FactorySum(PlacedAggregation):
         if not updates:
             return None
         _, rest_bounds = _without(updates, bounds, bounds)
-        processes = [self._process_of(*pair) for pair in encoded_type.updates]
+        processes = [self._update_process(*pair) for pair in encoded_type.updates]
 
         @tff.federated_computation
         def initialize_fn() -> Any:
@@ -202,7 +202,7 @@ class FactorySum(PlacedAggregation):
 
         return _Placed(initialize_fn, next_fn)
 
-    def _process_of(self, values_type: tff.Type, weight_type: tff.Type) -> Any:
+    def _update_process(self, values_type: tff.Type, weight_type: tff.Type) -> Any:
         types = (values_type, weight_type) if self.is_weighted else (values_type,)
         process = self.factory.create(*types)
         result_type = process.next.type_signature.result.result.member
@@ -238,7 +238,7 @@ class FactorySum(PlacedAggregation):
             weight = tf.cast(leaves[update.weight], tf.float32)
             factor = weight
             if not self.is_weighted:
-                factor = num_clients * self.weight_of_all(leaf_bounds[update.weight])
+                factor = num_clients * self.assumed_weight(leaf_bounds[update.weight])
             for i, value in zip(update.values, tf.nest.flatten(mean)):
                 # With a total weight of 0 a weighted mean is 0/0.
                 leaves[i] = tf.where(weight > 0, value * factor, tf.zeros_like(value))

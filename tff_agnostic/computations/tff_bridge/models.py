@@ -129,12 +129,12 @@ class _FunctionalLoss:
 
     @_traced
     def __call__(self, labels: tf.Tensor, predictions: Any) -> tf.Tensor:
-        def of_example(example: Any) -> tf.Tensor:
+        def one_example(example: Any) -> tf.Tensor:
             label, prediction = tf.nest.map_structure(lambda v: v[tf.newaxis], example)
             with _as_in_graphs():
                 return _scalar(self.model.loss(output=prediction, label=label))
 
-        return tf.vectorized_map(of_example, (labels, predictions))
+        return tf.vectorized_map(one_example, (labels, predictions))
 
 
 def _from_functional(model: Any, metrics: Sequence[Metric]) -> tuple[Model, _BatchLoss]:
@@ -280,14 +280,14 @@ class _VariableModel(Model):
         """Returns the loss of each example and the predictions; each example is a batch."""
         del seed
 
-        def of_example(example: Any) -> Any:
+        def one_example(example: Any) -> Any:
             batch = tf.nest.map_structure(lambda v: v[tf.newaxis], example)
             output = _forward(self, weights, batch, training)
             predictions = tf.nest.map_structure(lambda v: v[0], output.predictions)
             return _scalar(output.loss), predictions
 
         one = {key: examples[key] for key in ("x", "y")}
-        return tf.vectorized_map(of_example, one)
+        return tf.vectorized_map(one_example, one)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,8 +364,10 @@ def _built_once(build: Callable[[], Any], seed: int) -> Any:
                 f"tff.learning.models.VariableModel, found {type(built).__name__}"
             )
         groups = [list(built.trainable_variables), list(built.non_trainable_variables)]
-        place_of = {id(v): (g, k) for g, group in enumerate(groups) for k, v in enumerate(group)}
-        if not set(place_of) <= {id(variable) for variable in made}:
+        position_by_id = {
+            id(v): (g, k) for g, group in enumerate(groups) for k, v in enumerate(group)
+        }
+        if not set(position_by_id) <= {id(variable) for variable in made}:
             raise UserError(
                 "models.from_tff: expected a function that makes all weights of its model when it "
                 "is called, found some that were made before"
@@ -381,8 +383,8 @@ def _built_once(build: Callable[[], Any], seed: int) -> Any:
     weights: tuple[list[Any], list[Any]] = ([None] * len(groups[0]), [None] * len(groups[1]))
     variables = []
     for variable, value in zip(made, values):
-        if id(variable) in place_of:
-            group, position = place_of[id(variable)]
+        if id(variable) in position_by_id:
+            group, position = position_by_id[id(variable)]
             weights[group][position] = value
             variables.append(_Variable(group, position))
         else:
@@ -462,8 +464,8 @@ def _example_spec(input_spec: Any) -> OrderedDict[str, Any]:
             raise UserError(f"{where}: expected tf.TensorSpecs, found {type(spec).__name__}")
         if not spec.shape.rank or spec.shape[1:].num_elements() is None:
             raise UserError(
-                f"{where}: expected shapes that are known but for the first dimension, of the "
-                f"batch, found {spec.shape}"
+                f"{where}: expected a known shape except for the batch dimension, found "
+                f"{spec.shape}"
             )
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
@@ -481,8 +483,8 @@ def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
     drawing = sorted({node.op for node in nodes} & _DRAWS)
     if drawing:
         raise UserError(
-            "models.from_tff: expected a model that draws no random numbers of its own, found "
-            f"{drawing[0]}, as of a Dropout layer: models.model_from_keras gives it seeds"
+            "models.from_tff: expected a model without its own random numbers, found "
+            f"{drawing[0]}, as in a Dropout layer: models.model_from_keras gives it seeds"
         )
     weights = tuple(perturbed(model.initial_weights))
 

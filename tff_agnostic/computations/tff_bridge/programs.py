@@ -27,10 +27,10 @@ class _TffClients(ListedClients):
     """Clients with TensorFlow datasets as examples, read one client at a time."""
 
     def __init__(
-        self, client_ids: Sequence[str], dataset_of: Callable[[str], Any], domain_of: Any
+        self, client_ids: Sequence[str], get_dataset: Callable[[str], Any], domain_of: Any
     ) -> None:
         self._ids = sorted(client_ids)
-        self._dataset_of = dataset_of
+        self._dataset_of = get_dataset
         self._domain_of = domain_of
 
     def read(self, client_id: str) -> Examples:
@@ -78,8 +78,8 @@ class _TffClients(ListedClients):
 def clients_from_tff(source: Any, domain_of: Any) -> _TffClients:
     """Returns TFF's clients as a `ClientDataset`; see `data.tff_clients.from_tff`."""
     if isinstance(source, tff.simulation.datasets.ClientData):
-        dataset_of = source.create_tf_dataset_for_client
-        return _TffClients(source.client_ids, dataset_of, domain_of)
+        get_dataset = source.create_tf_dataset_for_client
+        return _TffClients(source.client_ids, get_dataset, domain_of)
     if isinstance(source, Sequence) and all(isinstance(d, tf.data.Dataset) for d in source):
         width = len(str(max(len(source) - 1, 0)))
         by_id = {f"{k:0{width}d}": dataset for k, dataset in enumerate(source)}
@@ -285,16 +285,16 @@ def evaluation_process(model: Any, num_domains: int) -> Any:
 
     state_type = initial.type_signature.result
 
-    def metrics_of(losses: tf.Tensor, counts: tf.Tensor) -> Any:
+    def domain_metrics(losses: tf.Tensor, counts: tf.Tensor) -> Any:
         means = tf.math.divide_no_nan(losses, tf.cast(counts, tf.float32))
         worst = tf.reduce_max(tf.where(counts > 0, means, tf.zeros_like(means)))
         return OrderedDict(loss=means, num_examples=counts, worst_loss=worst)
 
     @tff.tensorflow.computation(state_type)
-    def weights_of(state: Any) -> Any:
+    def get_weights(state: Any) -> Any:
         return state.weights
 
-    @tff.tensorflow.computation(state_type, weights_of.type_signature.result)
+    @tff.tensorflow.computation(state_type, get_weights.type_signature.result)
     def with_weights(state: Any, weights: Any) -> Any:
         return state._replace(weights=weights)
 
@@ -303,8 +303,8 @@ def evaluation_process(model: Any, num_domains: int) -> Any:
         now = output.sums.losses, output.sums.counts
         after = state._replace(losses=state.losses + now[0], counts=state.counts + now[1])
         rounds = OrderedDict(
-            current_round_metrics=metrics_of(*now),
-            total_rounds_metrics=metrics_of(after.losses, after.counts),
+            current_round_metrics=domain_metrics(*now),
+            total_rounds_metrics=domain_metrics(after.losses, after.counts),
         )
         return after, OrderedDict(client_work=OrderedDict(eval=rounds))
 
@@ -314,8 +314,8 @@ def evaluation_process(model: Any, num_domains: int) -> Any:
 
     @tff.federated_computation(tff.FederatedType(state_type, tff.SERVER), client_type)
     def next_fn(state: Any, clients: Any) -> Any:
-        output = evaluate(tff.federated_map(weights_of, state), clients)
+        output = evaluate(tff.federated_map(get_weights, state), clients)
         after, metrics = tff.federated_map(added, (state, output))
         return tff.learning.templates.LearningProcessOutput(after, metrics)
 
-    return tff.learning.templates.LearningProcess(initialize_fn, next_fn, weights_of, with_weights)
+    return tff.learning.templates.LearningProcess(initialize_fn, next_fn, get_weights, with_weights)
