@@ -62,9 +62,9 @@ def from_tff(
 ) -> Aggregation:
     """Returns an aggregation that averages updates by a TFF factory.
 
-    Losses, counts and weights of clients are secure sums next to it. The aggregation runs in TFF:
-    in the learning process, and with `--runtime=tff`. Its state is part of the learning process'
-    state.
+    Losses, counts and weights of clients are summed securely alongside. The aggregation runs in
+    TFF: in the learning process, and with `--runtime=tff`. Its state is part of the learning
+    process' state.
 
     Args:
         factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted factory, that

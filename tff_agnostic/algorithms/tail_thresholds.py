@@ -1,8 +1,8 @@
 """Thresholds of the clients' losses from sums alone: surveyed, refined, lagged, tracked, smoothed.
 
-A level theta of Delta-FL (Laguel et al. 2021) selects the clients with the largest losses, theta of
-their weight. A client must know before it trains whether it is among them, and the server sees sums
-only. It finds the threshold eta
+A level theta of Delta-FL (Laguel et al. 2021) selects the clients with the largest losses, up to a
+fraction theta of the total weight. A client must know before it trains whether it is among them,
+and the server sees sums only. It finds the threshold eta
 
 - from a *survey*: each client adds its weight alpha_k to the bin of its loss F_k, and eta is the
   bin of the (1 - theta)-quantile;
@@ -237,7 +237,7 @@ class Quantile(NamedTuple):
 def find_quantile(
     histogram: tf.Tensor, theta: float, within: Optional[Quantile] = None
 ) -> Quantile:
-    """Returns the quantile of a histogram, or of the next digit's histogram in a quantile's bin."""
+    """Returns the quantile of a histogram; with `within`, of the next digit's histogram."""
     weights = tf.cast(histogram, tf.float64)
     if within is None:
         total = tf.cast(tf.reduce_sum(histogram), tf.float64)

@@ -106,7 +106,7 @@ def sync_folder(path: Path) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Returns this process' path for a replacement of `path`, in the same folder."""
+    """Returns a temporary path in the folder of `path`, specific to this process."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 

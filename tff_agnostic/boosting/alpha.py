@@ -85,9 +85,9 @@ class BoostOptions(EnsembleOptions):
             predictor_sampling uniform or weighted.
         uniform_share: Fraction of uniform sampling in the probabilities of weighted sampling, in
             [0, 1): a floor, which the paper lacks. Only with predictor_sampling weighted.
-        predictor_draw: Draw of predictors with their probabilities: at most C (systematic), or
-            independent, as in the paper, with C as the mean (independent). Only with
-            predictor_sampling uniform or weighted.
+        predictor_draw: Method of drawing predictors with their probabilities: at most C in total
+            (systematic), or one independent coin each, as in the paper, with mean C (independent).
+            Only with predictor_sampling uniform or weighted.
         gradient_estimator: Estimate of the gradient from the sampled predictors: as in the paper's
             figures (masked), divided by the probabilities (divided), without its bias (unbiased,
             squared loss), or of 1 + gradient (centred, log loss); if not given, centred for the log

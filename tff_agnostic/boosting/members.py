@@ -67,7 +67,7 @@ class PredictorFamily(Protocol):
         """Returns the terms that losses depend on, from predictions of the mixture."""
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Returns the losses of examples, [n], from the losses of their predictions."""
+        """Combines the losses of each example's predictions to the example's loss, [n]."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Outputs(abc.ABC):
         return tf.ones(tf.shape(labels))
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Returns values per example, [n, ...], from values per prediction."""
+        """Combines values per prediction to values per example, [n, ...]."""
         del labels
         return values
 

@@ -67,7 +67,7 @@ def compacted(content: bytes, outputs: Sequence[str]) -> bytes:
     and of the metadata only the minimum runtime version remains.
 
     Raises:
-        ValueError: If two outputs are the same tensor, which is not a constant.
+        ValueError: If two outputs share a tensor that is not a constant.
     """
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     _name_outputs(model, outputs)

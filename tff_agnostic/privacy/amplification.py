@@ -2,7 +2,7 @@
 
 dp-accounting supports this only for Gaussian noise. The bounds are for integer orders. A divergence
 does not decrease with the order, so at any other order it is at most the divergence at the next
-integer. It is never above the divergence without sampling, the other bound.
+integer. It never exceeds the divergence without sampling, which is the second bound.
 
 For Gaussian noise with Poisson cohorts the divergence itself is computed at non-integer orders,
 where versions of dp-accounting differ.

@@ -127,8 +127,8 @@ class IntegerGroup:
     """A group of values that clients send as noised integers.
 
     Attributes:
-        noise_multiplier: z_g: standard deviation of all clients' noise over `clip`, if the expected
-            number reports.
+        noise_multiplier: z_g: standard deviation of all clients' noise as a multiple of `clip`, if
+            the expected number of clients reports.
         clip: c_g, the clip norm in steps of the integer grid, before rounding.
         dimension: d_g, number of values of the group, including the padding of a rotation.
     """

@@ -24,7 +24,7 @@ _MAX_VALUES = 1000
 _DTYPES = ("string", "int64")
 # Distinguishes this draw from others that use the run's seed.
 _STREAM = 12
-# Name of a split for cohorts: columns of the cohort are called "train".
+# Name of the training clients as an evaluated split, as "train" denotes cohorts.
 _EVALUATED_TRAIN = "train_clients"
 # Files of TFF's data sets.
 _TFF_FILES = {"emnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
