@@ -173,7 +173,9 @@ def _check(
         # Single scores may be infinite, so check the probabilities.
         arrays = [stacks[0][:, k]] if are_discrete else tf.nest.flatten(predictors[k])
         if not all(np.all(np.isfinite(np.asarray(array))) for array in arrays):
-            raise UserError(f"base predictors: {name}: expected finite numbers, found others")
+            raise UserError(
+                f"base predictors: {name}: expected finite numbers, found NaN or infinity"
+            )
     if isinstance(members, ModelMembers) and isinstance(members.held, SeveralArchitectures):
         for name, weights in zip(names, predictors):
             _check_float32(name, weights)
@@ -192,7 +194,7 @@ def _check_float32(name: str, weights: ModelWeights) -> None:
         if not np.array_equal(array.astype(np.float32).astype(array.dtype), array):
             raise UserError(
                 f"base predictors: {name}: expected weights that float32 holds exactly, as "
-                f"predictors of several architectures share an array, found others of {array.dtype}"
+                f"predictors of several architectures share an array, found {array.dtype} values"
             )
 
 

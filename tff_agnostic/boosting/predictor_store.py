@@ -157,13 +157,13 @@ class SeveralArchitectures:
 
     def _output_at(self, packed: tf.Tensor, kind: tf.Tensor, start: tf.Tensor, x: Any) -> tf.Tensor:
         def chain(number: int) -> tf.Tensor:
-            def said() -> tf.Tensor:
+            def output() -> tf.Tensor:
                 return self._output_with(self.architectures[number], packed, start, x)
 
             if number + 1 == len(self.architectures):
-                return said()
+                return output()
             # TFLite supports branches of two only, so no `tf.switch_case`.
-            return tf.cond(tf.equal(kind, number), said, lambda: chain(number + 1))
+            return tf.cond(tf.equal(kind, number), output, lambda: chain(number + 1))
 
         return chain(0)
 

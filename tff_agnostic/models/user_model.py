@@ -238,12 +238,12 @@ def taken_apart(returned: Any) -> Built:
     keras_model, loss, *rest = returned
     if not isinstance(keras_model, tf.keras.Model):
         raise UserError(
-            f"build_model: {expected} {kind_of(keras_model)} in place of keras_model, a "
+            f"build_model: {expected} {kind_of(keras_model)} instead of keras_model, a "
             "tf.keras.Model"
         )
     if not callable(loss) or isinstance(loss, type):
         raise UserError(
-            f"build_model: {expected} {kind_of(loss)} in place of loss, a Keras loss object or a "
+            f"build_model: {expected} {kind_of(loss)} instead of loss, a Keras loss object or a "
             "function of labels and predictions"
         )
     return Built(keras_model, loss, _checked_metrics(rest[0]) if rest else None)

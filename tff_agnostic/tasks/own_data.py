@@ -133,7 +133,7 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
         )
     )
     features = {**inputs.features, LABEL: labels.feature, **domains.features}
-    domains_of = domains.of_examples(store)
+    domains_of = domains.domain_lookup(store)
     client_spec = model.client_data_spec()
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:

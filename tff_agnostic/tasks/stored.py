@@ -193,7 +193,7 @@ class StoredDomains:
         """The features with an example's domain."""
         return {self.feature: self.kind}
 
-    def of_examples(self, store: Store) -> DomainsOf:
+    def domain_lookup(self, store: Store) -> DomainsOf:
         """Returns the function that looks up the domain of each example."""
         return domains_by_name(self.names, store.path, self.feature)
 

@@ -277,7 +277,7 @@ def next_word_task(corpus: Corpus, options: SentenceOptions, model: Model) -> Ta
     encoder = SentenceEncoder(corpus.words, options.sequence_length)
     encode = LONG_SENTENCES[options.long_sentences]
     cuts = options.long_sentences == "cut"
-    domains_of = corpus.domains.of_examples(corpus.store)
+    domains_of = corpus.domains.domain_lookup(corpus.store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         x, y, sentence = encode(encoder, columns[TOKENS])
@@ -330,7 +330,7 @@ def labelled_text_task(
 ) -> Task:
     """Returns a task of texts with labels."""
     encoder = TextEncoder(corpus.words, options.sequence_length)
-    domains_of = corpus.domains.of_examples(corpus.store)
+    domains_of = corpus.domains.domain_lookup(corpus.store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         return {
@@ -378,7 +378,7 @@ def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
     num_words = len(corpus.words)
     # Bytes, as in stores: nothing must be decoded.
     id_of = {word.encode(): k for k, word in enumerate(corpus.words)}
-    domains_of = corpus.domains.of_examples(corpus.store)
+    domains_of = corpus.domains.domain_lookup(corpus.store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         sentences = [text.split() for text in columns[TOKENS]]

@@ -93,8 +93,8 @@ class CohortPlan:
             return StratifiedCohorts(tuple(map(int, sizes)), self.clients_per_round)
         raise OptionError(
             "cohort_sampling",
-            f"poisson, uniform or stratified with {kind} privacy, whose account is of cohorts that "
-            "are drawn by chance",
+            f"poisson, uniform or stratified with {kind} privacy, whose account requires random "
+            "cohorts",
             self.sampling,
         )
 

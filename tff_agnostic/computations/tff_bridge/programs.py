@@ -232,8 +232,8 @@ class _ClientIterator(tff.program.FederatedDataSourceIterator):
         number, key = int.from_bytes(buffer[:8], "little"), buffer[8:]
         if key not in cls.sources:
             raise UserError(
-                "clients of a program that goes on: expected a source of the seed, the client ids "
-                "and the type that it was saved with, found another"
+                "clients of a resumed program: expected a source of the seed, the client ids and "
+                "the type that were saved, found a different source"
             )
         return cls(key, number)
 
