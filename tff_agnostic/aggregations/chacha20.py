@@ -69,7 +69,6 @@ def _block_function(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tenso
     def chacha20_keystream(key: tf.Tensor, nonce: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
         words = tf.reshape(tf.stack(halves(key), axis=1), [8, 1])
         counter = tf.constant(np.arange(num_blocks, dtype=np.uint32)[np.newaxis])
-        # Each with an axis of blocks.
         many = tf.zeros([1, num_blocks], tf.uint32)
         rows = (
             tf.constant(_CONSTANTS[:, np.newaxis]) + many,

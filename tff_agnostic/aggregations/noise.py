@@ -162,7 +162,6 @@ def skellam(
     if table is not None:
         entries = table.entries
         if which is not None:
-            # Concatenate tables of equal size.
             other_tables = [alias_table(variance, table.bits) for variance in variances[:-1]]
             entries = np.concatenate([*other_tables, entries])
         return _looked_up(words, entries, table.bits, which)

@@ -322,7 +322,6 @@ class Philox(NoiseGenerator):
     def _client_stream(
         self, release: Release, number: tf.Tensor, num_values: int, num_words: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        # One stream for rounding, one for noise.
         def seed(use: int) -> tf.Tensor:
             stream = tf.constant((release.exchange << 1) + use, tf.int64)
             return tf.bitwise.bitwise_xor(release.key, tf.stack([number, stream]))

@@ -269,7 +269,6 @@ def _calibrated(
     if high <= low:
         return low
     noise = scipy.optimize.brentq(lambda z: rough(z) - target_epsilon, high / 2, high, rtol=1e-4)
-    # Slope of log(epsilon) over log(z).
     slope = math.log(rough(noise) / rough(1.01 * noise)) / math.log(1 / 1.01)
     last: Optional[tuple[float, float]] = None
     while high > low * (1 + _TOLERANCE):

@@ -224,7 +224,7 @@ def _complete_tree(height: int, most: int, separation: int) -> tuple[_Options, .
         for right in range(max(1, k - len(half)), min(k - 1, len(half)) + 1):
             parts.append(_joined(half[k - right - 1], half[right - 1]))
         best = _undominated(parts)
-        results.append(_Options(best.sums + k**2, best.free))  # The root's summand.
+        results.append(_Options(best.sums + k**2, best.free))
     return tuple(results)
 
 

@@ -138,7 +138,6 @@ class SumOnRay:
         self.compiled = CompiledClientWork(work, options.xla, grouping)
         self._options = options
         self._pool = pool
-        # References to the bytes of functions.
         self._packed: dict[ShardFunction, Any] = {}
 
     def __call__(
