@@ -183,8 +183,8 @@ class Cvar(Options):
     """Steps towards the worst mixture at a level of CVaR over domains.
 
     Attributes:
-        level: theta, in (0, 1]: maximum weight of a domain, as 1 / theta times its training weight;
-            1 is the training mixture, a small theta the worst domain.
+        level: theta, in (0, 1]: limits lambda to 1 / theta times the training mixture in each
+            domain; 1 is the training mixture, a small theta the worst domain.
         rate: Step size towards the worst mixture in a round, in (0, 1]; 1 is the full step.
     """
 

@@ -217,7 +217,7 @@ def noise_for_epsilon(
     delta: float,
     accountant: Optional[str] = None,
 ) -> float:
-    """Returns the minimum noise multiplier for which epsilon exceeds the target by at most 1e-6.
+    """Returns the minimum noise multiplier, up to 1e-6, for which epsilon meets the target.
 
     A rough account locates it. From there the secant method uses the accountant itself, in
     logarithms, in which epsilon is nearly linear.
