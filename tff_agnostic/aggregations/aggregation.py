@@ -68,7 +68,7 @@ class ClientLimits(Options):
 
 @dataclasses.dataclass(frozen=True)
 class LimitedOptions(Options):
-    """Options of sums of clients with limits.
+    """Options of aggregations with limits per client.
 
     Attributes:
         limit: The limits.

@@ -225,7 +225,7 @@ class Quantile(NamedTuple):
         bin: Its index, int32.
         inside: Weight in the bin, float64.
         left: theta of the weight, minus the weight above the bin, float64.
-        rounding: Maximum `left` that rounding explains.
+        rounding: Maximum of `left` that rounding alone can cause.
     """
 
     bin: tf.Tensor

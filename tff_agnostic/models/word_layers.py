@@ -13,7 +13,7 @@ from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
 
 class DenseOverSteps(tf.keras.layers.Dense):
-    """A dense layer on [n, T, in] as on rows, so that TensorFlow can fuse product and bias."""
+    """A dense layer that flattens [n, T, in] to rows, so that TensorFlow fuses product and bias."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns [n, T, units]."""

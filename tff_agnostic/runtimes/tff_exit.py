@@ -9,7 +9,7 @@ import sys
 def drop_tff_context_at_exit() -> None:
     """Makes Python drop TFF's default context at exit, if TFF was imported by then.
 
-    Otherwise the context's destructor can fail, with output, while the interpreter unloads modules.
+    Otherwise the context's destructor can fail, and print errors, while Python unloads modules.
     """
     atexit.unregister(_drop_default_context)
     atexit.register(_drop_default_context)

@@ -201,7 +201,7 @@ class StoredDomains:
 def chosen_domains(store: Store, options: DomainOptions) -> StoredDomains:
     """Returns the domains that `domain_feature` chooses.
 
-    Another feature than "domain" has a domain for each of its values; see `distinct_values`.
+    For any feature except "domain", each of its values is a domain; see `distinct_values`.
     """
     feature = options.domain_feature
     if feature == DOMAIN:

@@ -154,8 +154,8 @@ class PrivateAccount:
     def evaluations(self, rounds: int) -> int:
         """Returns the number of model evaluations released up to a round.
 
-        They comprise the releases so far, and the due evaluations. A release lost in a crash counts
-        with its round if the run repeats it, and immediately otherwise.
+        The number includes the releases so far, and the due evaluations. A release of an
+        interrupted process counts with its round if the run repeats it, and immediately otherwise.
         """
         runs = self._evaluations
         if runs is None:
