@@ -15,8 +15,8 @@ from tff_agnostic.base.files import make_folder, write_json
 from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,
     PrivacyStatement,
-    noise_warning,
     noise_for_epsilon,
+    noise_warning,
     rounds_for_budget,
     statement,
 )
